@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.bench_simulation import COMPILED, FULL, MACHINE, Recorded, recorded
 from benchmarks.claims import Claim, Row
 from distbench.simulate.float8 import in_float8
-from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.simulation import Simulation
 
 # Context parallel ranks to tokens/s a GPU.

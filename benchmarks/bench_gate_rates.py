@@ -8,9 +8,8 @@ from pathlib import Path
 
 from benchmarks import gate_record
 from benchmarks.claims import Row
-from distbench.gate.quality.recorded_launches import recorded
-from distbench.gate.quality.trial import QualityTrial, rates
-from distbench.runs.find import run_files_in
+from distbench.judge.gate_quality import QualityTrial, rates, recorded
+from distbench.records.results_folder import run_files_in
 
 FOLDER = Path("build/gate_rates")
 SERIES = {"quiet": 0, "neighbour": 1}  # processes that compute and rest beside it

@@ -26,11 +26,11 @@ from benchmarks.claims import Claim, Row, detail
 from benchmarks.cpu_limit import NoCpuLimit
 from benchmarks.links_lab import NUM_RANKS, ROOT, Lab, links_lab
 from benchmarks.two_host_lab import NoNamespaces
-from distbench.links import LinkVerdict, link_run_of, verdict_of
-from distbench.links.heat_map import link_figures
-from distbench.render import plot_style
-from distbench.runs.find import run_files_in
-from distbench.runs.run_file import Run, read_run
+from distbench.judge.links import LinkVerdict, link_run_of, verdict_of
+from distbench.judge.links_text import link_figures
+from distbench.records.results_folder import run_files_in
+from distbench.records.run_file import Run, read_run
+from distbench.show import plots
 
 IS_LONG = True
 NUM_LAUNCHES, SEED = 20, 1
@@ -38,7 +38,7 @@ NOTHING, RANK, LINK = KINDS = ("nothing", "a rank", "a link")
 FOLDER = ROOT / "build" / "links"
 # What a series depends on: with other code it begins anew.
 CODE = ("benchmarks/*link*.py", "benchmarks/cpu_limit.py", "scenarios/links.py", "distbench/links/*.py",
-        "distbench/worker/links/*.py", "distbench/worker/pass_plan.py", "distbench/worker/rank/measure.py")  # fmt: skip
+        "distbench/worker/links/*.py", "distbench/worker/passes.py", "distbench/ranks/measure.py")  # fmt: skip
 PICTURED = 5  # the rank whose cable is slow in the picture
 CLAIMS = (
     Claim(
@@ -180,9 +180,9 @@ def draw(file: Path) -> None:
     with lab_here() as (lab, folder):
         launch, run = launched(lab, folder / "pictured", 0, LINK, PICTURED)
     print(launch.line())
-    with plot_style.styled():
+    with plots.styled():
         for _, figure in link_figures(run):
-            plot_style.save_figure(figure, file)
+            plots.save_figure(figure, file)
 
 
 def from_words(words: Sequence[str]) -> Iterator[str]:

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import Claim, Row
-from distbench.ask_child import ask_child
 from distbench.launch import Request, jobs_of
+from distbench.processes.child import ask_child
 from distbench.spec import find
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
@@ -94,7 +94,7 @@ def signatures(file: str) -> dict[str, int]:
     """Scenario and variant to the collectives of its signature, no rank started."""
     jobs = jobs_of(Request(targets=(file,), device="cpu", started_at=time.time()), None)
     answers = ask_child(
-        "distbench.worker.children.signatures",
+        "signatures",
         given=[job.to_record() for job in jobs],
         timeout_s=600,
         failure="no signature",

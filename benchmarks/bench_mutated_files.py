@@ -89,8 +89,8 @@ def invoke(command: Sequence[str]) -> Result:
 
 @cache
 def _cli() -> click.Group:
-    from distbench.cli import Commands
-    from distbench.cli import main as cli
+    from distbench.cli.main import Commands
+    from distbench.cli.main import main as cli
 
     # `plan` asks a child process that imports torch; what it does with a profile before is what is tried here. In a
     # group of its own: the product's has no such command.
@@ -100,10 +100,9 @@ def _cli() -> click.Group:
 
 def _price(profile: str) -> None:
     """What plans need of a profile: its text, its digest, and a time for each of its lines."""
-    from distbench.costmodel.mesh_costs import measured_cost
-    from distbench.costmodel.profile import load_profile
-    from distbench.costmodel.profile_text import profile_text
-    from distbench.spec.fields import DAY_S
+    from distbench.planning.profile import load_profile, measured_cost
+    from distbench.report.calibrations import profile_text
+    from distbench.spec.files import DAY_S
 
     read = load_profile(Path(profile))
     click.echo(profile_text(read) + read.digest() + read.natively().digest())

@@ -15,9 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.claims import Claim, Row
-from distbench.signature import differences, load
-from distbench.signature.exact_gate import SUFFIX, compare
-from distbench.signature.signature_file import Signature
+from distbench.judge.signature import SUFFIX, Signature, compare, differences, load
 
 ROOT = Path(__file__).parent.parent
 BASELINES, CHANGES = ROOT / "signatures", ROOT / "tests" / "data" / "plan_changes.py"

@@ -17,11 +17,11 @@ from typing import Any
 
 from benchmarks.claims import Claim, Row
 from benchmarks.simulated_here_plans import PLANS
-from distbench.costmodel.hardware_record import write_hardware
 from distbench.launch import Request, jobs_of
-from distbench.runs.run_file import read_run
-from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
-from distbench.simulate.record_steps import record_steps
+from distbench.records.run_file import read_run
+from distbench.simulate.hardware_file import Hardware, load_hardware
+from distbench.simulate.measured_hardware import write_hardware
+from distbench.simulate.recording import record_steps
 from distbench.simulate.simulation import Simulation
 from distbench.spec import Job
 

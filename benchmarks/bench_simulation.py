@@ -27,11 +27,10 @@ from typing import NamedTuple
 from benchmarks.claims import Claim, Row
 from benchmarks.simulated_collectives import collectives_that_differ
 from distbench.launch import Request, jobs_of
-from distbench.simulate.collective_time import is_rotation
+from distbench.simulate.costs import is_rotation
 from distbench.simulate.float8 import in_float8
-from distbench.simulate.hardware.hardware_file import load_hardware
-from distbench.simulate.recording import Recording
-from distbench.simulate.recording_file import load_recording
+from distbench.simulate.hardware_file import load_hardware
+from distbench.simulate.recording import Recording, load_recording
 from distbench.simulate.simulation import Simulation
 from distbench.spec import parse_mesh
 
@@ -251,7 +250,7 @@ def recorded(step: Recorded, folder: Path) -> tuple[float, float, Recording]:
 
 def all_recorded(step: Recorded, folder: Path) -> tuple[float, float, list[Recording]]:
     """The same of every variant where a choice has several values, all in one process."""
-    command = [sys.executable, "-m", "distbench.worker.children.recordings", str(folder)]
+    command = [sys.executable, "-m", "distbench.worker.child", "recordings", str(folder)]
     choices = ("norm=written_out", *step.choices)
     (job,) = jobs_of(Request((step.scenario,), choices, parse_mesh(step.mesh), "cpu", shapes_only=True), None)
     child = subprocess.Popen(

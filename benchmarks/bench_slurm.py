@@ -19,8 +19,8 @@ from pathlib import Path
 
 from benchmarks.claims import Claim, Row
 from benchmarks.slurm_cluster import NODES, SlurmCluster, slurm_cluster, why_not
-from distbench.runs.find import run_files_in
-from distbench.runs.run_file import read_run
+from distbench.records.results_folder import run_files_in
+from distbench.records.run_file import read_run
 from distbench.spec import UserError
 
 IS_LONG = True

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from benchmarks.bench_simulation import Recorded, all_recorded
 from benchmarks.claims import Claim, Row
-from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.simulation import Simulation
 
 MOST_FEW_S, MOST_SWEEP_S, NUM_PLANS = 8.0, 300.0, 50

@@ -19,16 +19,15 @@ from statistics import median
 from benchmarks.claims import Claim, Row
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
-from distbench.runs.frame import frame_of, measured_of
-from distbench.runs.run_file import read_run
+from distbench.records.frame import frame_of, measured_of
+from distbench.records.run_file import read_run
+from distbench.search.child import SweepChild
+from distbench.search.measured import SCREENING
+from distbench.search.predicted import facts_of
+from distbench.search.space import Candidate, Setup, all_of, set_up
+from distbench.search.sweep import AskedSweep, run_sweep
 from distbench.spec import Settings
-from distbench.spec.plan_knobs import MESH
-from distbench.sweep.candidates import Candidate, all_of
-from distbench.sweep.measured_sweep import SCREENING
-from distbench.sweep.predicted_sweep import facts_of
-from distbench.sweep.run_sweep import AskedSweep, run_sweep
-from distbench.sweep.setup import Setup, set_up
-from distbench.sweep.sweep_child import SweepChild
+from distbench.spec.plan_changes import MESH
 
 FOLDER = Path(__file__).parent.parent / "build" / "sweep_here"
 WORLD = 4

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.claims import Claim, Row
-from distbench.runs.find import run_files_in
-from distbench.runs.run_file import read_run
+from distbench.records.results_folder import run_files_in
+from distbench.records.run_file import read_run
 
 IS_LONG = True
 MAX_RATIO, LEAST_OWNED = 1.10, 0.97

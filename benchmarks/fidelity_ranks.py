@@ -12,12 +12,12 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from distbench.cases.collective import OPERATIONS, _all_gather, _reduce_scatter
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import HostClock
+from distbench.ranks.measure import Meter, RankGroup
+from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Job, Settings
-from distbench.worker.cases.collective import OPERATIONS, _all_gather, _reduce_scatter
-from distbench.worker.rank.device import HostClock
-from distbench.worker.rank.measure import Meter, RankGroup
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.rank.scheduling import calm_scheduler
 from distbench.worker.session import connected_ranks
 
 # Size to (turns, iterations a turn): short turns in random order, so that both see the same weather.

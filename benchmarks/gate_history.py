@@ -7,8 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gate_series import recorded_here, shrunk
-from distbench.gate.quality.recorded_launches import RecordedSeries
-from distbench.history.change_points import MIN_LAUNCHES, change_points
+from distbench.judge.gate_quality import RecordedSeries
+from distbench.statistics.change_points import MIN_LAUNCHES, change_points
 
 Floats = NDArray[np.float64]
 WINDOW, STEP, NEAR = 20, 1.2, 1

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from distbench.ab.turns import looks_of, settled_by
-from distbench.compare.options import Options
-from distbench.gate.compare_sides import gate
-from distbench.gate.quality.rates_text import percent
-from distbench.gate.quality.trial import CHANGES, Judged, QualityTrial, Window, rates
+from distbench.judge.ab import looks_of, settled_by
+from distbench.judge.gate import gate
+from distbench.judge.gate_quality import CHANGES, Judged, QualityTrial, Window, percent, rates
+from distbench.statistics.verdicts import Options
 
 
 def looks_table(trial: QualityTrial, max_pairs: int, num_comparisons: int, seed: int) -> str:

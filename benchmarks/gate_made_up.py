@@ -13,14 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.ab.side import Side
-from distbench.ab.turns import order_of
-from distbench.compare.options import Options
-from distbench.compare.verdicts import IMPROVEMENT, REGRESSION
-from distbench.gate.compare_sides import gate
-from distbench.gate.outcome import Gated
-from distbench.runs.header import Header
-from distbench.runs.launches import Launch, Value
+from distbench.judge.ab import Side, order_of
+from distbench.judge.gate import Gated, gate
+from distbench.records.launches import Launch, Value
+from distbench.records.run_file import Header
+from distbench.statistics.verdicts import IMPROVEMENT, REGRESSION, Options
 
 NUM_CASES = 30
 SPREAD, STEADY_SPREAD = 0.2, 0.01  # standard deviations of a launch's logarithm

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from distbench.compare.verdicts import INCONCLUSIVE, REGRESSION
-from distbench.gate.quality.trial import Judged, QualityTrial, Rule, Window
+from distbench.judge.gate_quality import Judged, QualityTrial, Rule, Window
+from distbench.statistics.verdicts import INCONCLUSIVE, REGRESSION
 
 Floats = NDArray[np.float64]
 IsSlower = Callable[[Floats, Floats], NDArray[np.bool_]]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from distbench.ab.turns import launch_unchanged
+from distbench.judge.ab import launch_unchanged
 from distbench.spec import UserError
 
 MEAN_S = 0.5

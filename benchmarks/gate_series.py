@@ -10,8 +10,8 @@ from pathlib import Path
 
 import numpy as np
 
-from distbench.gate.quality.recorded_launches import RecordedSeries, stored
-from distbench.runs.launches import Value
+from distbench.judge.gate_quality import RecordedSeries, stored
+from distbench.records.launches import Value
 
 
 @dataclass(frozen=True)

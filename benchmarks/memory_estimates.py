@@ -7,13 +7,12 @@ with 12 layers on 8 devices, drawn at random; a minute of CPU a plan. docs/sweep
 import random
 import sys
 
-from distbench.simulate.hardware.hardware_file import load_hardware
-from distbench.sweep.candidates import all_of
-from distbench.sweep.explore import Predictor
-from distbench.sweep.predicted_sweep import facts_of
-from distbench.sweep.prediction import layers_of
-from distbench.sweep.setup import set_up
-from distbench.sweep.sweep_child import SweepChild
+from distbench.search.child import SweepChild
+from distbench.search.explore import Predictor
+from distbench.search.predicted import facts_of
+from distbench.search.prediction import layers_of
+from distbench.search.space import all_of, set_up
+from distbench.simulate.hardware_file import load_hardware
 
 DEFAULTS = ("llama3_8b", "8", "8", "num_layers=12")
 SEED = 5

@@ -12,14 +12,14 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.cases.step_check import StepCheck
+from distbench.observe.trace import StepTrace
+from distbench.plans.inference import step_of
+from distbench.ranks.context import RankContext
+from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Entry, find
-from distbench.worker.cases.step_check import StepCheck
-from distbench.worker.inference import step_of
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.rank.scheduling import calm_scheduler
+from distbench.torch_private import Forwarding
 from distbench.worker.session import declared, load_scenario
-from distbench.worker.torch_internals import Forwarding
-from distbench.worker.tracing.trace import StepTrace
 
 
 def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:

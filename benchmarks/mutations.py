@@ -230,9 +230,9 @@ def traces() -> list[str]:
 
 def baselines() -> list[str]:
     """A stored baseline of three launches."""
-    from distbench.runs.baselines import baseline_text
-    from distbench.runs.launches import launch_of
-    from distbench.runs.run_file import read_run
+    from distbench.records.baselines import baseline_text
+    from distbench.records.launches import launch_of
+    from distbench.records.run_file import read_run
 
     run = read_run(GOLDEN / "collectives.jsonl")
     launches = []

@@ -13,19 +13,18 @@ from typing import Any
 
 import torch
 
-from distbench.compare.medians import median
-from distbench.costmodel.lines import Sample, fit_line
-from distbench.costmodel.profile import Profile
+from distbench.cases.calibration import calibration_cases, square_of
+from distbench.cases.redistribution import Experiment, planned_pair
+from distbench.planning.profile import Profile, Sample, fit_line
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import HostClock
+from distbench.ranks.measure import Meter, RankGroup
+from distbench.ranks.scheduling import calm_scheduler
+from distbench.redistribute.expected_shards import Pair
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
-from distbench.worker.cases.calibration import calibration_cases, square_of
-from distbench.worker.cases.redistributed_pair import Experiment, planned_pair
-from distbench.worker.rank.device import HostClock
-from distbench.worker.rank.measure import Meter, RankGroup
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.rank.scheduling import calm_scheduler
-from distbench.worker.redistribute.tensor_layout import Pair
+from distbench.statistics.intervals import median
+from distbench.torch_private import Unsupported
 from distbench.worker.session import connected_ranks
-from distbench.worker.torch_internals import Unsupported
 
 PLANNERS = ("greedy", "min_cost", "calibrated", "calibrated+native", "direct")
 CALIBRATED_SIZES = (65536, 524288, 4194304, 16777216)

@@ -12,11 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.plan_mistakes import BELOW_BF16, MISTAKES, mistaken
 from benchmarks.right_plans import POLICIES, RIGHT, scenario_of
+from distbench.cases.step_check import StepCheck
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Scenario
-from distbench.worker.cases.step_check import StepCheck
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.rank.scheduling import calm_scheduler
 
 RIGHT_SEEDS = range(1, 6)
 MISTAKEN_SEEDS = {"fp32": range(1, 3), "bf16 policy": range(1, 2)}

@@ -1,16 +1,16 @@
 """Simulated collectives against signatures, of every variant of the shipped scenarios."""
 
+import json
+import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from distbench.ask_child import ask_child
+from distbench.judge.signature import counted, load
 from distbench.launch import Request, jobs_of
-from distbench.signature import counted, load
-from distbench.simulate.record_steps import Recorded, record_steps
-from distbench.simulate.recording_file import load_recordings
+from distbench.simulate.recording import Recorded, load_recordings, record_steps
 from distbench.spec import Job
 
 ROOT = Path(__file__).parent.parent
@@ -25,8 +25,8 @@ EXCHANGED = {"shard_params"}
 
 def _exchanged(job: Job) -> dict[str, Any]:
     """The paths of each case of a job whose DTensors exchange as accelerators' do."""
-    from distbench.worker.children.signatures import signature
-    from distbench.worker.torch_internals import native_all_to_all
+    from distbench.torch_private import native_all_to_all
+    from distbench.worker.questions import signature
 
     with native_all_to_all():
         return {case: counted(one["paths"]) for case, one in signature(job)["cases"].items()}
@@ -40,9 +40,10 @@ def _recorded(jobs: list[Job]) -> Iterator[tuple[Job, Recorded]]:
 
 def _in_parts(job: Job) -> Recorded:
     with tempfile.TemporaryDirectory() as folder:
-        (answers,) = ask_child(
-            "benchmarks.recordings_in_parts", (folder,), given=[job.to_record()], timeout_s=600, failure="{why}"
-        )
+        command = [sys.executable, "-m", "benchmarks.recordings_in_parts", folder]
+        question = json.dumps([job.to_record()])
+        done = subprocess.run(command, input=question, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
+        (answers,) = json.loads(done.stdout)
         found = [one for answer in answers if "file" in answer for one in load_recordings(Path(answer["file"]))]
     return Recorded(found, {one["label"]: one["left_out"] for one in answers if "left_out" in one})
 

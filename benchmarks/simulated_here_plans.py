@@ -140,9 +140,9 @@ def step_of(name: str, whole: Any) -> Callable[[], object]:
     import torch.distributed as dist
     from torch.distributed.device_mesh import init_device_mesh
 
-    from distbench.worker.plans.training_step import TrainingStep
-    from distbench.worker.rank.measure import no_stamp
-    from distbench.worker.rank.rank_context import RankContext
+    from distbench.plans.training_step import TrainingStep
+    from distbench.ranks.context import RankContext
+    from distbench.ranks.measure import no_stamp
 
     key = tuple(PLANS[name].mesh.items())
     if key not in _MESHES:

@@ -12,13 +12,13 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
 from benchmarks.bench_training_step import SIDES, STEPS
 from benchmarks.redistribution_ranks import calibrated, meter_of
-from distbench.compare.medians import median
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Job, Settings, parse_mesh
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.rank.scheduling import calm_scheduler
+from distbench.statistics.intervals import median
+from distbench.torch_private import calibrated_planning
 from distbench.worker.session import connected_ranks, load_scenario
-from distbench.worker.torch_internals import calibrated_planning
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 # Short turns, so that all sides see the same weather.

@@ -15,14 +15,13 @@ from torch.distributed.tensor import DTensor
 
 from benchmarks.bench_values import ANY_ORDER
 from benchmarks.random_states import random_state
-from distbench.costmodel.lines import Line
-from distbench.costmodel.profile import Profile
-from distbench.planning import State
+from distbench.planning.profile import Line, Profile
+from distbench.planning.states import State
+from distbench.ranks.scheduling import calm_scheduler
+from distbench.redistribute.direct import DirectRedistribution
+from distbench.redistribute.expected_shards import parse_placement, shard_in_order, shard_of, tagged
 from distbench.spec import UserError
-from distbench.worker.rank.scheduling import calm_scheduler
-from distbench.worker.redistribute.direct_executor import DirectRedistribution
-from distbench.worker.redistribute.expected_shards import parse_placement, shard_in_order, shard_of, tagged
-from distbench.worker.torch_internals import calibrated_planning, native_all_to_all
+from distbench.torch_private import calibrated_planning, native_all_to_all
 
 SEED = 20261121
 MESHES = ((8,), (2, 4), (4, 2), (2, 2, 2))

@@ -1,6 +1,6 @@
 """distbench: what a parallelism plan costs on this hardware, and which part of it costs that.
 
-From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.compare(a, b)` do what
+From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.statistics(a, b)` do what
 the commands do (docs/python.md). In training code: `with distbench.calibrated_planning("profile.json"): ...` lets
 DTensor plan by a measured profile, and `distbench.DirectRedistribution` moves a tensor in one exchange.
 """
@@ -11,12 +11,12 @@ from distbench.spec.lazy_names import import_when_asked
 from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from distbench.api import ComparedRuns, Report, Runs, compare, load, run
-    from distbench.costmodel.profile import load_profile
+    from distbench.cli.api import ComparedRuns, Report, Runs, compare, load, run
+    from distbench.planning.profile import load_profile
+    from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
-    from distbench.worker.redistribute.direct_executor import DirectRedistribution
-    from distbench.worker.torch_internals.calibrated import calibrated_planning
-    from distbench.worker.torch_internals.replacements import native_all_to_all
+    from distbench.torch_private.calibrated import calibrated_planning
+    from distbench.torch_private.redistribute import native_all_to_all
 
 __all__ = [
     "ComparedRuns",
@@ -36,11 +36,11 @@ __all__ = [
 import_when_asked(
     __name__,
     {
-        "api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
-        "costmodel.profile": ("load_profile",),
+        "cli.api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
+        "planning.profile": ("load_profile",),
         "spec.errors": ("UserError",),
-        "worker.redistribute.direct_executor": ("DirectRedistribution",),
-        "worker.torch_internals.calibrated": ("calibrated_planning",),
-        "worker.torch_internals.replacements": ("native_all_to_all",),
+        "redistribute.direct": ("DirectRedistribution",),
+        "torch_private.calibrated": ("calibrated_planning",),
+        "torch_private.redistribute": ("native_all_to_all",),
     },
 )

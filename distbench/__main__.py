@@ -35,8 +35,8 @@ def start() -> None:
 
 def _run() -> None:
     # Inside the guard: what it imports may be shadowed by something else on the path.
-    from distbench.cli import main
-    from distbench.spec.signals import end_by_interrupt
+    from distbench.cli.main import main
+    from distbench.processes.signals import end_by_interrupt
 
     end_by_interrupt()
     try:

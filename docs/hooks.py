@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from distbench.cli import main
+from distbench.cli.main import main
 
 PAGE = "commands.md"
 WIDTH = 80  # characters; longer lines are cut on a small screen

@@ -9,10 +9,10 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
+from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.children.plan_problems import answer_of
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks
+from distbench.torch_private import fake_ranks
+from distbench.worker.rehearsal import answer_of
 
 HERE = __file__
 CPU = torch.device("cpu")

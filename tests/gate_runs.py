@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distbench.runs.launches import Launch, launch_of
-from distbench.runs.run_file import read_run
+from distbench.records.launches import Launch, launch_of
+from distbench.records.run_file import read_run
 
 CASE = "collective/f32[1024]/all_gather/tp"
 OTHER = "collective/f32[65536]/all_gather/tp"

@@ -18,17 +18,17 @@ import torch
 import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from distbench.cases import redistribution
+from distbench.observe import attribution
+from distbench.observe.attribution import communications_of
+from distbench.ranks import device as seam
+from distbench.ranks.context import RankContext
+from distbench.ranks.measure import DeviceStart, Meter, RankGroup
+from distbench.simulate import recorded_step
+from distbench.simulate.recorder import Recorder
+from distbench.simulate.sim_device import DEVICE_TYPE, SimEvent, SimModule
 from distbench.spec import Job, ParallelPlan, Settings, UserError
-from distbench.worker.cases import redistributed_pair
-from distbench.worker.children.signatures import signature
-from distbench.worker.rank import device as seam
-from distbench.worker.rank.measure import DeviceStart, Meter, RankGroup
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.session import all_cases, load_scenario, variant_label
-from distbench.worker.simulated import recorded_step
-from distbench.worker.simulated.recorder import Recorder
-from distbench.worker.simulated.sim_device import DEVICE_TYPE, SimEvent, SimModule
-from distbench.worker.torch_internals import (
+from distbench.torch_private import (
     NeedsValues,
     ShapesOnly,
     Skipped,
@@ -38,8 +38,8 @@ from distbench.worker.torch_internals import (
     shapes_only,
     simulated_device,
 )
-from distbench.worker.tracing import attribution
-from distbench.worker.tracing.attribution import communications_of
+from distbench.worker.questions import signature
+from distbench.worker.session import all_cases, load_scenario, variant_label
 
 EVENT_MS = 1e-3
 MANY = 300
@@ -178,7 +178,7 @@ def groups_with_values(context: RankContext, plain: Any = attribution._mesh_dims
         return plain(context)
 
 
-def planned_with_values(*given: Any, plain: Any = redistributed_pair.exchange_between) -> Any:
+def planned_with_values(*given: Any, plain: Any = redistribution.exchange_between) -> Any:
     """Likewise where an exchange is planned, which makes no tensor."""
     with unset_fake_temporarily():
         return plain(*given)
@@ -237,7 +237,7 @@ def main(jobs: Path, every: int, without_steps: tuple[str, ...]) -> None:
     shapes_only.OWN_KERNELS = ()
     simulated_device(DEVICE_TYPE, Module())
     attribution._mesh_dims_by_ranks = groups_with_values
-    redistributed_pair.exchange_between = planned_with_values
+    redistribution.exchange_between = planned_with_values
     device = seam.select_device(DEVICE_TYPE)
     found: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]
     with contextlib.redirect_stdout(sys.stderr):

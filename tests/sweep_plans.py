@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from distbench.sweep.candidates import Candidate, Space
-from distbench.sweep.prediction import Prediction
-from distbench.sweep.ranking import (
-    RankedPlan,
-)
+from distbench.search.prediction import Prediction
+from distbench.search.ranking import RankedPlan
+from distbench.search.space import Candidate, Space
 
 FACTS: dict[str, Any] = {
     "mesh_dims": ["dp_shard", "tp"],

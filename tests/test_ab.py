@@ -15,14 +15,13 @@ from click.testing import CliRunner
 from gate_runs import CASE, case, records, steady, write
 from processes import PATIENCE_S, Children
 
-from distbench.ab import turns
-from distbench.ab.side import Side, checked_out, python_at
-from distbench.ab.turns import Terms, looks_of, order_of, settled_by, take_turns
-from distbench.cli import main
-from distbench.compare.options import Options
-from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
+from distbench.cli.main import main
+from distbench.judge import ab as turns
+from distbench.judge.ab import Side, Terms, checked_out, looks_of, order_of, python_at, settled_by, take_turns
+from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
+from distbench.processes.signals import stopped_as_interrupt
 from distbench.spec.errors import UserError
-from distbench.spec.signals import stopped_as_interrupt
+from distbench.statistics.verdicts import Options
 
 # What stands in for distbench in a revision's folder: writes one run file, whose time the revision's file tells.
 STAND_IN = """

@@ -5,10 +5,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from distbench import doctor
-from distbench.runs import accelerator_facts as told
-from distbench.runs.accelerator_facts import accelerator_facts, checks_of, devices_in, matrix_of, reasons_in
-from distbench.runs.machine import is_told
+from distbench.cli import doctor
+from distbench.records import machine as told
+from distbench.records.machine import accelerator_facts, checks_of, devices_in, is_told, matrix_of, reasons_in
 from distbench.spec.devices import SWITCHED_OFF
 
 DEVICES = """\

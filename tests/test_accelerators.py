@@ -11,11 +11,11 @@ import pytest
 import torch
 from processes import PATIENCE_S
 
-from distbench.worker.cases import step_check
-from distbench.worker.cases.step_check import StepCheck, full_precision
-from distbench.worker.hosts import presence
-from distbench.worker.hosts.presence import Presence
-from distbench.worker.tracing.running_modules import RunningModules
+from distbench.cases import step_check
+from distbench.cases.step_check import StepCheck, full_precision
+from distbench.observe.attribution import RunningModules
+from distbench.ranks import agreement
+from distbench.ranks.agreement import Presence
 
 
 def test_what_is_computed_again_on_autograds_thread_owns_no_node_of_the_first_forward() -> None:
@@ -113,7 +113,7 @@ class Keys(dict[str, str]):
 @pytest.fixture
 def present(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[list[Presence], list[tuple[int, str]]]]:
     """Three ranks, as threads of this process, and (rank, what it was told) of those who heard of an end."""
-    monkeypatch.setattr(presence, "GONE_AFTER_S", 0.0)
+    monkeypatch.setattr(agreement, "GONE_AFTER_S", 0.0)
     store, told = Keys(), []
 
     def teller(rank: int) -> Callable[[str], None]:

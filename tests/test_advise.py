@@ -17,22 +17,18 @@ from conftest import ROOT
 from torch.distributed.tensor import DTensor, Shard
 
 import distbench
-from distbench.advise import advice_text, plans, recommendation
-from distbench.advise.advice_text import pair_text, ranking_text
-from distbench.advise.drawing import drawing_of
-from distbench.advise.pairs import chosen_pairs, ranking_of, times_longer
-from distbench.advise.picture import check_picture
-from distbench.advise.plans import Advice, advise
-from distbench.advise.question import Setting, every_pair, pair_of, setting_of
-from distbench.advise.recommendation import verdict
-from distbench.advise.tensor_blocks import diagram_of
-from distbench.advise.torch_paths import TorchAnswers, TorchPath
-from distbench.costmodel.lines import Line
-from distbench.costmodel.profile import load_profile
-from distbench.planning import plan_exchange
+from distbench.planning import advice_text, priced_plans
+from distbench.planning import priced_plans as recommendation
+from distbench.planning.advice_text import pair_text, ranking_text
+from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.drawing import diagram_of, drawing_of
+from distbench.planning.picture import check_picture
+from distbench.planning.priced_plans import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
+from distbench.planning.profile import Line, load_profile
+from distbench.planning.question import Setting, TorchAnswers, TorchPath, every_pair, pair_of, setting_of
 from distbench.spec.errors import UserError
-from distbench.spec.planner_names import PLANNERS
-from distbench.worker.torch_internals import fake_mesh
+from distbench.spec.placements import PLANNERS
+from distbench.torch_private import fake_mesh
 
 MIB = 2**20
 H100, A100 = (ROOT / "profiles" / f"{name}_8x_ib.json" for name in ("h100", "a100"))
@@ -163,7 +159,7 @@ def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:
 
 
 def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (plans, advice_text):
+    for module in (priced_plans, advice_text):
         monkeypatch.setattr(module, "PLANNERS", (*PLANNERS, "replicate"))
     setting, torch = setting_of("8,8", "bf16", "2x2"), answers("RR->S(0)R")
     advice = advice_of(setting, "RR", "S(0)R", torch)
@@ -305,7 +301,7 @@ def test_what_crosses_a_mesh_dim_is_counted_at_the_outermost_that_differs() -> N
                     size = 4 * math.prod(stop - start for start, stop in one.box)
                     ends.update({("out", one.sender): size, ("in", one.receiver): size})
             most[mesh_dim] = max(ends.values(), default=0)
-        assert plans._crossing_bytes(setting, exchange) == list(most.values())
+        assert priced_plans._crossing_bytes(setting, exchange) == list(most.values())
 
 
 def _by_gathering(source: object, target: object) -> TorchPath:

@@ -13,20 +13,13 @@ import torch
 import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error, shards
 
+from distbench.cases.reference import fingerprint, held_gradients, of_another_run, of_batches, of_loss, of_replicas
+from distbench.cases.step_check import StepCheck
+from distbench.plans.batch import Batch, batch_of, loss_of
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.ranks.measure import no_stamp
 from distbench.spec import Scenario, UserError
-from distbench.worker.cases.step_check import StepCheck
-from distbench.worker.models.likely_causes import (
-    fingerprint,
-    held_gradients,
-    of_another_run,
-    of_batches,
-    of_loss,
-    of_replicas,
-)
-from distbench.worker.plans.batch import Batch, batch_of, loss_of
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.measure import no_stamp
-from distbench.worker.rank.rank_context import RankContext
 
 HERE = __file__
 CPU = torch.device("cpu")

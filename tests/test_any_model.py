@@ -16,22 +16,21 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
+from distbench.cases.reference import _shared, model_on_device, reference_of
+from distbench.cases.step import step_cases
+from distbench.cases.step_check import StepCheck, measured_rounding
+from distbench.observe.memory import memory_counters
+from distbench.plans.materialise import initial_value
+from distbench.plans.model import blueprint
+from distbench.plans.training_step import TrainingStep, state_of
+from distbench.ranks.context import RankContext
+from distbench.ranks.failure import blamed
+from distbench.ranks.measure import no_stamp
+from distbench.simulate.recorded_step import _told_in_a_sentence
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.cases.reference import _shared, model_on_device, reference_of
-from distbench.worker.cases.rounding import measured_rounding
-from distbench.worker.cases.step import step_cases
-from distbench.worker.cases.step_check import StepCheck
-from distbench.worker.children.plan_problems import answer_of
-from distbench.worker.children.sweep_steps import _optimizer_share
-from distbench.worker.models.blueprint import blueprint
-from distbench.worker.plans.materialise import initial_value
-from distbench.worker.plans.training_step import TrainingStep, state_of
-from distbench.worker.rank.failure import blamed
-from distbench.worker.rank.measure import no_stamp
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.simulated.recorded_step import _told_in_a_sentence
-from distbench.worker.torch_internals import NeedsValues, no_collectives
-from distbench.worker.tracing.step_memory import memory_counters
+from distbench.torch_private import NeedsValues, no_collectives
+from distbench.worker.rehearsal import answer_of
+from distbench.worker.sweep_steps import _optimizer_share
 
 HERE = __file__
 CPU = torch.device("cpu")
@@ -105,7 +104,7 @@ def test_a_model_that_reads_its_parameters_is_the_same_on_one_device(context: Ra
 
 
 def test_values_made_of_a_large_model_s_parameters_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("distbench.worker.models.building.MOST_DRAWN", 9)
+    monkeypatch.setattr("distbench.plans.model.MOST_DRAWN", 9)
     with pytest.raises(UserError, match="makes mask of parameters, which have no values in a model of 10"):
         blueprint(OwnTensors, 1)
 

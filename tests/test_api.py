@@ -19,8 +19,8 @@ from gate_runs import CASE, case, records, steady, write
 from processes import Ranks
 
 import distbench
-from distbench.cli import main
-from distbench.runs.run_file_schema import run_file_schema
+from distbench.cli.main import main
+from distbench.records.run_file import run_file_schema
 
 NOTEBOOK = ROOT / "docs" / "notebook.ipynb"
 
@@ -106,7 +106,7 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
         (lambda: distbench.run(), "run needs a SCENARIO"),
         (lambda: distbench.load("nowhere"), "run nowhere does not exist: it is no file or folder here"),
         (lambda: distbench.load(), "load needs a run file"),
-        (lambda: distbench.compare("nowhere", "there"), "run nowhere does not exist: it is no file or folder here"),
+        (lambda: distbench.statistics("nowhere", "there"), "run nowhere does not exist: it is no file or folder here"),
     ],
 )
 def test_what_the_caller_can_mend_is_raised(call: Any, says: str, known_host: None) -> None:
@@ -130,7 +130,7 @@ def test_runs_are_a_sequence_and_go_by_their_scenario(tmp_path: Path) -> None:
 
 
 def test_importing_the_room_of_that_name_leaves_the_function() -> None:
-    import distbench.compare.options
+    import distbench.statistics.verdicts
 
-    assert inspect.isfunction(distbench.compare)
-    assert distbench.compare.__module__ == "distbench.api"
+    assert inspect.isfunction(distbench.statistics)
+    assert distbench.statistics.__module__ == "distbench.cli.api"

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from processes import PATIENCE_S, Children
 
-from distbench.ask_child import ask_child
+from distbench.processes.child import ask_child
 from distbench.spec.errors import UserError
 
 ANSWERS = "import sys; print('noise'); print('{\"said\": \"%s %s\"}' % (sys.argv[1], sys.stdin.read()))"

@@ -6,8 +6,8 @@ import pytest
 from click.testing import CliRunner
 from conftest import ROOT
 
-from distbench.cli import main
-from distbench.commands.files import check_writable
+from distbench.cli.main import main
+from distbench.cli.options import check_writable
 
 GOLDEN = ROOT / "tests" / "golden"
 RUN = str(GOLDEN / "steps.jsonl")

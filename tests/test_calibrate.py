@@ -10,14 +10,14 @@ import torch
 from conftest import run_files
 from processes import Ranks
 
-from distbench.costmodel.calibration_plots import draw
-from distbench.costmodel.calibration_run import measured_in, profile_of
-from distbench.costmodel.lines import DIRECT, NATIVE_ALL_TO_ALL, Sample, fit_line
-from distbench.costmodel.profile import load_profile
-from distbench.costmodel.profile_text import profile_text
-from distbench.planning import Problem, TorchCost, parse_state, plan_exchange, priced_steps
+from distbench.planning.calibration import measured_in, profile_of
+from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.pricing import Problem, priced_steps
+from distbench.planning.profile import DIRECT, NATIVE_ALL_TO_ALL, Sample, TorchCost, fit_line, load_profile
+from distbench.planning.states import parse_state
+from distbench.records.run_file import Run, read_run
 from distbench.report import render
-from distbench.runs.run_file import Run, read_run
+from distbench.report.calibrations import draw, profile_text
 from distbench.spec import Settings
 from distbench.spec.errors import UserError
 

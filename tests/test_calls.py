@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from distbench.cases.call import call_cases, scenario_of_call
+from distbench.ranks.case import OpenedCase
+from distbench.records.frame import frame_of
+from distbench.records.run_file import Run
 from distbench.report import calls
-from distbench.runs.frame import frame_of
-from distbench.runs.run_file import Run
 from distbench.spec import Scenario, UserError
-from distbench.worker.cases.call import call_cases, scenario_of_call
-from distbench.worker.rank.opened_case import OpenedCase
 from distbench.worker.session import load_scenario
 
 PLACE: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2))

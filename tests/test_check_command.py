@@ -13,9 +13,8 @@ from click.testing import CliRunner, Result
 from conftest import DATA, Cli
 from processes import Children
 
-import distbench.check_plans
-from distbench.cli import main
-from distbench.spec import Job
+import distbench.cli.check
+from distbench.cli.main import main
 
 BROKEN = '''
 import torch
@@ -56,20 +55,20 @@ def forgets() -> Scenario:
 '''
 
 
-def asked_here(module: str, *, given: Any, timeout_s: float, failure: str) -> Any:
+def asked_here(verb: str, *, given: Any, timeout_s: float, failure: str) -> Any:
     """What the child process would answer, without what a second import of torch costs."""
-    from distbench.worker.children.plan_problems import answers
+    from distbench.worker.rehearsal import all_plan_problems
 
-    assert module == "distbench.worker.children.plan_problems"
+    assert verb == "plan_problems"
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
-        found = [[*answers(Job.from_record(record))] for record in json.loads(json.dumps(given))]
+        found = all_plan_problems(json.loads(json.dumps(given)))
     return json.loads(json.dumps(found))
 
 
 @pytest.fixture
 def here(known_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distbench.check_plans, "ask_child", asked_here)
+    monkeypatch.setattr(distbench.cli.check, "ask_child", asked_here)
 
 
 def check(*arguments: str) -> Result:

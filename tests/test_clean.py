@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner, Result
 from gate_runs import CASE, case, records, steady, write
 
-from distbench.cli import main
+from distbench.cli.main import main
 
 NOW = time.time()
 DAY_S = 86_400.0

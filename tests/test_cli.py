@@ -19,7 +19,7 @@ def test_every_command_has_help_with_an_example(cli: Cli, command: str) -> None:
 
 
 def our_options() -> set[str]:
-    from distbench.cli import main
+    from distbench.cli.main import main
 
     return {
         option
@@ -107,7 +107,7 @@ def test_doctor_lists_every_internal_and_says_this_machine_is_fine(cli: Cli) -> 
     import torch
 
     from distbench.spec.versions import release
-    from distbench.worker.torch_internals.probe import INTERNALS, NEEDLESS_BEFORE
+    from distbench.torch_private.probe import INTERNALS, NEEDLESS_BEFORE
 
     done = cli("doctor", "--format", "json")
     assert done.returncode == 0, done.stderr
@@ -130,7 +130,7 @@ def test_doctor_without_torch_says_what_to_install(children: Children, tmp_path:
 def test_a_torch_internal_that_moved_is_reported_with_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch.distributed.tensor._redistribute as redistribute
 
-    from distbench.worker.torch_internals import Unsupported, probe, require
+    from distbench.torch_private import Unsupported, probe, require
 
     before = {found.internal for found in probe() if found.missing}
     monkeypatch.delattr(redistribute, "_optimize_transform_infos")

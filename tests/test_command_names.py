@@ -9,9 +9,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from conftest import DATA, Cli
 
-from distbench.cli import main
-from distbench.commands.help_sections import OTHER, SECTIONS
-from distbench.commands.old_names import OLD_NAMES, under_new_names
+from distbench.cli.main import OLD_NAMES, OTHER, SECTIONS, main, under_new_names
 
 
 def leaves(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -90,7 +88,7 @@ def test_commands_stand_in_one_section_each() -> None:
     assert headings[headings.index("Measure") :][:5] == ["Measure", "Read", "Compare", "Plan", "Machine"]
     for name in main.commands:
         assert re.search(rf"^  {name} ", text, re.MULTILINE), name
-    assert OTHER not in headings, "say in commands/help_sections.py what the new command is for"
+    assert OTHER not in headings, "say in cli/main.py what the new command is for"
 
 
 @pytest.mark.parametrize(
@@ -142,7 +140,7 @@ def test_the_command_gives_a_shell_its_function(cli: Cli) -> None:
 
 
 def test_scenarios_of_ones_own_complete_as_files() -> None:
-    from distbench.commands.completion import scenario_names
+    from distbench.cli.options import scenario_names
 
     run = main.commands["run"]
     [item] = scenario_names(click.Context(run), run.params[0], str(DATA / "ti"))

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner, Result
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write
 
-from distbench.cli import main
-from distbench.compare.verdicts import JUDGED
-from distbench.gate.side_by_side import FRAME_COLUMNS, WORDS
-from distbench.render.screen import ask_width
+from distbench.cli.main import main
+from distbench.judge.side_by_side import FRAME_COLUMNS, WORDS
+from distbench.show.terminal import ask_width
+from distbench.statistics.verdicts import JUDGED
 
 
 def run(*arguments: object) -> Result:

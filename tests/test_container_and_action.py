@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 from processes import Children
 
-from distbench.cli import main
+from distbench.cli.main import main
 
 DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())

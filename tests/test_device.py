@@ -11,14 +11,14 @@ import torch
 import torch.distributed as dist
 from processes import Children
 
-from distbench.launch.explain import cause_of
-from distbench.runs import machine
-from distbench.runs.machine import accelerator_here, device_count, num_visible
+from distbench.launch.attempt import cause_of
+from distbench.ranks import device as seam
+from distbench.ranks.hosts import require_own_devices
+from distbench.records import machine
+from distbench.records.machine import accelerator_here, device_count, num_visible
 from distbench.spec import UserError
 from distbench.spec.devices import backend_for, device_of
 from distbench.worker import launcher
-from distbench.worker.hosts.alike import require_own_devices
-from distbench.worker.rank import device as seam
 
 
 class Event:

@@ -25,8 +25,8 @@ from distbench.spec import (
 )
 from distbench.spec.job import parse_choices
 from distbench.spec.mesh import parse_mesh
-from distbench.spec.parallel import ATTENTION_KERNELS
-from distbench.spec.plan_knobs import KNOBS
+from distbench.spec.plan import ATTENTION_KERNELS
+from distbench.spec.plan_changes import KNOBS
 from distbench.spec.scenario import Scenario
 from distbench.spec.versions import OLDEST, release
 

@@ -10,7 +10,7 @@ import yaml
 from conftest import ROOT
 from processes import Children
 
-from distbench.cli import main
+from distbench.cli.main import main
 
 MAX_WORDS = 1200
 

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from distbench import doctor
+from distbench.cli import doctor
 from distbench.spec.devices import built_for
 from distbench.spec.errors import UserError
 from distbench.spec.versions import INSTALL

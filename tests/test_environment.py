@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from processes import Children
 
-from distbench.runs.machine import CpuUse
+from distbench.records.machine import CpuUse
 
 BURN = "import time; end = time.process_time() + 1.0\nwhile time.process_time() < end: pass"
 

@@ -13,17 +13,16 @@ from conftest import ROOT
 from processes import Children
 from torch import nn
 
+from distbench.observe.attribution import Communication, communications_of
+from distbench.plans.batch import Batch
+from distbench.plans.checkpoint_compile import why_not
+from distbench.plans.plan_check import problems
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.ranks.measure import no_stamp
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.plans.batch import Batch
-from distbench.worker.plans.checkpoint_compile import why_not
-from distbench.worker.plans.plan_check import problems
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.measure import no_stamp
-from distbench.worker.rank.rank_context import RankContext
+from distbench.torch_private import fake_ranks
 from distbench.worker.session import load_scenario
-from distbench.worker.torch_internals import fake_ranks
-from distbench.worker.tracing.attribution import communications_of
-from distbench.worker.tracing.communication import Communication
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from conftest import DATA, run_files
 from processes import PATIENCE_S, Children, Ranks, slowness
 
 from distbench.launch.attempt import ask_for_stacks
-from distbench.runs.run_file import read_run
+from distbench.records.run_file import read_run
 
 MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"
 
@@ -216,7 +216,7 @@ def test_a_rank_that_leaves_without_an_error_is_named(
 def test_a_log_that_grows_too_long_is_cut_with_a_warning(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distbench.launch.storage.MAX_LOG_BYTES", 1_500_000)
+    monkeypatch.setattr("distbench.launch.attempt.MAX_LOG_BYTES", 1_500_000)
     given = ("--quick", "--passes", "1", "--out", str(tmp_path), "--set", "misdeed=print", "--set", "case=3")
     done = ranks.run_here("run", MISDEEDS, *given)
     assert done.exit_code == 0, done.output

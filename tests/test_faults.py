@@ -14,21 +14,20 @@ from typing import Any
 import pytest
 from test_relaunch import footer_in, job_in
 
-from distbench.launch import job_record, launch, run_job
-from distbench.launch.attempt import Attempt, ask_for_stacks
+from distbench.launch import launch, run_job
+from distbench.launch import run_job as job_record
+from distbench.launch.attempt import Attempt, Cause, ask_for_stacks, cause_of, why_unwritable
 from distbench.launch.display import Plain, Quiet, display_for
-from distbench.launch.explain import Cause, cause_of
-from distbench.launch.job_record import JobRecord
-from distbench.launch.ranks import joined_ranks
-from distbench.launch.storage import why_unwritable
-from distbench.runs.progress import FILE_NAME, ProgressReader, ProgressWriter
-from distbench.runs.run_file import SCHEMA_VERSION, append
+from distbench.launch.rendezvous import joined_ranks
+from distbench.launch.run_job import JobRecord
+from distbench.processes.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
+from distbench.ranks.failure import report_failure
+from distbench.records.progress import FILE_NAME, ProgressReader, ProgressWriter
+from distbench.records.run_file import SCHEMA_VERSION, append
 from distbench.spec import UserError, find
 from distbench.spec.errors import StorageFailed
-from distbench.spec.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
-from distbench.spec.writing import write_whole
+from distbench.spec.files import write_whole
 from distbench.worker.__main__ import RankLog
-from distbench.worker.rank.failure import report_failure
 
 FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 HEADER = {"type": "run", "schema_version": SCHEMA_VERSION}

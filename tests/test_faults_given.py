@@ -11,14 +11,14 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import ROOT
 
-from distbench.cli import main
-from distbench.costmodel.profile import load_profile
-from distbench.launch.explain import cause_of
-from distbench.render.plot_style import styled
-from distbench.runs.run_file import read_run
+from distbench.cases.collective import collective_cases
+from distbench.cli.main import main
+from distbench.launch.attempt import cause_of
+from distbench.planning.profile import load_profile
+from distbench.ranks.failure import MAX_MESSAGE, one_line
+from distbench.records.run_file import read_run
+from distbench.show.plots import styled
 from distbench.spec import Collectives, Scenario, UserError, find
-from distbench.worker.cases.collective import collective_cases
-from distbench.worker.rank.failure import MAX_MESSAGE, one_line
 from distbench.worker.session import load_scenario
 
 GOLDEN = ROOT / "tests" / "golden"

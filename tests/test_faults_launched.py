@@ -13,7 +13,7 @@ from conftest import DATA, run_files
 from processes import PATIENCE_S, Children, Ranks
 from test_failures import MISDEEDS, assert_gone, mounted, start, wait_for_case_3
 
-from distbench.runs.run_file import read_run
+from distbench.records.run_file import read_run
 
 TINY = str(DATA / "tiny.py")
 

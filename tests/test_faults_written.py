@@ -9,9 +9,9 @@ from click.testing import CliRunner, Result
 from test_faults import largest_file
 from trace_records import record, run_file
 
-from distbench.cli import main
+from distbench.cli.main import main
+from distbench.spec.files import write_whole
 from distbench.spec.printable import cell
-from distbench.spec.writing import write_whole
 
 GOLDEN = Path(__file__).parent / "golden"
 

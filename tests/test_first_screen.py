@@ -9,10 +9,10 @@ import pytest
 from click.testing import CliRunner
 from conftest import ROOT
 
-from distbench.cli import main
-from distbench.commands import first_screen
+from distbench.cli import run
+from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
-from distbench.render.screen import ask_width
+from distbench.show.terminal import ask_width
 from distbench.spec import Job, UserError
 from distbench.spec.mesh import mesh_size
 
@@ -33,7 +33,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
         asked.append(text)
         return answer
 
-    monkeypatch.setattr(first_screen, "is_terminal", lambda: True)
+    monkeypatch.setattr(run, "is_terminal", lambda: True)
     monkeypatch.setattr(click, "confirm", confirm)
     return asked
 
@@ -42,30 +42,30 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch, answer: bool) -> list[str]:
 def test_more_than_four_ranks_a_cpu_are_refused_where_nobody_can_be_asked(
     job: Job, monkeypatch: pytest.MonkeyPatch, ranks: int, is_refused: bool
 ) -> None:
-    monkeypatch.setattr(first_screen, "is_terminal", lambda: False)
+    monkeypatch.setattr(run, "is_terminal", lambda: False)
     large = replace(job, mesh={"tp": ranks})
-    first_screen.confirm_ranks([job, large], yes=True)
+    run.confirm_ranks([job, large], yes=True)
     if not is_refused:
-        first_screen.confirm_ranks([job, large], yes=False)
+        run.confirm_ranks([job, large], yes=False)
         return
     with pytest.raises(UserError, match=f"tp={ranks} starts {ranks} ranks on 2 CPUs.*--yes"):
-        first_screen.confirm_ranks([job, large], yes=False)
+        run.confirm_ranks([job, large], yes=False)
 
 
 def test_on_a_terminal_more_ranks_are_a_question(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     large = replace(job, mesh={"tp": 9})
     assert mesh_size(large.mesh) == 9
     asked = on_terminal(monkeypatch, answer=True)
-    first_screen.confirm_ranks([large], yes=False)
+    run.confirm_ranks([large], yes=False)
     assert asked == ["tp_mlp on tp=9 starts 9 ranks on 2 CPUs. Start them?"]
     on_terminal(monkeypatch, answer=False)
     with pytest.raises(UserError, match="nothing was started"):
-        first_screen.confirm_ranks([large], yes=False)
+        run.confirm_ranks([large], yes=False)
 
 
 def test_ranks_on_accelerators_are_never_asked_about(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(first_screen, "is_terminal", lambda: False)
-    first_screen.confirm_ranks([replace(job, mesh={"tp": 64}, device="xpu")], yes=False)
+    monkeypatch.setattr(run, "is_terminal", lambda: False)
+    run.confirm_ranks([replace(job, mesh={"tp": 64}, device="xpu")], yes=False)
 
 
 def test_what_was_measured_is_summed_up_on_standard_output(
@@ -75,11 +75,11 @@ def test_what_was_measured_is_summed_up_on_standard_output(
     folder.mkdir()
     (folder / "a.jsonl").write_text((GOLDEN / "steps.jsonl").read_text())
     jobs = [replace(job, run_file=str(folder / name)) for name in ("a.jsonl", "never_begun.jsonl")]
-    first_screen.show_summary(jobs)
+    run.show_summary(jobs)
     told = capsys.readouterr()
     assert told.out.startswith("distbench: 1 scenario: 4 ok, 1 raised\n") and not told.err
     assert f"distbench report --runs {tmp_path} toy" in " ".join(told.out.split())
-    first_screen.show_summary(jobs[1:])
+    run.show_summary(jobs[1:])
     assert not capsys.readouterr().out
 
 

@@ -13,16 +13,16 @@ from click.testing import CliRunner, Result
 from conftest import Cli
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
-from distbench.cli import main
-from distbench.commands.gate import sides_of
-from distbench.commands.put_out import FORMS
-from distbench.compare.options import Options
-from distbench.gate import comparison_text, machine_forms
-from distbench.gate.machine_forms import annotations
-from distbench.gate.outcome import CaseVerdict, Gated, MetricVerdict
-from distbench.render.ci import MAX_ANNOTATIONS
-from distbench.signature import difference_text
+from distbench.cli.gate import sides_of
+from distbench.cli.main import main
+from distbench.cli.output import FORMS
+from distbench.judge import gate_text, signature
+from distbench.judge import gate_text as machine_forms
+from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
+from distbench.judge.gate_text import annotations
+from distbench.show.ci import MAX_ANNOTATIONS
 from distbench.spec.errors import UserError
+from distbench.statistics.verdicts import Options
 
 
 def run(*arguments: object, **environment: str) -> Result:
@@ -239,7 +239,7 @@ def test_json_holds_every_number_and_the_exit_code(tmp_path: Path) -> None:
 
 
 def test_both_gates_have_every_form_that_can_be_asked_for() -> None:
-    assert tuple(machine_forms.FORMS) == tuple(difference_text.FORMS) == FORMS
+    assert tuple(machine_forms.FORMS) == tuple(signature.FORMS) == FORMS
 
 
 def test_junit_maps_verdicts_to_what_test_reporters_know(tmp_path: Path) -> None:
@@ -282,7 +282,7 @@ def test_annotations_beyond_what_github_shows_are_counted() -> None:
 
 
 def test_markdown_fits_a_step_summary_and_says_what_it_left_out() -> None:
-    text = comparison_text.markdown(verdicts(10_000, "regression"))
+    text = gate_text.markdown(verdicts(10_000, "regression"))
     assert len(text.encode()) <= 1 << 20
     assert text.startswith("# gate: FAIL: 10000 regression") and text.endswith("</details>\n")
     left_out = re.search(r"\.\.\. (\d+) more cases: distbench gate --format json", text)
@@ -311,6 +311,6 @@ def test_what_may_differ_is_stamped_on_the_report(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("verdict", "shown"), [("pass", 10), ("inconclusive", 40)])
 def test_a_long_table_says_how_many_rows_it_left_out(verdict: str, shown: int) -> None:
-    text = comparison_text.text(verdicts(100, verdict))
+    text = gate_text.text(verdicts(100, verdict))
     assert len(re.findall(rf"^{verdict} +case-", text, re.MULTILINE)) == shown
     assert f"... {100 - shown} more: --format json" in text

@@ -167,8 +167,8 @@ def test_the_workflow_s_lines_end_in_a_red_cross_where_they_should(
 
 
 def test_the_page_lists_every_field_and_every_verdict() -> None:
-    from distbench.compare.verdicts import VERDICTS
-    from distbench.runs.header import MUST_AGREE
+    from distbench.records.run_file import MUST_AGREE
+    from distbench.statistics.verdicts import VERDICTS
 
     flat = " ".join(PAGE.split())
     assert f"Fields that must agree: {', '.join(MUST_AGREE)}" in flat

@@ -12,13 +12,13 @@ from click.testing import CliRunner, Result
 from gate_runs import CASE, OTHER, case, launches, steady, taking_turns, write_side
 from processes import Children
 
-from distbench.cli import main
-from distbench.compare.options import Options
-from distbench.gate.compare_sides import gate
-from distbench.runs.baselines import read_baseline
-from distbench.runs.nccl_tests import read_nccl_tests
-from distbench.runs.run_file import read_run
+from distbench.cli.main import main
+from distbench.judge.gate import gate
+from distbench.records.baselines import read_baseline
+from distbench.records.nccl_tests import read_nccl_tests
+from distbench.records.run_file import read_run
 from distbench.spec.errors import UserError
+from distbench.statistics.verdicts import Options
 
 
 def run(*arguments: object) -> Result:

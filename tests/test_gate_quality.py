@@ -15,9 +15,8 @@ from benchmarks.gate_made_up import disturbed, steady_among_noisy
 from benchmarks.gate_peers import PEERS, RULES
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
-from distbench.cli import main as cli
-from distbench.gate.quality.recorded_launches import recorded
-from distbench.gate.quality.trial import CHANGES, QualityTrial, Rates, rates
+from distbench.cli.main import main as cli
+from distbench.judge.gate_quality import CHANGES, QualityTrial, Rates, rates, recorded
 from distbench.spec import UserError
 
 FEW = 60
@@ -26,7 +25,7 @@ FEW = 60
 @pytest.fixture(autouse=True)
 def fewer_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """A self-test that takes a second; what is expected of it here is all or nothing."""
-    monkeypatch.setattr("distbench.commands.self_test.NUM_COMPARISONS", 40)
+    monkeypatch.setattr("distbench.cli.gate.NUM_COMPARISONS", 40)
 
 
 @pytest.fixture(scope="module", params=["quiet", "loaded"])

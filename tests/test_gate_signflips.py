@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from distbench.compare.sign_flips import MAX_LENT, PRIOR_FREEDOM, flip_tests
+from distbench.statistics.significance import MAX_LENT, PRIOR_FREEDOM, flip_tests
 
 
 def by_hand(blocks: list[list[list[float]]]) -> list[float]:

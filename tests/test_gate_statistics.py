@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from scipy.special import stdtrit
 
-from distbench.compare.log_differences import holm, paired_difference, unpaired_difference
-from distbench.compare.pairing import Pairing, Span, pairing_of
+from distbench.statistics.significance import Pairing, Span, holm, paired_difference, pairing_of, unpaired_difference
 
 # Student, Biometrika 6 (1908): extra hours of sleep with two drugs, ten patients; the results are those that R's
 # documentation of t.test gives for its data set `sleep`.

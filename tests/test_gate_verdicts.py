@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
-from distbench.compare.log_differences import outlying_pairs
-from distbench.compare.options import METRICS, Options, share_of, tolerances_of
-from distbench.gate.compare_sides import gate
-from distbench.gate.outcome import CaseVerdict, Gated
-from distbench.runs.launches import tenth_percentile
-from distbench.runs.sides import read_side
+from distbench.judge.gate import CaseVerdict, Gated, gate
+from distbench.records.launches import tenth_percentile
+from distbench.records.sides import read_side
 from distbench.spec.errors import UserError
+from distbench.statistics.significance import outlying_pairs
+from distbench.statistics.verdicts import METRICS, Options, share_of, tolerances_of
 
 
 def compare(base: Path, new: Path, options: Options | None = None) -> Gated:

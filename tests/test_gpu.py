@@ -16,13 +16,12 @@ from gpu_tests import text_of
 from processes import Ranks
 from torch.profiler import profile, record_function
 
-from distbench.runs.machine import accelerator_here
-from distbench.runs.run_file import read_run
+from distbench.observe.profiler import PHASE, HostCalls, events_in, in_no_phase, phases_among
+from distbench.ranks import device as seam
+from distbench.records.machine import accelerator_here
+from distbench.records.run_file import read_run
 from distbench.spec import list_entries
 from distbench.spec.mesh import format_mesh, mesh_size
-from distbench.worker.rank import device as seam
-from distbench.worker.tracing.host_calls import PHASE, HostCalls, in_no_phase, phases_among
-from distbench.worker.tracing.profiled import events_in
 
 OF_CLUSTERS = {"calibrate", "laboratory", "links", "real-size"}
 SHIPPED = {entry.name: entry for entry in list_entries() if not OF_CLUSTERS & set(entry.tags)}

@@ -9,17 +9,15 @@ from typing import Any
 
 import pytest
 
-from distbench.costmodel.hardware_record import write_hardware
-from distbench.costmodel.hardware_text import hardware_text
-from distbench.runs.run_file import Run, read_run
+from distbench.cases.operator_times import compute_cases
+from distbench.records.run_file import Run, read_run
 from distbench.simulate.clock import parts_of, replay_time
-from distbench.simulate.hardware.hardware_file import Hardware, load_hardware
-from distbench.simulate.hardware.host_figures import Curve
+from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
+from distbench.simulate.measured_hardware import hardware_text, write_hardware
 from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
 from distbench.spec import Scenario
 from distbench.spec.errors import UserError
-from distbench.worker.cases.compute import compute_cases
 
 # The machine that is to be found again: 50 GFLOP/s, 10 GB/s, collectives of 1 ms and 1 GB/s, and what the host takes.
 FLOPS, BANDWIDTH, BASE_S, BUS = 50e9, 10e9, 1e-3, 1e9

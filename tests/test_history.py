@@ -12,11 +12,10 @@ from gate_runs import CASE, OTHER, case, write_side
 from numpy.typing import NDArray
 
 from benchmarks.gate_history import drifting, reported
-from distbench.cli import main
-from distbench.history.change_points import change_points
-from distbench.history.history_report import figure_of
-from distbench.history.series import series_of
-from distbench.runs.sides import read_side
+from distbench.cli.main import main
+from distbench.judge.history import figure_of, series_of
+from distbench.records.sides import read_side
+from distbench.statistics.change_points import change_points
 
 
 def noisy(levels: list[tuple[int, float]], spread: float, seed: int = 0) -> list[float]:

@@ -4,8 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from distbench.history.history_report import MAX_CASES, MAX_STEADY, commit_text, text
-from distbench.history.series import Level, Point, Series
+from distbench.judge.history import MAX_CASES, MAX_STEADY, Level, Point, Series, commit_text, text
 
 HASH = "0123456789abcdef"
 

@@ -8,10 +8,18 @@ from typing import Any
 import pytest
 from test_kernels import AUTOGRAD, COMPUTE, GROUPS, MAIN, NCCL, Event, event, kernel, launched, nccl, row, told
 
-from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.host_calls import HostCalls, in_no_phase, is_on_device, phases_among
-from distbench.worker.tracing.kernels import UNNAMED, Ran, collectives_among, matched
-from distbench.worker.tracing.profiled import step_of_events
+from distbench.observe.attribution import Communication
+from distbench.observe.profiler import (
+    UNNAMED,
+    HostCalls,
+    Ran,
+    collectives_among,
+    in_no_phase,
+    is_on_device,
+    matched,
+    phases_among,
+    step_of_events,
+)
 
 SEND_RECV = "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)"
 

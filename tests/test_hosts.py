@@ -15,15 +15,20 @@ import pytest
 import torch
 
 from distbench.launch.display import Plain
+from distbench.ranks import agreement
+from distbench.ranks import hosts as alike
+from distbench.ranks.agreement import Agreement, Presence
+from distbench.ranks.hosts import (
+    GivenToRank,
+    HostFacts,
+    cautions_about,
+    mixed_devices,
+    require_alike,
+    require_same_device,
+)
+from distbench.records.run_file import Run
 from distbench.report.overview import cautions_of
-from distbench.runs.run_file import Run
 from distbench.spec import Job, Settings, UserError
-from distbench.worker.hosts import alike, presence
-from distbench.worker.hosts.alike import GivenToRank, require_alike
-from distbench.worker.hosts.cautions import HostFacts, cautions_about, mixed_devices
-from distbench.worker.hosts.presence import Presence
-from distbench.worker.hosts.same_device import require_same_device
-from distbench.worker.rank.agreement import Agreement
 
 Change = Callable[[GivenToRank], GivenToRank]
 # Of four ranks: what each of rank 0's values is on the others.
@@ -167,7 +172,7 @@ class Silent(socket.socket):
 
 def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel gives up a silent connection after 25 s; nobody waits any longer then."""
-    monkeypatch.setattr(presence, "GONE_AFTER_S", 1000.0)
+    monkeypatch.setattr(agreement, "GONE_AFTER_S", 1000.0)
     told: list[str] = []
     alone = Presence({}, 0, ("a",), "", told.append)  # type: ignore[arg-type]
     alone._hosts = ("a", "a", "b", "b")
@@ -182,7 +187,7 @@ def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: p
         "host b (ranks 2, 3) answers host a no more: it is down, or the network between them",
         "host a (ranks 0, 1) answers host b no more: it is down, or the network between them",
     ]
-    seconds = presence.KEEP_ALIVE
+    seconds = agreement.KEEP_ALIVE
     assert seconds["TCP_KEEPIDLE"] + seconds["TCP_KEEPINTVL"] * seconds["TCP_KEEPCNT"] <= 28
 
 

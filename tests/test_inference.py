@@ -16,28 +16,27 @@ from gate_runs import launches, records, taking_turns, write
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from distbench.compare.intervals import MIN_FOR_PERCENTILE, summarise
-from distbench.compare.options import Options
-from distbench.gate.compare_sides import gate
-from distbench.gate.comparison_text import text
-from distbench.gate.side_by_side import side_by_side
-from distbench.gate.side_by_side_text import blocks_of
-from distbench.history.series import OF_LATENCIES, series_of
-from distbench.render.terminal import text_of
-from distbench.report.latencies import latency_lines, tables
-from distbench.report.latency_plots import latency_figures
+from distbench.cases.reference import compare, reference_of
+from distbench.cases.step import step_cases
+from distbench.judge.gate import gate
+from distbench.judge.gate_text import text
+from distbench.judge.history import OF_LATENCIES, series_of
+from distbench.judge.side_by_side import blocks_of, side_by_side
+from distbench.observe.attribution import communications_of
+from distbench.plans.changed_plan import scenario_of
+from distbench.plans.inference import ForwardStep, output_of, step_of
+from distbench.ranks.context import RankContext
+from distbench.ranks.measure import no_stamp
+from distbench.records.frame import frame_of
+from distbench.records.run_file import Run, read_run
+from distbench.report.inference import latency_lines, tables
+from distbench.report.plots import latency_figures
 from distbench.report.steps import tables as step_tables
-from distbench.runs.frame import frame_of
-from distbench.runs.run_file import Run, read_run
+from distbench.show.terminal import text_of
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.cases.reference import compare, reference_of
-from distbench.worker.cases.step import step_cases
-from distbench.worker.changed_plan import scenario_of
-from distbench.worker.inference import ForwardStep, output_of, step_of
-from distbench.worker.rank.measure import no_stamp
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks
-from distbench.worker.tracing.attribution import communications_of
+from distbench.statistics.intervals import MIN_FOR_PERCENTILE, summarise
+from distbench.statistics.verdicts import Options
+from distbench.torch_private import fake_ranks
 
 SIZES = {"dim": 32, "hidden": 64, "num_layers": 2, "num_heads": 4, "num_kv_heads": 2, "batch": 2, "prompt": 8}
 # K and V of 2 layers: 2 samples, 2 heads, 16 positions, 8 numbers a head, 4 bytes.

@@ -14,12 +14,20 @@ from typing import Any
 import pytest
 import torch
 
-from distbench.worker.tracing import profiled
-from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.host_calls import HostCalls, phases_among
-from distbench.worker.tracing.host_collectives import communicates
-from distbench.worker.tracing.kernels import UNNAMED, Cover, Ran, collectives_among, matched
-from distbench.worker.tracing.profiled import events_in, step_of_events
+from distbench.observe import profiler
+from distbench.observe.attribution import Communication
+from distbench.observe.profiler import (
+    UNNAMED,
+    Cover,
+    HostCalls,
+    Ran,
+    collectives_among,
+    communicates,
+    events_in,
+    matched,
+    phases_among,
+    step_of_events,
+)
 
 Event = dict[str, Any]
 MAIN, AUTOGRAD, COMPUTE, NCCL = 100, 200, 7, 20
@@ -282,9 +290,9 @@ def test_a_profiled_step_begins_on_an_idle_device_and_says_what_it_cannot_read(m
         ("synchronize", lambda device: order.append("idle")),
         ("dist", SimpleNamespace(barrier=lambda group: None)),
     ):
-        monkeypatch.setattr(profiled, name, stand_in)
+        monkeypatch.setattr(profiler, name, stand_in)
     context: Any = SimpleNamespace(device=torch.device("cpu"), control=None)
-    found = profiled.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
+    found = profiler.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
     assert order == ["idle", "profile", "step", "idle"]
     assert found.reason is not None and "it ends in the middle; is the disk of temporary files full?" in found.reason
     assert [one.issued_s for one in found.traced.rows] == [None] * 3 and found.traced.ends_s == []

@@ -10,33 +10,36 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from distbench.costmodel.profile import Profile
-from distbench.planning import parse_state
-from distbench.spec import Laboratory, Scenario, UserError
-from distbench.spec.scenario import LABORATORY_SUITES
-from distbench.worker.cases.laboratory_pairs import (
+from distbench.cases.redistribution import (
     SUITES,
     class_of,
     cube,
     groups_of,
+    laboratory_cases,
     ordered_layouts,
+    pairs_of,
+    planners_for,
     sample,
     strided,
     undecodable_layouts,
 )
-from distbench.worker.cases.redistribution import laboratory_cases, pairs_of, planners_for
-from distbench.worker.rank.failure import RankFailed
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.redistribute.expected_shards import (
+from distbench.planning.profile import Profile
+from distbench.planning.states import parse_state
+from distbench.ranks.context import RankContext
+from distbench.ranks.failure import RankFailed
+from distbench.redistribute.expected_shards import (
+    Layout,
+    Pair,
     parse_placement,
     shard_in_order,
     shard_under,
     strided_shard_of,
     torch_placements,
 )
-from distbench.worker.redistribute.tensor_layout import Layout, Pair
+from distbench.spec import Laboratory, Scenario, UserError
+from distbench.spec.scenario import LABORATORY_SUITES
+from distbench.torch_private import OrderedPlacements, OrderedTensor, Unsupported, fake_mesh, plan_path
 from distbench.worker.runner import Runner
-from distbench.worker.torch_internals import OrderedPlacements, OrderedTensor, Unsupported, fake_mesh, plan_path
 
 SQUARE, WIDE, CUBE = (2, 2), (2, 4), (2, 2, 2)
 PROFILE = Profile("m", "gloo", "2.13", {"dp_shard": 2, "tp": 2}, ())

@@ -8,12 +8,20 @@ from typing import Any
 import pytest
 from lab_rows import HEADER, MIB, Row, broken, moved, write
 
-from distbench.laboratory.comparisons import BETTER_OF_TORCH, CHOSEN, Tally, proof_lines
-from distbench.laboratory.failures import pattern_of
-from distbench.laboratory.planner_table import MAX_EXACT_SIZES, laboratory_rows, planner_table_of, size_classes
-from distbench.laboratory.study import Study, is_laboratory, studies_of
-from distbench.runs.find import collect
-from distbench.runs.frame import frame_of
+from distbench.records.frame import frame_of
+from distbench.records.results_folder import collect
+from distbench.report.redistributions import (
+    BETTER_OF_TORCH,
+    CHOSEN,
+    MAX_EXACT_SIZES,
+    Tally,
+    laboratory_rows,
+    pattern_of,
+    planner_table_of,
+    proof_lines,
+    size_classes,
+)
+from distbench.report.study import Study, is_laboratory, studies_of
 
 NOWHERE = Path("nowhere")
 A, B, C, LOCAL = "S(0)R->RS(0)", "S(1)R->RS(1)", "P(sum)R->RR", "RR->RS(0)"

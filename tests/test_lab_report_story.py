@@ -14,10 +14,10 @@ from page_reader import page_at
 from test_lab_report import failing, four_pairs
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
-from distbench.laboratory.study_verdict import code_for
 from distbench.report import render
+from distbench.report.study import code_for
 from distbench.spec.errors import UserError
-from distbench.worker.torch_internals import fake_mesh
+from distbench.torch_private import fake_mesh
 
 NOWHERE = Path("nowhere")
 GOLDEN = ROOT / "tests" / "golden"

@@ -11,12 +11,11 @@ from click.testing import CliRunner
 from conftest import run_files
 from processes import Ranks
 
-from distbench.cli import main
-from distbench.costmodel.lines import Line
-from distbench.costmodel.profile import Profile
+from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
-from distbench.planning import parse_state
-from distbench.runs.run_file import read_run
+from distbench.planning.profile import Line, Profile
+from distbench.planning.states import parse_state
+from distbench.records.run_file import read_run
 from distbench.spec.scenario import LABORATORY_SUITES
 
 Rows = dict[tuple[str, str], dict[str, dict[str, Any]]]
@@ -182,7 +181,7 @@ def test_run_tells_the_note_once(
     lines: int,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("distbench.commands.run.run_all", lambda jobs, joined, silent: 0)
+    monkeypatch.setattr("distbench.cli.run.run_all", lambda jobs, joined, silent: 0)
     environment = {"RANK": rank, "WORLD_SIZE": "4"}
     done = CliRunner().invoke(main, ["run", "redistribute_lab", "--device", "cpu"], env=environment)
     assert done.exit_code == 0

@@ -2,9 +2,9 @@
 
 import pytest
 
-from distbench.laboratory.failures import pattern_of
-from distbench.laboratory.reproducer import layout_of
-from distbench.spec.layouts import Placement, format_placements, parse_placements, shard_orders
+from distbench.report.redistributions import pattern_of
+from distbench.report.reproducer import layout_of
+from distbench.spec.placements import Placement, format_placements, parse_placements, shard_orders
 
 STRIDED = Placement(1, split_factor=4)
 

@@ -6,15 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from distbench.costmodel.lines import COLLECTIVES, Line
-from distbench.costmodel.mesh_costs import measured_cost, profile_on
-from distbench.costmodel.profile import Profile, load_profile
-from distbench.costmodel.profile_text import profile_text
-from distbench.launch.ranks import Joined
+from distbench.launch.rendezvous import Joined
 from distbench.launch.request import check_profile, hosts_of_ranks
+from distbench.planning.profile import COLLECTIVES, Line, Profile, load_profile, measured_cost, profile_on
+from distbench.report.calibrations import profile_text
 from distbench.spec import Calibration, Scenario
 from distbench.spec.errors import UserError
-from distbench.spec.levels import ACROSS, PARTLY, RAIL, WITHIN, dim_shape, flattened, level_of, mesh_shapes
+from distbench.spec.mesh import ACROSS, PARTLY, RAIL, WITHIN, dim_shape, flattened, level_of, mesh_shapes
 
 TWO_HOSTS = ("a",) * 4 + ("b",) * 4
 SECONDS = {"1+1": 8.0, "4": 1.0, "2": 0.5, "2+2": 6.0}
@@ -151,9 +149,9 @@ def test_hosts_survive_the_file_and_stand_in_the_table(tmp_path: Path) -> None:
 
 
 def test_a_device_mesh_and_its_parts_are_priced_as_they_lie() -> None:
-    from distbench.worker.torch_internals import fake_ranks
-    from distbench.worker.torch_internals.calibrated import _cost_of
-    from distbench.worker.torch_internals.mesh_facts import group_shapes
+    from distbench.torch_private import fake_ranks
+    from distbench.torch_private.calibrated import _cost_of
+    from distbench.torch_private.mesh import group_shapes
 
     measured = profile_of({"dp": 2, "tp": 4}, TWO_HOSTS, ("2",))
     with fake_ranks({"tp": 4, "dp": 2}) as mesh:
@@ -166,9 +164,9 @@ def test_a_device_mesh_and_its_parts_are_priced_as_they_lie() -> None:
 def test_on_several_hosts_every_shape_of_group_is_calibrated() -> None:
     import torch
 
-    from distbench.worker.cases.calibration import calibration_cases
-    from distbench.worker.rank.rank_context import RankContext
-    from distbench.worker.torch_internals import fake_ranks
+    from distbench.cases.calibration import calibration_cases
+    from distbench.ranks.context import RankContext
+    from distbench.torch_private import fake_ranks
 
     with fake_ranks({"dp_shard": 2, "tp": 4}) as mesh:
         world = torch.distributed.group.WORLD

@@ -13,19 +13,23 @@ from click.testing import CliRunner
 from conftest import run_files
 from processes import Ranks
 
-from distbench.cli import main
-from distbench.links import LinkRun, link_run_of, verdict_of
-from distbench.links.effects import rank_effects
-from distbench.links.heat_map import link_figures
-from distbench.links.link_measurements import relative_to
-from distbench.links.link_text import judged, link_lines, link_tables
-from distbench.render import plot_style
-from distbench.runs.run_file import Run, read_run
+from distbench.cases.links import (
+    ACROSS,
+    SAME_PLACE,
+    WITHIN,
+    Product,
+    compute_turns,
+    link_rounds,
+    segments_so_far,
+    tournament,
+)
+from distbench.cli.main import main
+from distbench.judge.links import LinkRun, link_run_of, rank_effects, relative_to, verdict_of
+from distbench.judge.links_text import judged, link_figures, link_lines, link_tables
+from distbench.records.run_file import Run, read_run
+from distbench.show import plots
 from distbench.spec import Settings
-from distbench.worker.links.computing_cases import Product
-from distbench.worker.links.link_rounds import ACROSS, SAME_PLACE, WITHIN, compute_turns, link_rounds, tournament
-from distbench.worker.links.tcp_segments import segments_so_far
-from distbench.worker.pass_plan import PassPlan
+from distbench.worker.passes import PassPlan
 
 HOSTS = ["a"] * 4 + ["b"] * 4
 
@@ -110,7 +114,7 @@ def test_a_case_that_takes_a_sample_a_turn_takes_no_more(passes: int) -> None:
 
 def test_the_picture_frames_what_is_named_and_colours_what_is_slow() -> None:
     run = made_up(3, {(2, 7): 3.0})
-    with plot_style.styled():
+    with plots.styled():
         ((name, figure),) = link_figures(run)
     bandwidth = figure.axes[0]
     frames = [patch.get_xy() for patch in bandwidth.patches]

@@ -10,10 +10,10 @@ import pytest
 from click.testing import CliRunner
 from test_links import made_up
 
-from distbench.cli import main
-from distbench.commands.links_asked import links_code
-from distbench.links.link_text import judged, link_hosts_note, link_tables
-from distbench.runs.run_file import Run
+from distbench.cli.main import main
+from distbench.cli.run import links_code
+from distbench.judge.links_text import judged, link_hosts_note, link_tables
+from distbench.records.run_file import Run
 
 
 def saved(run: Run, path: Path) -> Path:
@@ -63,7 +63,7 @@ def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
 ) -> None:
     runs = {"now": made_up(1, slow, num_passes=passes), "earlier.jsonl": made_up(2, earlier or {})}
     runs["earlier.jsonl"] = replace(runs["earlier.jsonl"], path=Path("earlier.jsonl"))
-    monkeypatch.setattr("distbench.runs.run_file.read_run", lambda path: runs[path.name])
+    monkeypatch.setattr("distbench.records.run_file.read_run", lambda path: runs[path.name])
     monkeypatch.setattr(Path, "exists", lambda path: True)
     jobs: list[Any] = [SimpleNamespace(run_file="now")]
     assert links_code(jobs, None if earlier is None else Path("earlier.jsonl"), silent=True) == code

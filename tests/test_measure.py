@@ -5,10 +5,10 @@ from typing import Any
 import pytest
 import torch
 
+from distbench.ranks import measure
+from distbench.ranks.device import EventClock, HostClock
+from distbench.ranks.measure import DeviceStart, Meter, RankGroup, stop_reason
 from distbench.spec import Settings
-from distbench.worker.rank import measure
-from distbench.worker.rank.device import EventClock, HostClock
-from distbench.worker.rank.measure import DeviceStart, Meter, RankGroup, stop_reason
 
 
 class FakeRanks(RankGroup):

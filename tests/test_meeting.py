@@ -9,14 +9,12 @@ import pytest
 from click.testing import CliRunner
 from conftest import DATA
 
-from distbench.cli import main
-from distbench.commands import say_once
-from distbench.launch import meeting
-from distbench.launch.meeting import Meeting, require_address
-from distbench.launch.ranks import Joined, joined_ranks
-from distbench.nodes import torchrun_nodes
-from distbench.nodes.node_launch import NodeLaunch
-from distbench.nodes.torchrun_nodes import address_in
+from distbench.cli import main as say_once
+from distbench.cli.main import main
+from distbench.launch import rendezvous, torchrun
+from distbench.launch.nodes import NodeLaunch
+from distbench.launch.rendezvous import Joined, Meeting, joined_ranks, require_address
+from distbench.launch.torchrun import address_in
 from distbench.spec import UserError
 
 
@@ -43,8 +41,8 @@ def test_where_hosts_of_torchrun_meet(words: str, address: str) -> None:
 
 
 def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "RESOLVE_S", 0.0)
-    monkeypatch.setattr(meeting.require_host, "__defaults__", (0.0,))
+    monkeypatch.setattr(rendezvous, "RESOLVE_S", 0.0)
+    monkeypatch.setattr(rendezvous.require_host, "__defaults__", (0.0,))
     words = ("--launcher", "torchrun", "--launcher-args", "--node-rank 1 --master-addr no-such-host.invalid")
     code, text = run("--nodes", "2", *words)
     assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in text
@@ -52,8 +50,8 @@ def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkey
 
 def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun itself would wait for minutes without a word; where it has started ranks, they speak."""
-    monkeypatch.setattr(torchrun_nodes, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(torchrun_nodes, "POLL_S", 0.01)
+    monkeypatch.setattr(torchrun, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(torchrun, "POLL_S", 0.01)
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{there.getsockname()[1]}"
@@ -61,12 +59,12 @@ def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.Monk
             asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
             said: list[str] = []
             process = FakeTorchrun()
-            watch = torchrun_nodes._Watch(address, asked, said.append)
-            monkeypatch.setattr(torchrun_nodes, "_has_children", lambda pid: False)
+            watch = torchrun._Watch(address, asked, said.append)
+            monkeypatch.setattr(torchrun, "_has_children", lambda pid: False)
             watch.follow(process)  # type: ignore[arg-type]
             assert len(said) == 1 and sentence in said[0] and sentence in watch.given_up and process.is_killed
             there.listen()
-        monkeypatch.setattr(torchrun_nodes, "_has_children", lambda pid: True)
+        monkeypatch.setattr(torchrun, "_has_children", lambda pid: True)
         watch.follow(FakeTorchrun())  # type: ignore[arg-type]
         assert len(said) == 1
 
@@ -84,10 +82,10 @@ class FakeTorchrun:
 
 
 def test_a_process_that_started_others_is_told_from_one_that_waits(tmp_path: Path) -> None:
-    assert not torchrun_nodes._has_children(os.getpid()) or any(
+    assert not torchrun._has_children(os.getpid()) or any(
         path.read_text() for path in Path(f"/proc/{os.getpid()}/task").glob("*/children")
     )
-    assert torchrun_nodes._has_children(1 << 30), "where the system does not say, ranks speak for themselves"
+    assert torchrun._has_children(1 << 30), "where the system does not say, ranks speak for themselves"
 
 
 def test_rank_0_must_be_where_the_others_look_for_it() -> None:
@@ -96,8 +94,8 @@ def test_rank_0_must_be_where_the_others_look_for_it() -> None:
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(UserError, match=f"port {port} of this host cannot be had .*Address already in use"):
-            meeting.require_own(f"127.0.0.1:{port}")
-    meeting.require_own(f"127.0.0.1:{port}")
+            rendezvous.require_own(f"127.0.0.1:{port}")
+    rendezvous.require_own(f"127.0.0.1:{port}")
     # RFC 5737 keeps this network for documentation.
     elsewhere = Joined(0, 2, {"MASTER_PORT": str(port)}, f"192.0.2.77:{port}")
     with pytest.raises(UserError, match="that is not this host, where rank 0 is, and what is sent there does not"):
@@ -106,17 +104,17 @@ def test_rank_0_must_be_where_the_others_look_for_it() -> None:
 
 
 def test_what_passes_on_what_is_sent_to_rank_0_may_have_an_address_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(meeting, "_is_local", lambda host: False)
+    monkeypatch.setattr(rendezvous, "_is_local", lambda host: False)
     with socket.socket() as free:
         free.bind(("", 0))
         port = free.getsockname()[1]
-    meeting.require_own(f"127.0.0.1:{port}")
+    rendezvous.require_own(f"127.0.0.1:{port}")
 
 
 def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.delenv("MASTER_ADDR", raising=False)
-    monkeypatch.setattr(meeting, "address_by_slurm", {"no-such-host.invalid": "10.0.0.7"}.get)
+    monkeypatch.setattr(rendezvous, "address_by_slurm", {"no-such-host.invalid": "10.0.0.7"}.get)
     found = require_address(Joined(1, 2, {"RANK": "1"}, "no-such-host.invalid:20007"))
     assert (found.address, found.variables["MASTER_ADDR"]) == ("10.0.0.7:20007", "10.0.0.7")
 

@@ -11,8 +11,8 @@ from processes import Ranks
 from test_planners_run import profile_of
 
 from distbench.launch import Request, jobs_of
-from distbench.runs.run_file import read_run
-from distbench.spec.planner_names import PLANNERS
+from distbench.records.run_file import read_run
+from distbench.spec.placements import PLANNERS
 
 MUTANT = (str(ROOT / "tests" / "ranks" / "no_communication.py"),)
 

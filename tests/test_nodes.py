@@ -10,20 +10,19 @@ import pytest
 from click.testing import CliRunner
 from conftest import DATA
 
-from distbench.cli import main
-from distbench.commands.on_nodes import without_where
-from distbench.nodes import slurm_job, torchx_job
-from distbench.nodes.node_launch import NodeLaunch
-from distbench.nodes.slurm_job import state_of
-from distbench.nodes.slurm_words import JobState
-from distbench.runs.old_runs import kept_and_old
+from distbench.cli.main import main
+from distbench.cli.on_nodes import without_where
+from distbench.launch import slurm, torchx
+from distbench.launch.nodes import NodeLaunch
+from distbench.launch.slurm import JobState, state_of
+from distbench.records.results_folder import kept_and_old
 from distbench.spec import UserError
 
 
 @pytest.fixture(autouse=True)
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test does not say what Slurm answers, it is not there."""
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (1, "", f"{command[0]}: not found"))
+    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (1, "", f"{command[0]}: not found"))
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -137,7 +136,7 @@ def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest
     ],
 )
 def test_what_slurm_says_of_a_job(monkeypatch: pytest.MonkeyPatch, output: str, expected: JobState) -> None:
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command: (0, output, ""))
+    monkeypatch.setattr(slurm, "_ask", lambda *command: (0, output, ""))
     assert state_of("3") == expected
 
 
@@ -150,14 +149,14 @@ def followed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[tuple[int, str, str]]
 ) -> tuple[object, list[str]]:
     """How a job ends whose states Slurm tells so, and what is said; the last answer is that to scancel."""
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command: answers.pop(0) if command[0] != "scancel" else answers[-1])
-    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
-    monkeypatch.setattr(slurm_job.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(slurm, "_ask", lambda *command: answers.pop(0) if command[0] != "scancel" else answers[-1])
+    monkeypatch.setattr(slurm, "require_program", lambda *words: None)
+    monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     said: list[str] = []
     asked = NodeLaunch(("tiny",), 2, 1, "cpu", tmp_path, "distbench-tiny")
     try:
-        return slurm_job.run_by_slurm(asked, said.append), said
+        return slurm.run_by_slurm(asked, said.append), said
     except (UserError, KeyboardInterrupt) as error:
         return error, said
 
@@ -184,12 +183,12 @@ def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyP
         ),
         "scontrol": (0, "JobState=FAILED Reason=JobLaunchFailure", ""),
     }
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
-    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.setattr(slurm, "_ask", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     said: list[str] = []
     out = tmp_path / "100% %j"
-    slurm_job.run_by_slurm(NodeLaunch(("k\udce4fer",), 2, 1, "cpu", out, "distbench-tiny"), said.append)
+    slurm.run_by_slurm(NodeLaunch(("k\udce4fer",), 2, 1, "cpu", out, "distbench-tiny"), said.append)
     assert said[0] == "sbatch: warning: no memory was asked for" and said[1].startswith("Slurm job 31;west: ")
     assert commands[1] == ("scontrol", "--clusters=west", "--oneliner", "show", "job", "31")
     output = next(word for word in commands[0] if word.startswith("--output="))
@@ -198,23 +197,23 @@ def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyP
 
 def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A login node has none: the ranks would run on CPUs, of which nobody would be told."""
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
+    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run")
     assert "warning: the job requests no GPUs, since this machine has none, and nodes of this cluster" in run(*asked)[1]
     assert "warning" not in run(*asked, "--device", "cpu")[1]
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (1, "", "no sinfo here"))
+    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (1, "", "no sinfo here"))
     assert "warning: the job requests no GPUs, since this machine has none. Give --device" in run(*asked)[1]
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "(null)\n", ""))
+    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (0, "(null)\n", ""))
     assert "warning" not in run(*asked)[1], "no node of this cluster has GPUs"
-    monkeypatch.setattr(slurm_job, "_ask", lambda *command, **how: (0, "gpu:h100:8\n", ""))
+    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (0, "gpu:h100:8\n", ""))
     for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):
         assert "warning" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
     assert "warning" in run(*asked, "--launcher-args", "-p gpu")[1]
     code, text = run(*asked, "--device", "cuda")
     assert code == 0 and "warning" not in text and "#SBATCH --gpus-per-node=2" in text
     monkeypatch.setenv("SLURM_JOB_ID", "7")
-    monkeypatch.setattr(slurm_job, "_meeting_of", lambda environ: {"MASTER_PORT": "20007"})
+    monkeypatch.setattr(slurm, "_meeting_of", lambda environ: {"MASTER_PORT": "20007"})
     assert run(*asked, "--device", "cpu")[1].startswith("MASTER_PORT=20007 srun --overlap "), "what would be started"
 
 
@@ -228,7 +227,7 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
     def interrupted(job_id: str) -> JobState:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(slurm_job, "state_of", interrupted)
+    monkeypatch.setattr(slurm, "state_of", interrupted)
     error, said = followed(monkeypatch, tmp_path, [(0, "3", ""), (1, "", "Unable to contact slurm controller")])
     assert isinstance(error, KeyboardInterrupt)
     assert "could not be cancelled (Unable to contact slurm controller), and may go on" in said[-1]
@@ -240,14 +239,14 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
 def test_words_with_which_sbatch_makes_no_job_that_can_be_followed_are_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, word: str
 ) -> None:
-    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     code, text = run("--nodes", "2", "--launcher", "slurm", "--out", str(tmp_path / "out"), "--launcher-args", word)
     assert code == 2 and "distbench submits one job and shows its output" in text and not (tmp_path / "out").exists()
 
 
 def test_an_allocation_with_fewer_nodes_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(slurm_job, "require_program", lambda *words: None)
+    monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     code, text = run("--nodes", "2", "--launcher", "slurm")
@@ -259,7 +258,7 @@ def test_an_allocation_with_fewer_nodes_is_said(monkeypatch: pytest.MonkeyPatch)
 def test_jobs_that_are_submitted_in_one_second_have_files_of_their_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(slurm_job.time, "strftime", lambda form, moment: "20260101T000000Z")
+    monkeypatch.setattr(slurm.time, "strftime", lambda form, moment: "20260101T000000Z")
     for job in "34":
         followed(monkeypatch, tmp_path, [(0, job, ""), (0, "JobState=FAILED Reason=JobLaunchFailure", "")])
     assert len(list((tmp_path / "slurm").glob("*.sbatch"))) == 2
@@ -273,7 +272,7 @@ def test_a_job_that_sbatch_does_not_name_is_none(monkeypatch: pytest.MonkeyPatch
 def test_a_step_that_was_killed_has_its_sentence(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """`scancel JOB.STEP`: the job itself has failed, and no rank could say why."""
     ended = (0, "JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0", "")
-    monkeypatch.setattr(slurm_job, "_is_missing", lambda log, wait_s: False)
+    monkeypatch.setattr(slurm, "_is_missing", lambda log, wait_s: False)
     code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), ended])
     assert code == 137 and said[-1].startswith("Slurm job 3 ended with 137, as srun says above; finished cases")
 
@@ -281,18 +280,18 @@ def test_a_step_that_was_killed_has_its_sentence(monkeypatch: pytest.MonkeyPatch
 def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tmp_path: Path) -> None:
     log, said = tmp_path / "log", list[str]()
     log.write_text("first launch\n")
-    shown = slurm_job._show(log, 0, said.append)
+    shown = slurm._show(log, 0, said.append)
     log.write_text("second\n")
-    slurm_job._show(log, shown, said.append)
+    slurm._show(log, shown, said.append)
     assert said == ["first launch", "second"]
 
 
 def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
     said: list[str] = []
-    complaint = torchx_job._Complaint(said.append)
-    first = f'{torchx_job.TRACEBACK}\n  File "x", line 1\na.FirstError: x\n\n'
-    second = f"{torchx_job.TRACEBACK}\ndocker.Error: none\n  more of it\n"
-    text = f"sh/0 {torchx_job.TRACEBACK}\nINFO built\n{first}{second}"
+    complaint = torchx._Complaint(said.append)
+    first = f'{torchx.TRACEBACK}\n  File "x", line 1\na.FirstError: x\n\n'
+    second = f"{torchx.TRACEBACK}\ndocker.Error: none\n  more of it\n"
+    text = f"sh/0 {torchx.TRACEBACK}\nINFO built\n{first}{second}"
     process = SimpleNamespace(stderr=io.BytesIO(text.encode()))
     complaint.follow(process)  # type: ignore[arg-type]
     assert said == ["sh/0 Traceback (most recent call last):", "INFO built"] and complaint.last == "docker.Error: none"
@@ -300,7 +299,7 @@ def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
 
 def test_within_an_allocation_the_job_is_a_step_of_it() -> None:
     asked = NodeLaunch(("tiny", "--quick"), 2, 4, "cuda", Path("results"), "distbench-tiny", ("--exclusive",))
-    command = slurm_job.srun_words(asked)
+    command = slurm.srun_words(asked)
     assert command[0] == "srun" and {"--overlap", "--nodes=2", "--ntasks=8", "--exclusive"} <= set(command)
     assert command[-2:] == ["tiny", "--quick"]
 

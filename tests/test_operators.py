@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
+from distbench.cases.dtensor_operator import operator_cases
+from distbench.ranks.context import RankContext
+from distbench.ranks.measure import no_stamp
+from distbench.records.frame import frame_of
+from distbench.records.run_file import Run
 from distbench.report.operators import operator_lines, tables
-from distbench.runs.frame import frame_of
-from distbench.runs.run_file import Run
 from distbench.spec import DTensorOperator, Scenario, UserError
-from distbench.worker.dtensor_operators import operator_cases
-from distbench.worker.rank.measure import no_stamp
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks
+from distbench.torch_private import fake_ranks
 
 
 def square() -> tuple[torch.Tensor, ...]:

@@ -10,7 +10,7 @@ from conftest import DATA
 from processes import Ranks
 
 from distbench.launch import Request, jobs_of
-from distbench.runs.run_file import read_run
+from distbench.records.run_file import read_run
 from distbench.spec import Job
 
 FILE = DATA / "own_calls.py"

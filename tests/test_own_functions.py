@@ -13,15 +13,13 @@ from conftest import ROOT
 from processes import Ranks
 from torch import nn
 
+from distbench.observe.attribution import Communication, communications_of
+from distbench.observe.trace import StepTrace
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
 from distbench.spec import DdpPlan, ParallelPlan, Scenario, Settings
-from distbench.worker.children.fake_step import rehearse
-from distbench.worker.children.plan_problems import answer_on
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Forwarding, fake_ranks
-from distbench.worker.tracing.attribution import communications_of
-from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.trace import StepTrace
+from distbench.torch_private import Forwarding, fake_ranks
+from distbench.worker.rehearsal import answer_on, rehearse
 
 
 class WithUnused(nn.Module):

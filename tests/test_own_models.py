@@ -17,21 +17,19 @@ from conftest import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.cases.step import step_cases
+from distbench.observe.attribution import OPTIMIZER, communications_of
+from distbench.observe.trace import StepTrace
+from distbench.plans.batch import Batch, loss_of
+from distbench.plans.materialise import load_initial_values
+from distbench.plans.model import blueprint, mapped, tensors_of
+from distbench.plans.patterns import own_units
+from distbench.plans.plan_check import problems
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.worker.cases.step import step_cases
-from distbench.worker.children.fake_step import rehearse
-from distbench.worker.models.blueprint import blueprint
-from distbench.worker.models.trees import mapped, tensors_of
-from distbench.worker.plans.batch import Batch, loss_of
-from distbench.worker.plans.materialise import load_initial_values
-from distbench.worker.plans.patterns import own_units
-from distbench.worker.plans.plan_check import problems
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Forwarding, fake_ranks
-from distbench.worker.tracing.attribution import communications_of
-from distbench.worker.tracing.communication import OPTIMIZER
-from distbench.worker.tracing.trace import StepTrace
+from distbench.torch_private import Forwarding, fake_ranks
+from distbench.worker.rehearsal import rehearse
 
 HERE = __file__
 CPU = torch.device("cpu")

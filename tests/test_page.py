@@ -13,17 +13,16 @@ from conftest import ROOT
 from lab_rows import moved, write
 from page_reader import SeenPage, page_at
 
-from distbench.cli import main
-from distbench.render.blocks import Heading, Lines, Table, capped
-from distbench.render.hover import Spot, hover, placed_spots
-from distbench.render.html import page_of
-from distbench.render.plot_style import new_figure, styled
+from distbench.cli.main import main
+from distbench.records.frame import frame_of
+from distbench.records.results_folder import collect
+from distbench.records.run_file import Run
 from distbench.report import render
-from distbench.report.contents import Contents
+from distbench.report.overview import Contents
 from distbench.report.page import page_blocks, write_page
-from distbench.runs.find import collect
-from distbench.runs.frame import frame_of
-from distbench.runs.run_file import Run
+from distbench.show.blocks import Heading, Lines, Table, capped
+from distbench.show.html import page_of
+from distbench.show.plots import Spot, hover, new_figure, placed_spots, styled
 
 GOLDEN = ROOT / "tests" / "golden"
 RUNS = [GOLDEN / f"{name}.jsonl" for name in ("collectives", "steps", "redistributions", "laboratory")]

@@ -12,21 +12,19 @@ from conftest import ROOT
 from processes import Ranks
 from torch import nn
 
+from distbench.observe.attribution import communications_of
+from distbench.plans.batch import Batch
+from distbench.plans.patterns import matching_modules
+from distbench.plans.pipeline import activations_of, check_split, stage_of
+from distbench.plans.plan_check import problems
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.ranks.measure import no_stamp
+from distbench.report.trace_rows import Trace, bubble_shares, bubbles_text, doubts, rows_of
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, PipelinePlan, Scenario, UserError
-from distbench.spec.pipeline_plan import SCHEDULES, layers_of_stages
-from distbench.traces.bubbles import bubble_shares, bubbles_text
-from distbench.traces.costs import doubts
-from distbench.traces.records import Trace, rows_of
-from distbench.worker.children.plan_problems import answer_on
-from distbench.worker.pipelines.stage_modules import activations_of, check_split, stage_of
-from distbench.worker.plans.batch import Batch
-from distbench.worker.plans.patterns import matching_modules
-from distbench.worker.plans.plan_check import problems
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.measure import no_stamp
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import V_SCHEDULES, fake_ranks, needs_newer
-from distbench.worker.tracing.attribution import communications_of
+from distbench.spec.plan import SCHEDULES, layers_of_stages
+from distbench.torch_private import V_SCHEDULES, fake_ranks, needs_newer
+from distbench.worker.rehearsal import answer_on
 
 
 class Layers(nn.Module):

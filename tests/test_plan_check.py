@@ -12,14 +12,11 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInput, RowwiseParallel
 
+from distbench.plans.parallelize import parallelize
+from distbench.plans.plan_check import fsdp_problems, grouped, local_shape, problems, tp_problems, undivided
+from distbench.ranks.context import RankContext
 from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
-from distbench.spec.parallel import matching
-from distbench.worker.plans.divisibility import grouped, undivided
-from distbench.worker.plans.fsdp_check import fsdp_problems
-from distbench.worker.plans.parallelize import parallelize
-from distbench.worker.plans.plan_check import problems
-from distbench.worker.plans.tp_check import local_shape, tp_problems
-from distbench.worker.rank.rank_context import RankContext
+from distbench.spec.plan import matching
 
 
 @pytest.fixture(scope="module")

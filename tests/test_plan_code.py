@@ -21,11 +21,11 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
+from distbench.plans.changed_plan import changed_plan, checkpointable, compilable
+from distbench.plans.plan_code import plan_code
+from distbench.search.ranking import change_lines, imports_of
 from distbench.spec import CpPlan, Entry, FsdpPlan, ParallelPlan, list_entries
 from distbench.spec.job import variants_of
-from distbench.sweep.ranking import change_lines, imports_of
-from distbench.worker.changed_plan import changed_plan, checkpointable, compilable
-from distbench.worker.plan_code import plan_code
 from distbench.worker.session import declared, load_scenario
 
 PLAN = ParallelPlan(

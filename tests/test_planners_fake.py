@@ -8,9 +8,8 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from distbench.planning import parse_state
-from distbench.planning.states import local_shape
-from distbench.worker.torch_internals import OrderedPlacements, OrderedTensor, OwnPlans, plan_path, planner
+from distbench.planning.states import local_shape, parse_state
+from distbench.torch_private import OrderedPlacements, OrderedTensor, OwnPlans, plan_path, planner
 
 
 @pytest.fixture(scope="module")

@@ -7,13 +7,12 @@ import pytest
 from conftest import DATA, Cli, run_files
 from processes import Ranks
 
-from distbench.costmodel.lines import Line
-from distbench.costmodel.profile import Profile
-from distbench.runs.run_file import read_run
+from distbench.cases.redistribution import planners_of
+from distbench.planning.profile import Line, Profile
+from distbench.records.run_file import read_run
+from distbench.redistribute.expected_shards import Pair
 from distbench.spec import Redistributions
-from distbench.worker.cases.redistribution import planners_of
-from distbench.worker.redistribute.tensor_layout import Pair
-from distbench.worker.torch_internals import Unsupported, native_all_to_all
+from distbench.torch_private import Unsupported, native_all_to_all
 
 PAIRS = f"{DATA / 'pairs.py'}::pairs"
 TURNED, CUT, REDUCED, MOVED = "S(0)S(0)->S(1)S(1)", "RR->S(0)R", "P(sum)R->RR", "RS(0)->RS(1)"

@@ -8,10 +8,19 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distbench.costmodel.lines import Line, Sample, fit_line, nonnegative_least_squares, relative_error
-from distbench.costmodel.mesh_costs import measured_cost
-from distbench.costmodel.profile import Profile, load_profile
-from distbench.planning import Problem, cheapest_route, parse_state
+from distbench.planning.pricing import Problem
+from distbench.planning.profile import (
+    Line,
+    Profile,
+    Sample,
+    fit_line,
+    load_profile,
+    measured_cost,
+    nonnegative_least_squares,
+    relative_error,
+)
+from distbench.planning.search import cheapest_route
+from distbench.planning.states import parse_state
 from distbench.spec.errors import UserError
 
 HEAD = '"profile_version": 1, "machine": "m", "backend": "gloo", "torch": "2", "mesh": {"tp": 2}'

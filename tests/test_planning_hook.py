@@ -17,13 +17,13 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distbench
-from distbench.costmodel.lines import Line
-from distbench.costmodel.profile import Profile
+from distbench.planning.profile import Line, Profile
 from distbench.spec.errors import UserError
 from distbench.spec.versions import release
-from distbench.worker.torch_internals import OwnPlans, mesh_facts, plan_path
-from distbench.worker.torch_internals.calibrated import calibrated_planning, require_known_planner
-from distbench.worker.torch_internals.probe import ZERO_FILLS, Unsupported, lacks
+from distbench.torch_private import OwnPlans, plan_path
+from distbench.torch_private import mesh as mesh_facts
+from distbench.torch_private.calibrated import calibrated_planning, require_known_planner
+from distbench.torch_private.probe import ZERO_FILLS, Unsupported, lacks
 
 PLANNER = module.DTensorRedistributePlanner
 MASKED: Any = _MaskPartial(offset_shape=torch.Size((8, 1)), offset_dim=0)  # type: ignore[no-untyped-call]

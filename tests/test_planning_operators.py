@@ -16,11 +16,10 @@ from torch.distributed.tensor._ops import utils as operators
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distbench.costmodel.lines import COLLECTIVES, Line
-from distbench.costmodel.profile import Profile
+from distbench.planning.profile import COLLECTIVES, Line, Profile
 from distbench.spec.errors import UserError
-from distbench.worker.torch_internals import calibrated
-from distbench.worker.torch_internals.calibrated import calibrated_planning, forget_plans
+from distbench.torch_private import calibrated
+from distbench.torch_private.calibrated import calibrated_planning, forget_plans
 
 PLANNER = module.DTensorRedistributePlanner
 NEXT_STATES = PLANNER.get_next_state

@@ -7,21 +7,11 @@ import pytest
 from processes import Children
 
 from benchmarks.random_states import random_state
-from distbench.planning import (
-    Move,
-    NoPath,
-    NotHandled,
-    Problem,
-    State,
-    TorchCost,
-    box_of,
-    cheapest_route,
-    least_peak_route,
-    least_received_bytes,
-    legal_steps,
-    parse_state,
-    priced_steps,
-)
+from distbench.planning.graph import Move, legal_steps
+from distbench.planning.pricing import Problem, least_received_bytes, priced_steps
+from distbench.planning.profile import TorchCost
+from distbench.planning.search import NoPath, cheapest_route, least_peak_route
+from distbench.planning.states import NotHandled, State, box_of, parse_state
 
 
 class TableCost:
@@ -260,5 +250,5 @@ def test_a_replica_becomes_a_partial_at_once_where_local_steps_cost_nothing() ->
 
 
 def test_planning_leaves_torch_out(children: Children) -> None:
-    script = "import sys, distbench.planning, distbench.costmodel.profile; assert 'torch' not in sys.modules"
+    script = "import sys, distbench.planning, distbench.planning.profile; assert 'torch' not in sys.modules"
     children.python("-c", script, check=True)

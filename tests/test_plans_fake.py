@@ -10,9 +10,9 @@ import torch.distributed as dist
 from conftest import ROOT
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.torch_private import fake_ranks
 
 
 class Collectives(TorchDispatchMode):

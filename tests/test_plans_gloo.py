@@ -10,7 +10,7 @@ from conftest import DATA, ROOT
 from processes import Ranks
 
 from distbench.launch import JobOutcome, Request, jobs_of
-from distbench.runs.run_file import read_run
+from distbench.records.run_file import read_run
 from distbench.spec import Job, parse_mesh
 
 NUM_LAYERS = 2

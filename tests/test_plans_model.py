@@ -14,14 +14,14 @@ from conftest import ROOT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.plans.checkpoint_compile import compile_modules, fused_modules, recompute_modules, why_not
+from distbench.plans.fsdp import shard_placement_of
+from distbench.plans.materialise import materialise
+from distbench.plans.model import blueprint
+from distbench.plans.parallelize import parallelize
+from distbench.ranks.context import RankContext
 from distbench.spec import CompilePlan, LargestDim, ParallelPlan
-from distbench.worker.models.blueprint import blueprint
-from distbench.worker.plans.checkpoint_compile import compile_modules, fused_modules, recompute_modules, why_not
-from distbench.worker.plans.fully_sharded import shard_placement_of
-from distbench.worker.plans.materialise import materialise
-from distbench.worker.plans.parallelize import parallelize
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, async_tp_options, each_operator, is_pending
+from distbench.torch_private import Skipped, async_tp_options, each_operator, is_pending
 
 
 @pytest.fixture(scope="module")

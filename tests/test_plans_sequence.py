@@ -12,17 +12,16 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ROOT
 
+from distbench.cases.reference import Difference, Differences
+from distbench.cases.step_check import Allowance
+from distbench.observe.attribution import Communication, communications_of
+from distbench.plans.plan_check import problems
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
 from distbench.spec import CpPlan, ParallelPlan, UserError
-from distbench.worker.cases.reference import Difference, Differences
-from distbench.worker.cases.step_check import Allowance
-from distbench.worker.plans.plan_check import problems
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Skipped, Unsupported, context_parallel, fake_ranks, require_kernel
-from distbench.worker.torch_internals.context_parallel import _of_four_dims
-from distbench.worker.torch_internals.shapes_only import _flash_attention
-from distbench.worker.tracing.attribution import communications_of
-from distbench.worker.tracing.communication import Communication
+from distbench.torch_private import Skipped, Unsupported, context_parallel, fake_ranks, require_kernel
+from distbench.torch_private.context_parallel import _of_four_dims
+from distbench.torch_private.shapes_only import _flash_attention
 
 
 @pytest.fixture(scope="module")

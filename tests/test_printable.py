@@ -10,12 +10,12 @@ import pytest
 from click.testing import CliRunner, Result
 from page_reader import SeenPage
 
-from distbench.cli import main
+from distbench.cli.main import main
 from distbench.launch.display import Plain
-from distbench.render.blocks import Code, Heading, Lines, Table, code_span, markdown_of, markdown_text
-from distbench.render.ci import CiOutcome, annotation, junit_xml
-from distbench.render.html import page_of
-from distbench.render.terminal import text_of
+from distbench.show.blocks import Code, Heading, Lines, Table, code_span, markdown_of, markdown_text
+from distbench.show.ci import CiOutcome, annotation, junit_xml
+from distbench.show.html import page_of
+from distbench.show.terminal import text_of
 from distbench.spec.printable import MAX_TEXT, clean, count_text, printable
 
 GOLDEN = Path(__file__).parent / "golden"

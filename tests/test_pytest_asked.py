@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distbench.pytest_plugin.asked import Asked, arguments_of, asked_of, entry_of
+from distbench.pytest_plugin.fixture import Asked, arguments_of, asked_of, entry_of
 from distbench.spec import UserError
 
 

@@ -17,9 +17,8 @@ from processes import Ranks
 
 import distbench.launch
 from distbench.launch import JobOutcome
-from distbench.pytest_plugin.case import MeasuredCase
-from distbench.pytest_plugin.fixture import Distbench
-from distbench.runs.run_file import Case, CaseResult, append, read_run
+from distbench.pytest_plugin.fixture import Distbench, MeasuredCase
+from distbench.records.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job, UserError
 
 pytest_plugins = ("pytester",)
@@ -162,7 +161,7 @@ def test_where_pytest_benchmark_is_not_there_cases_are_printed_a_line_each(
         from pathlib import Path
         import distbench.launch
         from distbench.launch import JobOutcome
-        from distbench.runs.run_file import append
+        from distbench.records.run_file import append
 
         def launch(job, joined, watcher):
             for record in {[HEADER, OK.to_record()]!r}:

@@ -12,12 +12,12 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel
 
+from distbench.cases.step import step_cases
+from distbench.ranks.context import RankContext
+from distbench.records.frame import frame_of
+from distbench.records.run_file import read_run
 from distbench.report import render
-from distbench.runs.frame import frame_of
-from distbench.runs.run_file import read_run
 from distbench.spec import ParallelPlan, Scenario, UserError
-from distbench.worker.cases.step import step_cases
-from distbench.worker.rank.rank_context import RankContext
 
 
 @pytest.fixture(scope="module")

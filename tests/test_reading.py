@@ -6,12 +6,21 @@ from pathlib import Path
 
 import pytest
 
-from distbench.runs.find import collect
-from distbench.runs.run_file import read_run
-from distbench.runs.sides import read_side
+from distbench.records.results_folder import collect
+from distbench.records.run_file import read_run
+from distbench.records.sides import read_side
 from distbench.spec.errors import UserError
-from distbench.spec.fields import COUNT, DURATIONS, TIMES, mapping_of, wrong_field
-from distbench.spec.reading import opened, parse_json, read_json, read_text
+from distbench.spec.files import (
+    COUNT,
+    DURATIONS,
+    TIMES,
+    mapping_of,
+    opened,
+    parse_json,
+    read_json,
+    read_text,
+    wrong_field,
+)
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -10,12 +10,12 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from distbench.cases.reference import compare, reference_of
+from distbench.plans.materialise import load_initial_values
+from distbench.plans.model import blueprint
+from distbench.ranks.context import RankContext
 from distbench.spec import Scenario
-from distbench.worker.cases.reference import compare, reference_of
-from distbench.worker.models.blueprint import blueprint
-from distbench.worker.plans.materialise import load_initial_values
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks
+from distbench.torch_private import fake_ranks
 
 LAYERS, SIDE = 6, 32
 

@@ -9,14 +9,13 @@ import pytest
 from processes import Children
 
 from distbench.launch import JobOutcome, RankProcesses, launch, run_job
-from distbench.launch.attempt import Attempt, attempt
+from distbench.launch.attempt import Attempt, Cause, attempt
 from distbench.launch.display import Quiet
-from distbench.launch.explain import Cause
-from distbench.launch.job_record import JobRecord, left_of
-from distbench.launch.ranks import Joined
-from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, append, read_run
+from distbench.launch.rendezvous import Joined
+from distbench.launch.run_job import JobRecord, left_of
+from distbench.processes.signals import Stop
+from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, append, read_run
 from distbench.spec import Job, Settings
-from distbench.spec.signals import Stop
 
 CASES = ("a", "b", "c", "d", "e")
 Misdeed = Callable[[str], tuple[str, Cause] | None]

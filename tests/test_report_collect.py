@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import distbench
-from distbench.runs.find import collect, run_files_in
+from distbench.records.results_folder import collect, run_files_in
+from distbench.report.traced_steps import one_trace
 from distbench.spec.errors import UserError
-from distbench.traces.select import one_trace
 
 GOLDEN = Path(__file__).resolve().parent / "golden"
 NOWHERE = Path("nowhere")
@@ -112,11 +112,11 @@ def test_where_no_scenario_is_meant_a_bare_name_that_is_no_path_is_refused_and_n
     monkeypatch.chdir(tmp_path)
     put(tmp_path, "one", "inv-1", 1.0)
     searched: list[Path] = []
-    monkeypatch.setattr("distbench.runs.find.run_files_in", lambda folder: searched.append(folder) or [])
+    monkeypatch.setattr("distbench.records.results_folder.run_files_in", lambda folder: searched.append(folder) or [])
     for ask in (
         lambda: collect((Path("s"),), None),
         lambda: distbench.load("s"),
-        lambda: distbench.compare("s", "t"),
+        lambda: distbench.statistics("s", "t"),
         lambda: one_trace(Path("s")),
     ):
         with pytest.raises(UserError, match=r"^run s does not exist: it is no file or folder here; give a run file"):

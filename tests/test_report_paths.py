@@ -8,13 +8,10 @@ import pytest
 import trace_records as golden
 from trace_records import STEP, collective, record, run_file
 
-from distbench.report.traced_steps import render_difference, render_paths
+from distbench.report.timeline import timeline_figures
+from distbench.report.trace_rows import PATH, Trace, busy_share, costs, doubts, lanes_of, left_of
+from distbench.report.traced_steps import chosen, one_trace, render_difference, render_paths
 from distbench.spec.errors import UserError
-from distbench.traces.costs import PATH, busy_share, costs, doubts
-from distbench.traces.records import Trace
-from distbench.traces.select import chosen, one_trace
-from distbench.traces.spans import lanes_of, left_of
-from distbench.traces.timeline import timeline_figures
 
 OUT = Path("nowhere")
 FORWARD_TP = ("forward", "tp", "all_gather", "tp")

@@ -11,16 +11,13 @@ from click.testing import CliRunner, Result
 from conftest import ROOT
 from trace_records import STEP, collective, record, run_file
 
-from distbench.cli import main
+from distbench.cli.main import main
 from distbench.report import render
-from distbench.report.traced_steps import render_difference, render_paths
+from distbench.report.timeline import chrome_events, lanes, median_step, waiting_and_own
+from distbench.report.trace_diff import cautions, difference, headline, names_of, path_changes, step_change
+from distbench.report.trace_rows import Trace
+from distbench.report.traced_steps import one_trace, render_difference, render_paths
 from distbench.spec.errors import UserError
-from distbench.traces.chrome import chrome_events
-from distbench.traces.diff import cautions, difference, names_of, step_change
-from distbench.traces.diff_text import headline, path_changes
-from distbench.traces.records import Trace
-from distbench.traces.select import one_trace
-from distbench.traces.timeline import lanes, median_step, waiting_and_own
 
 OUT = Path("nowhere")
 FSDP4 = {"dp_shard": 4}

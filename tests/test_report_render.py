@@ -11,11 +11,12 @@ import pytest
 from lab_rows import write
 from processes import Children
 
-from distbench.render.blocks import Table
-from distbench.render.terminal import text_of
-from distbench.report import FORMS, Rendered, render
+from distbench.records.run_file import Run
+from distbench.report import render
+from distbench.report.output import FORMS, Rendered
 from distbench.report.overview import overview
-from distbench.runs.run_file import Run
+from distbench.show.blocks import Table
+from distbench.show.terminal import text_of
 from distbench.spec.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent

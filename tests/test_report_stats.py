@@ -6,15 +6,9 @@ import math
 import numpy as np
 import pytest
 
-from distbench.compare.intervals import (
-    Interval,
-    geometric_mean,
-    geometric_mean_ci,
-    margin_of,
-    summarise,
-)
-from distbench.render.units import bandwidth_text, count_text, rate_text, ratio_text, size_text, time_ci_text, time_text
-from distbench.runs.frame import factors_of
+from distbench.records.frame import factors_of
+from distbench.show.units import bandwidth_text, count_text, rate_text, ratio_text, size_text, time_ci_text, time_text
+from distbench.statistics.intervals import Interval, geometric_mean, geometric_mean_ci, margin_of, summarise
 
 
 def interval(*triples: tuple[float, float, float]) -> Interval:

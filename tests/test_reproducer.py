@@ -11,8 +11,8 @@ from conftest import ROOT
 from processes import Ranks
 from test_lab_report import failing, four_pairs, study_in
 
-from distbench.laboratory.failures import Failure
-from distbench.laboratory.reproducer import Cut, NotWritten, Versions, layout_of, script_of, write_reproducers
+from distbench.report.redistributions import Failure
+from distbench.report.reproducer import Cut, NotWritten, Versions, layout_of, script_of, write_reproducers
 
 GOLDEN = ROOT / "tests" / "golden" / "laboratory.jsonl"
 VERSIONS = Versions("2.13.0", "gloo")
@@ -156,9 +156,9 @@ def test_a_real_runs_failures_come_out_by_cause(tmp_path: Path) -> None:
 
 
 def study_in_file(path: Path) -> list[Failure]:
-    from distbench.laboratory.study import studies_of
-    from distbench.runs.find import collect
-    from distbench.runs.frame import frame_of
+    from distbench.records.frame import frame_of
+    from distbench.records.results_folder import collect
+    from distbench.report.study import studies_of
 
     runs, _ = collect((path,), Path("nowhere"))
     (study,) = studies_of(runs, [frame_of(runs)])

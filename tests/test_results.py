@@ -4,10 +4,18 @@ from pathlib import Path
 
 import pytest
 
-from distbench.compare.medians import median, median_ci, median_ci_ranks
-from distbench.runs.header import Environment, header_of
-from distbench.runs.run_file import SCHEMA_VERSION, Case, CaseResult, append, busbw_factor, read_run
+from distbench.records.run_file import (
+    SCHEMA_VERSION,
+    Case,
+    CaseResult,
+    Environment,
+    append,
+    busbw_factor,
+    header_of,
+    read_run,
+)
 from distbench.spec import UserError
+from distbench.statistics.intervals import median, median_ci, median_ci_ranks
 
 HEADER = {"type": "run", "schema_version": SCHEMA_VERSION, "run_id": "r", "job": {}, "environment": {}}
 

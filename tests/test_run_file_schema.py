@@ -11,9 +11,10 @@ import pytest
 from conftest import ROOT
 from trace_records import record
 
-from distbench.gate.side_by_side import FRAME_COLUMNS
-from distbench.runs.frame import frame_of
-from distbench.runs.record_checks import (
+from distbench.judge.side_by_side import FRAME_COLUMNS
+from distbench.records.frame import frame_of
+from distbench.records.run_file import read_run, run_file_schema
+from distbench.records.run_file_fields import (
     CASE,
     COUNTERS,
     ENVIRONMENT,
@@ -28,9 +29,7 @@ from distbench.runs.record_checks import (
     wrong_in_header,
     wrong_in_record,
 )
-from distbench.runs.run_file import read_run
-from distbench.runs.run_file_schema import run_file_schema
-from distbench.spec.fields import Kinds
+from distbench.spec.files import Kinds
 
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.jsonl"))
 SCHEMA = json.loads((ROOT / "docs" / "run_file.schema.json").read_text())
@@ -42,7 +41,7 @@ HEADER_LINE = {"type": "run", "schema_version": 2, "job": {}, "environment": {}}
 
 
 def test_the_file_in_docs_is_what_the_declarations_give() -> None:
-    again = "python -m distbench.runs.run_file_schema > docs/run_file.schema.json"
+    again = "python -m distbench.records.run_file > docs/run_file.schema.json"
     assert run_file_schema() == SCHEMA, f"write it anew: {again}"
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 

@@ -12,7 +12,7 @@ from conftest import DATA, ROOT, run_files
 from processes import Ranks
 
 from distbench.launch import Request, jobs_of
-from distbench.runs.run_file import AGAIN, Run, read_run
+from distbench.records.run_file import AGAIN, Run, read_run
 
 SCENARIOS = ("collectives", "tp_mlp", "cp_attention", "llama_2d", "ddp", "redistribute")
 SCENARIOS += ("dtensor_ops", "llama_inference", "pipeline", "moe_tp", "replicate_tp")
@@ -198,7 +198,7 @@ def test_the_planners_take_different_paths_where_they_should(shipped: dict[str, 
 
 
 def test_what_gloo_really_runs_is_what_we_say_it_runs(ranks: Ranks, tmp_path: Path) -> None:
-    from distbench.worker.torch_internals import BACKEND_OPS
+    from distbench.torch_private import BACKEND_OPS
 
     out = tmp_path / "spans.json"
     ranks.torchrun(2, ROOT / "tests" / "ranks" / "backend_spans.py", out, check=True)

@@ -9,11 +9,11 @@ from conftest import DATA, run_files
 from processes import Children, Ranks
 from test_relaunch import job_in, rows_in
 
-from distbench.dry_run import estimate
-from distbench.launch import resume
+from distbench.cli.dry_run import estimate
+from distbench.launch import run_job
 from distbench.launch.display import Quiet
-from distbench.launch.job_record import JobRecord
-from distbench.runs.run_file import SCHEMA_VERSION, append, read_run
+from distbench.launch.run_job import JobRecord
+from distbench.records.run_file import SCHEMA_VERSION, append, read_run
 from distbench.spec import Job, UserError, find
 from distbench.spec.job import digest_of
 
@@ -124,13 +124,13 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: An
     record.pop("environment")
     header = {"type": "run", "schema_version": SCHEMA_VERSION, "job": record, "environment": {**FACTS, **environment}}
     append(folder / "run.jsonl", header, *rows_in(1, "a"))
-    monkeypatch.setattr(resume, "host_facts", lambda: dict(FACTS))
-    monkeypatch.setattr(resume, "installed_torch", lambda: "2.13.0")
+    monkeypatch.setattr(run_job, "host_facts", lambda: dict(FACTS))
+    monkeypatch.setattr(run_job, "installed_torch", lambda: "2.13.0")
     return folder / "run.jsonl"
 
 
 def test_what_is_left_of_a_run_counts_the_rows_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    job = resume.job_left_of(interrupted(tmp_path, monkeypatch, torch="2.13.0+cpu"))
+    job = run_job.job_left_of(interrupted(tmp_path, monkeypatch, torch="2.13.0+cpu"))
     assert (job.done_ids, job.passes_done, job.log_dir) == (["a"], {"a": 1}, str(tmp_path / "logs" / "resume1"))
     assert JobRecord(job, None, Quiet()).num_by_status == {"ok": 1}
 
@@ -139,7 +139,7 @@ def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch
     file = interrupted(tmp_path, monkeypatch, torch="2.13.0")
     append(file, {"type": "footer", "status": "complete"})
     with pytest.raises(UserError, match="nothing is left to run, its one case has a row"):
-        resume.job_left_of(file)
+        run_job.job_left_of(file)
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_run_made_otherwise_is_not_gone_on_with(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, environment: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(UserError, match=says):
-        resume.job_left_of(interrupted(tmp_path, monkeypatch, **environment))
+        run_job.job_left_of(interrupted(tmp_path, monkeypatch, **environment))
 
 
 def test_a_scenario_that_was_edited_or_is_gone_is_not_gone_on_with(
@@ -163,18 +163,18 @@ def test_a_scenario_that_was_edited_or_is_gone_is_not_gone_on_with(
     file = interrupted(tmp_path, monkeypatch, torch="2.13.0")
     (tmp_path / "s.py").write_text("x = 1")
     with pytest.raises(UserError, match="the scenario file was "):
-        resume.job_left_of(file)
+        run_job.job_left_of(file)
     (tmp_path / "s.py").unlink()
     with pytest.raises(UserError, match="now it is gone"):
-        resume.job_left_of(file)
+        run_job.job_left_of(file)
 
 
 def test_old_run_files_are_refused_with_a_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "host_facts", lambda: dict(FACTS))
+    monkeypatch.setattr(run_job, "host_facts", lambda: dict(FACTS))
     old = tmp_path / "old.jsonl"
     append(old, {"type": "run", "schema_version": 1, "job": {"scenario": "s"}})
     with pytest.raises(UserError, match="measure anew"):
-        resume.job_left_of(old)
+        run_job.job_left_of(old)
 
 
 def test_without_an_earlier_run_the_budget_is_what_is_known(tmp_path: Path) -> None:

@@ -13,20 +13,29 @@ from conftest import ROOT
 from rich.cells import cell_len
 from trace_records import record, run_file
 
-from distbench.render.blocks import Block, Code, Lines, Table
-from distbench.render.columns import AGAIN, fitted, shortened, without_names, without_shared
-from distbench.render.screen import ask_width, width_here
-from distbench.render.terminal import table_lines, text_of, wrap
+from distbench.records import run_file as run_files
+from distbench.records.frame import frame_of
+from distbench.records.results_folder import collect
 from distbench.report import summary_of
-from distbench.report.contents import Contents
+from distbench.report.overview import Contents
 from distbench.report.sections import report_blocks
 from distbench.report.summary import summary
-from distbench.runs import run_file as run_files
-from distbench.runs.find import collect
-from distbench.runs.frame import frame_of
-from distbench.traces.diff_text import comparison_blocks
-from distbench.traces.path_tables import trace_blocks
-from distbench.traces.records import traces_of
+from distbench.report.trace_diff import comparison_blocks
+from distbench.report.trace_rows import traces_of
+from distbench.report.trace_tables import trace_blocks
+from distbench.show.blocks import Block, Code, Lines, Table
+from distbench.show.terminal import (
+    AGAIN,
+    ask_width,
+    fitted,
+    shortened,
+    table_lines,
+    text_of,
+    width_here,
+    without_names,
+    without_shared,
+    wrap,
+)
 
 GOLDEN = ROOT / "tests" / "golden"
 WIDTHS = (60, 80, 120, 160)

@@ -7,7 +7,7 @@ from click.testing import CliRunner
 from conftest import ROOT
 
 from benchmarks.screens import CHECKOUT, PICTURES, SCREENS, SHOTS
-from distbench.cli import main
+from distbench.cli.main import main
 
 PAGE = (ROOT / "docs" / "screens.md").read_text()
 FILES = {file: screen for screen in SCREENS for file in screen.files().values()}

@@ -7,9 +7,8 @@ import pytest
 import torch
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from distbench.spec import UserError
-from distbench.worker.cases.collective import OPERATIONS, expected, sizes_of, tag, tag_period
-from distbench.worker.redistribute.expected_shards import (
+from distbench.cases.collective import OPERATIONS, expected, sizes_of, tag, tag_period
+from distbench.redistribute.expected_shards import (
     chunk_of,
     parse_placement,
     part_of,
@@ -19,8 +18,9 @@ from distbench.worker.redistribute.expected_shards import (
     strided_shard_of,
     tagged,
 )
-from distbench.worker.redistribute.planners import wire_bytes
-from distbench.worker.torch_internals import PathStep
+from distbench.redistribute.planners import wire_bytes
+from distbench.spec import UserError
+from distbench.torch_private import PathStep
 
 FULL = torch.arange(20.0).reshape(5, 4)
 

@@ -10,8 +10,8 @@ from processes import Ranks
 from test_failures import assert_nothing_runs
 
 from distbench.launch import Request, jobs_of
-from distbench.launch.processes import RankProcesses
-from distbench.runs.run_file import Run, read_run
+from distbench.launch.rank_processes import RankProcesses
+from distbench.records.run_file import Run, read_run
 from distbench.spec import Job
 
 SPOILER = '''

@@ -15,19 +15,30 @@ from click.testing import CliRunner, Result
 from conftest import DATA, ROOT
 from processes import Children
 
-from distbench.cli import main
-from distbench.commands.signature import _files
+from distbench.cli.main import main
+from distbench.cli.signature import _files
+from distbench.judge.signature import (
+    CommunicationPath,
+    Signature,
+    counted,
+    differences,
+    incomparable,
+    load,
+    parse,
+    signatures_of,
+)
 from distbench.launch import Request, jobs_of
-from distbench.runs.run_file import Case
-from distbench.signature import Path, Signature, counted, differences, incomparable, load, parse, signatures_of
+from distbench.records.run_file import Case
 from distbench.spec import UserError, parse_mesh
 
-GATHER = Path("forward", "tp", "all_gather", "tp", 2, "f32", 8400000, "layers.*.attention", "S(1)->R", True)
-REDUCE = Path("backward", "fsdp", "reduce_scatter", "dp_shard", 4, "bf16", 512, "(root)")
+GATHER = CommunicationPath(
+    "forward", "tp", "all_gather", "tp", 2, "f32", 8400000, "layers.*.attention", "S(1)->R", True
+)
+REDUCE = CommunicationPath("backward", "fsdp", "reduce_scatter", "dp_shard", 4, "bf16", 512, "(root)")
 MESH = {"dp_shard": 4, "tp": 2}
 
 
-def signature_of(counts: dict[Path, int], case: str = "step/x") -> Signature:
+def signature_of(counts: dict[CommunicationPath, int], case: str = "step/x") -> Signature:
     return Signature("llama", MESH, "2.13.0", {case: counts})
 
 
@@ -63,10 +74,12 @@ def test_what_is_no_signature_says_so(text: str, says: str) -> None:
 def test_differences_name_module_collective_mesh_dim_and_bytes() -> None:
     base = signature_of({GATHER: 4, REDUCE: 1})
     assert differences(base, signature_of({REDUCE: 1, GATHER: 4})) == []
-    more = Path("forward", "tp", "all_gather", "tp", 2, "f32", 8400000, "layers.*.attention.wq", "S(1)->R", False)
+    more = CommunicationPath(
+        "forward", "tp", "all_gather", "tp", 2, "f32", 8400000, "layers.*.attention.wq", "S(1)->R", False
+    )
     [text] = differences(base, signature_of({GATHER: 4, REDUCE: 1, more: 1}))
     assert text == "step/x: layers.*.attention.wq, forward: +1 all_gather over tp (tp), 8.01 MiB f32, implicit S(1)->R"
-    half = Path("backward", "fsdp", "reduce_scatter", "dp_shard", 4, "f32", 1024, "(root)")
+    half = CommunicationPath("backward", "fsdp", "reduce_scatter", "dp_shard", 4, "f32", 1024, "(root)")
     [text] = differences(base, signature_of({GATHER: 4, half: 1}))
     assert text == "step/x: (root), backward: 1 reduce_scatter over dp_shard (fsdp) of 512 B bf16 became 1 KiB f32"
     [text] = differences(base, signature_of({GATHER: 3, REDUCE: 1}))
@@ -135,8 +148,8 @@ class CaseSpec:
 def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(
     known_host: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from distbench.worker.children import signatures as worker
-    from distbench.worker.torch_internals import Skipped
+    from distbench.torch_private import Skipped
+    from distbench.worker import questions as worker
 
     (job,) = jobs_of(Request(("tp_mlp",), device="cpu"), None)
     case_specs = [
@@ -157,7 +170,7 @@ def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(
 def test_frozen_parameters_and_a_second_forward_have_a_predicted_peak_which_torchs_tracker_refuses() -> None:
     import torch
 
-    from distbench.worker.torch_internals import tracked_peak_bytes
+    from distbench.torch_private import tracked_peak_bytes
 
     model, given = torch.nn.Linear(4, 4), torch.ones(2, 4)
     once = tracked_peak_bytes(lambda: model(given).sum().backward(), model)
@@ -169,7 +182,7 @@ def test_frozen_parameters_and_a_second_forward_have_a_predicted_peak_which_torc
     assert frozen is not None and frozen >= 20 * 4
 
 
-def total(counts: Counter[Path]) -> Counter[tuple[str, str]]:
+def total(counts: Counter[CommunicationPath]) -> Counter[tuple[str, str]]:
     found: Counter[tuple[str, str]] = Counter()
     for path, count in counts.items():
         found[path.mesh_dim, path.kind] += count

@@ -12,13 +12,12 @@ import torch
 from conftest import ROOT
 from processes import Children
 
+from distbench.judge.signature import counted, load, stored_for
 from distbench.launch import Request, jobs_of
-from distbench.signature import counted, load
-from distbench.signature.exact_gate import stored_for
 from distbench.spec import list_entries
 from distbench.spec.versions import release
-from distbench.worker.torch_internals import needs_newer
-from distbench.worker.torch_internals.probe import SPMD_MESH
+from distbench.torch_private import needs_newer
+from distbench.torch_private.probe import SPMD_MESH
 
 PROGRAM = Path(__file__).parent / "sim_scenarios.py"
 # Scenarios of cases without a model.

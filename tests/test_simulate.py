@@ -12,19 +12,27 @@ from click.testing import CliRunner, Result
 from conftest import DATA, ROOT
 from processes import Children
 
-from distbench.cli import main
+from distbench.cli.main import main
+from distbench.judge.signature import counted, load
 from distbench.launch import Request, jobs_of
-from distbench.signature import counted, load
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
 from distbench.simulate.allocator import replay_memory
-from distbench.simulate.collective_time import ranks_of
-from distbench.simulate.record_steps import Recorded, record_steps
-from distbench.simulate.recording import ATTENTION, MATMUL, Collective, EventWaited, Operator, Recording
-from distbench.simulate.recording_file import load_recording
+from distbench.simulate.costs import ranks_of
+from distbench.simulate.recorded_step import untested
+from distbench.simulate.recorder import busier_ranks, differing_along, nested_ranks
+from distbench.simulate.recording import (
+    ATTENTION,
+    MATMUL,
+    Collective,
+    EventWaited,
+    Operator,
+    Recorded,
+    Recording,
+    load_recording,
+    record_steps,
+)
 from distbench.spec import CpPlan, Job, ParallelPlan, UserError
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.simulated.differing_ranks import busier_ranks, differing_along, nested_ranks
-from distbench.worker.simulated.recorded_step import untested
 
 # The others are compared by benchmarks/bench_simulation.py.
 SCENARIOS = ("fsdp_stack", "tp_mlp")

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from conftest import DATA
 
-from distbench.render.terminal import text_of
+from distbench.show.terminal import text_of
 from distbench.simulate.clock import Exposed, parts_of, replay_time
-from distbench.simulate.collective_time import collective_s, ranks_by_node, ranks_of
-from distbench.simulate.hardware.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
+from distbench.simulate.costs import collective_s, ranks_by_node, ranks_of
+from distbench.simulate.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
 from distbench.simulate.recording import (
     Allocated,
     Collective,
@@ -25,8 +25,10 @@ from distbench.simulate.recording import (
     Operator,
     Recording,
     StepBegun,
+    load_recording,
+    load_recordings,
+    save_recordings,
 )
-from distbench.simulate.recording_file import load_recording, load_recordings, save_recordings
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError

@@ -7,19 +7,17 @@ from typing import Any
 import pytest
 from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, run, spans
 
-from distbench.render.terminal import text_of
+from distbench.search.prediction import memory_for, predicted, with_memory
+from distbench.search.space import Candidate
+from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
 from distbench.simulate.clock import replay_time
-from distbench.simulate.collective_time import collective_s
 from distbench.simulate.compiled import compiled_memory
-from distbench.simulate.hardware.hardware_file import Figure, Hardware, load_hardware
-from distbench.simulate.hardware.host_figures import HostFigures
-from distbench.simulate.operator_time import operator_s, slowest
+from distbench.simulate.costs import collective_s, operator_s, slowest
+from distbench.simulate.hardware_file import Figure, Hardware, HostFigures, load_hardware
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
-from distbench.sweep.candidates import Candidate
-from distbench.sweep.prediction import memory_for, predicted, with_memory
 
 GIB = 1 << 30
 COMPILED = replace(HEAD, compiled=("layers.0",))

@@ -11,11 +11,11 @@ from processes import Children
 from test_simulate_clock import HEAD, machine, matmul
 
 from distbench.launch import Request, jobs_of
-from distbench.render.terminal import text_of
-from distbench.runs.run_file import read_run
+from distbench.records.run_file import read_run
+from distbench.report.trace_rows import bubble_shares, bubbles_text, traces_of
+from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
 from distbench.simulate.clock import Exposed, TimedStep, parts_of, replay_together
-from distbench.simulate.record_steps import record_steps
 from distbench.simulate.recording import (
     Collective,
     Event,
@@ -24,16 +24,16 @@ from distbench.simulate.recording import (
     PipelineFacts,
     Recording,
     StepBegun,
+    load_recordings,
     ranks_of_pipeline,
+    record_steps,
+    save_recordings,
 )
-from distbench.simulate.recording_file import load_recordings, save_recordings
 from distbench.simulate.simulated_run import write_simulated_run
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError
 from distbench.spec.versions import release
-from distbench.traces.bubbles import bubble_shares, bubbles_text
-from distbench.traces.records import traces_of
 
 FREE = {"node_bytes_per_s": 1e30, "peer_bytes_per_s": 1e30, "memory_bytes_per_s": 1e30}
 STAGES, PARTS = 4, 4

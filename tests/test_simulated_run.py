@@ -11,16 +11,16 @@ from click.testing import CliRunner, Result
 from conftest import ROOT
 from test_simulate_clock import HEAD, elementwise, gather, machine, matmul
 
-from distbench.cli import main
-from distbench.runs.frame import frame_of
-from distbench.runs.run_file import Run, read_run
-from distbench.signature.run_signature import of_run_file
+from distbench.cli.main import main
+from distbench.judge.signature import of_run_file
+from distbench.records.frame import frame_of
+from distbench.records.run_file import Run, read_run
+from distbench.report.timeline import chrome_events
+from distbench.report.trace_rows import Trace, traces_of
 from distbench.simulate.recording import Allocated, EventRecorded, EventWaited, Recording, StepBegun
 from distbench.simulate.simulated_run import write_simulated_run
 from distbench.simulate.simulation import NOT_SIMULATED, Simulation
 from distbench.spec import UserError
-from distbench.traces.chrome import chrome_events
-from distbench.traces.records import Trace, traces_of
 
 CASE = "step/f32[16,256]/mine"
 CASE_HEAD = replace(HEAD, case_id=CASE, params={"shape": [16, 256], "computes": "01234567", "variant": ""})

@@ -23,10 +23,10 @@ from conftest import DATA, ROOT, run_files
 from processes import PATIENCE_S, Ranks
 
 from benchmarks.slurm_cluster import SlurmCluster, slurm_cluster, why_not
-from distbench.nodes.node_launch import NodeLaunch
-from distbench.nodes.slurm_job import slurm_script
-from distbench.nodes.torchrun_nodes import torchrun_lines
-from distbench.runs.run_file import read_run
+from distbench.launch.nodes import NodeLaunch
+from distbench.launch.slurm import slurm_script
+from distbench.launch.torchrun import torchrun_lines
+from distbench.records.run_file import read_run
 
 # The command itself takes signals as it does for a user; its ranks are forked.
 AS_FORKED = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('distbench', run_name='__main__')"

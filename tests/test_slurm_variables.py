@@ -2,7 +2,7 @@
 
 import pytest
 
-from distbench.launch.ranks import first_host, joined_ranks, slurm_port, tasks_on_node
+from distbench.launch.rendezvous import first_host, joined_ranks, slurm_port, tasks_on_node
 
 STEP = {"SLURM_PROCID": "5", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "11", "SLURM_LOCALID": "1"}
 STEP |= {"SLURM_STEP_NODELIST": "gpu[03-05]", "SLURM_NODEID": "1", "SLURM_STEP_TASKS_PER_NODE": "4(x2),3"}

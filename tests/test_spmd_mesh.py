@@ -11,12 +11,12 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import ColwiseParallel
 
+from distbench.plans.parallelize import annotate_parameters, onto_spmd_mesh, parallelize
+from distbench.plans.plan_check import fsdp_problems
+from distbench.ranks.context import RankContext
 from distbench.spec import CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
-from distbench.worker.plans.fsdp_check import fsdp_problems
-from distbench.worker.plans.parallelize import annotate_parameters, onto_spmd_mesh, parallelize
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import Unsupported, fake_ranks, is_strided_shard, needs_newer
-from distbench.worker.torch_internals.probe import SPMD_MESH
+from distbench.torch_private import Unsupported, fake_ranks, is_strided_shard, needs_newer
+from distbench.torch_private.probe import SPMD_MESH
 
 
 @pytest.fixture(scope="module")

@@ -14,17 +14,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
+from distbench.cases.reference import Difference, Differences, of_compiled, reference_of
+from distbench.cases.step import step_cases
+from distbench.cases.step_check import Allowance, Finding, Rounding, StepCheck, measured_rounding, reduction_rounding
+from distbench.plans.batch import batch_of
+from distbench.plans.model import blueprint
+from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario
 from distbench.spec.versions import release
-from distbench.worker.cases.reference import Difference, Differences, reference_of
-from distbench.worker.cases.rounding import Rounding, measured_rounding, reduction_rounding
-from distbench.worker.cases.step import step_cases
-from distbench.worker.cases.step_check import Allowance, Finding, StepCheck
-from distbench.worker.models.blueprint import blueprint
-from distbench.worker.models.likely_causes import of_compiled
-from distbench.worker.plans.batch import batch_of
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import fake_ranks, loses_gradients_of_pending_inputs
+from distbench.torch_private import fake_ranks, loses_gradients_of_pending_inputs
 
 BASE = Allowance(1e-5, 1e-5, "as for every f32 step")
 RIGHT = Difference(0.0, 1.0)
@@ -289,7 +287,7 @@ def test_a_variant_again_is_checked_again_and_a_wrong_one_after_a_right_one_is_w
     memory is known from the first time; whether it is right is not."""
     half = torch.randn(2, 16, 32, generator=torch.Generator().manual_seed(0))
     batch = torch.cat([half, half])
-    monkeypatch.setattr("distbench.worker.cases.step.problems", lambda *_: [])
+    monkeypatch.setattr("distbench.cases.step.problems", lambda *_: [])
     scenario = replace(scenario_of(), make_batch=lambda: (batch, -batch))
     [case_spec] = step_cases(scenario, "mine", context)
     told, known = [], []

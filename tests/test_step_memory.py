@@ -9,13 +9,12 @@ from conftest import DATA, run_files
 from processes import Ranks
 from torch import nn
 
-from distbench.runs.run_file import read_run
+from distbench.observe.attribution import RunningModules
+from distbench.observe.memory import measured_step_peak, peak_of, predicted_peak_bytes
+from distbench.plans.training_step import Stamp
+from distbench.records.run_file import read_run
 from distbench.spec import ParallelPlan
-from distbench.worker.plans.training_step import Stamp
-from distbench.worker.torch_internals import Allocation
-from distbench.worker.tracing.memory_peak import peak_of
-from distbench.worker.tracing.running_modules import RunningModules
-from distbench.worker.tracing.step_memory import measured_step_peak, predicted_peak_bytes
+from distbench.torch_private import Allocation
 
 NUMEL = 1000
 N = 4 * NUMEL  # bytes of each tensor of the toy

@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
+from distbench.ranks.case import CaseSpec
+from distbench.records.run_file import Case, read_run
 from distbench.report import render
-from distbench.runs.run_file import Case, read_run
 from distbench.spec import Settings
-from distbench.worker.pass_plan import MAX_PASSES, PassPlan, Turn, groups_of
-from distbench.worker.rank.opened_case import CaseSpec
+from distbench.worker.passes import MAX_PASSES, PassPlan, Turn, groups_of
 from distbench.worker.session import with_baselines_again
 
 VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400}

@@ -150,7 +150,7 @@ def test_no_process_of_a_command_that_is_ended_is_left(
 
 
 def test_a_launcher_of_nodes_ends_with_the_command_that_is_killed(children: Children, tmp_path: Path) -> None:
-    code = "from distbench.nodes.node_launch import run_here; run_here(['sh', '-c', 'echo $$; exec sleep 300'])"
+    code = "from distbench.launch.nodes import run_here; run_here(['sh', '-c', 'echo $$; exec sleep 300'])"
     with children.start(sys.executable, "-c", code, stdout=subprocess.PIPE) as command:
         assert command.stdout is not None
         launcher = os.pidfd_open(int(command.stdout.readline()))

@@ -10,14 +10,13 @@ import pytest
 from click.testing import CliRunner, Result
 from processes import Children
 
-from distbench.cli import main
+from distbench.cli.main import main
+from distbench.search import child as sweep_child_module
+from distbench.search.child import Question, SweepChild
+from distbench.search.measured import claim_folder, keep_round, read_round, require_folder
+from distbench.search.space import lower_bound_bytes, set_up
 from distbench.spec import UserError
-from distbench.spec.writing import unique_stem
-from distbench.sweep import sweep_child as sweep_child_module
-from distbench.sweep.candidates import lower_bound_bytes
-from distbench.sweep.setup import set_up
-from distbench.sweep.sweep_child import Question, SweepChild
-from distbench.sweep.sweep_folder import claim_folder, keep_round, read_round, require_folder
+from distbench.spec.files import unique_stem
 
 
 def sweep(*arguments: str) -> Result:

@@ -11,16 +11,15 @@ import pandas as pd
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
-from distbench.simulate.hardware.hardware_file import load_hardware
+from distbench.search import explore as explore_module
+from distbench.search import measured as measured_module
+from distbench.search.child import Question, SweepChild
+from distbench.search.explore import Explored, Limits, Predictor, explore, nothing_found
+from distbench.search.measured import changes_of_best, combined, num_affordable, with_written
+from distbench.search.prediction import Prediction, layers_of
+from distbench.search.space import Candidate, Space, count_of, set_up
+from distbench.simulate.hardware_file import load_hardware
 from distbench.spec import UserError
-from distbench.sweep import explore as explore_module
-from distbench.sweep import measured_sweep as measured_module
-from distbench.sweep.candidates import Candidate, Space, count_of
-from distbench.sweep.explore import Explored, Limits, Predictor, explore, nothing_found
-from distbench.sweep.measured_sweep import changes_of_best, combined, num_affordable, with_written
-from distbench.sweep.prediction import Prediction, layers_of
-from distbench.sweep.setup import set_up
-from distbench.sweep.sweep_child import Question, SweepChild
 
 
 def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:

@@ -1,8 +1,8 @@
 """The picture of a sweep: what each mark stands for."""
 
-from distbench.sweep.candidates import Candidate
-from distbench.sweep.ranking import RankedPlan
-from distbench.sweep.sweep_plot import pareto_figures
+from distbench.search.ranking import RankedPlan
+from distbench.search.space import Candidate
+from distbench.search.text import pareto_figures
 
 GIB = float(1 << 30)
 

@@ -6,17 +6,13 @@ from typing import Any, cast
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
-from distbench.render.terminal import text_of
-from distbench.simulate.hardware.hardware_file import load_hardware
-from distbench.simulate.hardware.host_figures import HostFigures
-from distbench.spec import UserError
-from distbench.sweep import predicted_sweep as predicted_sweep_module
-from distbench.sweep.candidates import Candidate, Space
-from distbench.sweep.explore import Explored, Limits, Predictor, take_in
-from distbench.sweep.measured_sweep import Measured
-from distbench.sweep.predicted_sweep import found_of, measured_found, predicted_around
-from distbench.sweep.prediction import no_plan_fits, require_same_work, with_memory
-from distbench.sweep.ranking import (
+from distbench.search import predicted as predicted_sweep_module
+from distbench.search.child import SweepChild
+from distbench.search.explore import Explored, Limits, Predictor, take_in
+from distbench.search.measured import Measured
+from distbench.search.predicted import found_of, measured_found, predicted_around
+from distbench.search.prediction import no_plan_fits, require_same_work, with_memory
+from distbench.search.ranking import (
     changes_of,
     cost_a_billion,
     cost_a_step,
@@ -27,11 +23,13 @@ from distbench.sweep.ranking import (
     record_of,
     undominated,
 )
-from distbench.sweep.run_sweep import is_here
-from distbench.sweep.setup import set_up
-from distbench.sweep.sweep_child import SweepChild
-from distbench.sweep.sweep_text import Found, recommendation, why
-from distbench.sweep.sweep_text import blocks_of as sweep_blocks
+from distbench.search.space import Candidate, Space, set_up
+from distbench.search.sweep import is_here
+from distbench.search.text import Found, recommendation, why
+from distbench.search.text import blocks_of as sweep_blocks
+from distbench.show.terminal import text_of
+from distbench.simulate.hardware_file import HostFigures, load_hardware
+from distbench.spec import UserError
 
 
 def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:

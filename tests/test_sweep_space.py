@@ -5,15 +5,23 @@ from dataclasses import replace
 import pytest
 from sweep_plans import FACTS, space
 
+from distbench.plans.changed_plan import mesh_dims_of, sharding_dims_of
+from distbench.ranks import context
+from distbench.search.explore import Explored, nothing_found
+from distbench.search.space import (
+    BATCH_DIMS,
+    Candidate,
+    Space,
+    all_of,
+    count_of,
+    factorizations,
+    lower_bound_bytes,
+    set_up,
+)
+from distbench.search.sweep import BYTES, SECONDS, amount
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.job import parse_choices
-from distbench.spec.plan_knobs import brief_mesh, mesh_of, parse_brief_mesh, split_variant
-from distbench.spec.quantities import BYTES, SECONDS, amount
-from distbench.sweep.candidates import BATCH_DIMS, Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes
-from distbench.sweep.explore import Explored, nothing_found
-from distbench.sweep.setup import set_up
-from distbench.worker.changed_plan import mesh_dims_of, sharding_dims_of
-from distbench.worker.rank import rank_context
+from distbench.spec.plan_changes import brief_mesh, mesh_of, parse_brief_mesh, split_variant
 
 
 def test_every_mesh_of_a_world_is_tried() -> None:
@@ -80,7 +88,7 @@ def test_every_change_of_a_plan_is_tried_where_it_has_something_to_change() -> N
 
 def test_ranks_of_experts_have_different_parts_of_the_batch() -> None:
     mixture = Space({"ep": 2, "dp_shard": 2}, ["ep", "dp_shard"], 4, {**FACTS, "batch_size": 2}, {})
-    assert mixture.meshes == [] and BATCH_DIMS == rank_context.BATCH_DIMS
+    assert mixture.meshes == [] and BATCH_DIMS == context.BATCH_DIMS
 
 
 def test_neighbours_differ_by_one_change() -> None:

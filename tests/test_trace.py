@@ -17,16 +17,15 @@ from click.testing import CliRunner
 from conftest import DATA
 from processes import Ranks
 
-from distbench.ask_child import ask_child
-from distbench.cli import main
+from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
-from distbench.runs.run_file import read_run
+from distbench.observe.attribution import COLUMNS, PHASE_COLUMNS, Communication, Traced, TracedRow, tables
+from distbench.observe.trace import StepTrace, differences
+from distbench.processes.child import ask_child
+from distbench.records.run_file import read_run
 from distbench.spec import CompilePlan, Job, ParallelPlan, list_entries
-from distbench.worker.torch_internals import Forwarding, Unsupported, each_collective, fake_ranks, needs_newer, require
-from distbench.worker.torch_internals.probe import SPMD_MESH
-from distbench.worker.tracing.communication import Communication
-from distbench.worker.tracing.trace import StepTrace, differences
-from distbench.worker.tracing.trace_rows import COLUMNS, PHASE_COLUMNS, Traced, TracedRow, tables
+from distbench.torch_private import Forwarding, Unsupported, each_collective, fake_ranks, needs_newer, require
+from distbench.torch_private.probe import SPMD_MESH
 
 PHASES = ("forward", "backward")
 
@@ -143,7 +142,7 @@ def test_two_methods_agree_on_every_shipped_step_and_see_the_sixty_collectives_o
     jobs = [variants_of_interest(job) for job in jobs_of(Request(tuple(names), device="cpu", quick=True), None)]
     sizes = ("dim=64", "hidden=256", "sequence=32", "num_layers=4")
     jobs += jobs_of(Request(("llama_2d",), sizes, device="cpu"), None)
-    found = ask_child("distbench.worker.children.cross_check", given=[job.to_record() for job in jobs], timeout_s=300)
+    found = ask_child("trace_differences", given=[job.to_record() for job in jobs], timeout_s=300)
     cases = {case["case_id"]: case for job in found for case in job}
     assert {name: case for name, case in cases.items() if case.get("differences", True)} == {}
     scenarios = {case.split("/")[2] for case in cases}
@@ -204,14 +203,14 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
 def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: dict[str, Any] = {}
 
-    def ask_child(module: str, *, given: Any, timeout_s: float, failure: str) -> Any:
-        asked.update(module=module, scenarios=[record["scenario"] for record in given])
+    def ask_child(verb: str, *, given: Any, timeout_s: float, failure: str) -> Any:
+        asked.update(verb=verb, scenarios=[record["scenario"] for record in given])
         same = {"case_id": "step/a", "num_rows": 3, "differences": []}
         return [[same], [{"case_id": "step/b", "num_rows": 4, "differences": ["after 1 collectives ..."]}]]
 
-    monkeypatch.setattr("distbench.doctor.ask_child", ask_child)
+    monkeypatch.setattr("distbench.cli.doctor.ask_child", ask_child)
     done = CliRunner().invoke(main, ["doctor", "--paths", "llama_2d", "tp_mlp"])
-    assert asked == {"module": "distbench.worker.children.cross_check", "scenarios": ["llama_2d", "tp_mlp"]}
+    assert asked == {"verb": "trace_differences", "scenarios": ["llama_2d", "tp_mlp"]}
     assert done.exit_code == 1
     assert done.output.splitlines()[:3] == [
         "agreed    step/a: 3 collectives",
@@ -262,8 +261,8 @@ def a_trace_is_whole(trace: dict[str, Any]) -> None:
 
 
 def test_a_run_without_steps_says_that_there_is_nothing_to_trace(tmp_path: Path) -> None:
-    from distbench.commands.run import _of_traces
-    from distbench.runs.run_file import Case, CaseResult, append
+    from distbench.cli.run import _of_traces
+    from distbench.records.run_file import Case, CaseResult, append
 
     file = tmp_path / "run.jsonl"
     append(file, {"type": "run", "schema_version": 1})

@@ -14,7 +14,7 @@ from conftest import DATA, run_files
 from processes import Ranks
 
 from benchmarks.two_host_lab import HOSTS, NoNamespaces, lose, torchrun_on, two_hosts
-from distbench.runs.run_file import Run, read_run
+from distbench.records.run_file import Run, read_run
 
 FIRST, LOST = HOSTS
 TIMEOUT_S = 120

@@ -11,8 +11,8 @@ from processes import Children
 
 from distbench.spec import versions
 from distbench.spec.errors import UserError
-from distbench.worker.torch_internals import Unsupported, needs_newer, probe, require
-from distbench.worker.torch_internals.probe import LOWEST
+from distbench.torch_private import Unsupported, needs_newer, probe, require
+from distbench.torch_private.probe import LOWEST
 
 STATED = re.compile(r"torch (\d+\.\d+) to (\d+\.\d+)")
 # Pages that state the supported versions.
@@ -29,7 +29,7 @@ def test_pyproject_and_the_docs_state_the_versions_of_the_constant() -> None:
 
 def test_the_product_states_the_bound_by_the_constant() -> None:
     """Else messages go stale. The versions of a defect, or of a source that was read, may be others."""
-    of_something_else = {"simulate/allocator.py", "worker/plans/checkpoint_compile.py"}
+    of_something_else = {"simulate/allocator.py", "plans/checkpoint_compile.py"}
     oldest = ".".join(map(str, versions.OLDEST))
     stale = [
         path.relative_to(ROOT / "distbench").as_posix()

@@ -270,13 +270,13 @@ def test_a_private_name_is_seen(line: str) -> None:
 LIGHT = (
     "distbench",
     "distbench.cli",
-    "distbench.costmodel.calibration_run",
-    "distbench.check_plans",
-    "distbench.advise",
-    "distbench.commands.gate",
+    "distbench.planning.calibration",
+    "distbench.cli.check",
+    "distbench.planning.advice",
+    "distbench.cli.gate",
     "distbench.launch",
     "distbench.pytest_plugin.fixture",
-    "distbench.runs.run_file",
+    "distbench.records.run_file",
     "distbench.simulate.simulation",
     "distbench.spec",
 )
@@ -301,7 +301,7 @@ def test_help_and_list_import_neither_torch_nor_other_commands_nor_plans(childre
     code = "import sys; from distbench.cli import main\n"
     code += "for word in ('--help', 'list'):\n try: main([word])\n except SystemExit: pass\n"
     code += "print([name for name in sys.argv[1:] if name in sys.modules])"
-    files = ("distbench.commands.run", "distbench.commands.report", "distbench.spec.parallel", "distbench.spec.job")
+    files = ("distbench.cli.run", "distbench.cli.report", "distbench.spec.plan", "distbench.spec.job")
     done = children.python("-c", code, "torch", *files, check=True)
     assert done.stdout.splitlines()[-1] == "[]" and "llama_2d" in done.stdout and "calibrate" in done.stdout
 
@@ -310,7 +310,7 @@ def test_the_gate_judges_without_knowing_how_it_is_shown() -> None:
     shown = {"comparison_text.py", "side_by_side_text.py", "baseline_text.py", "machine_forms.py", "rates_text.py"}
     for path in FILES:
         if room_of(path) == "gate" and path.name not in shown:
-            assert not any(module.startswith("distbench.render") for module in our_modules(path)), path
+            assert not any(module.startswith("distbench.show") for module in our_modules(path)), path
 
 
 def test_loading_the_pytest_plugin_imports_nothing_of_ours() -> None:
@@ -329,8 +329,8 @@ def test_nothing_imports_the_scenarios_by_name() -> None:
 ACCELERATORS = {"cuda", "hip", "rocm", "xpu", "npu", "hpu", "mtia", "nccl", "rccl", "xccl", "hccl"}
 OF_TORCH = {f"torch.{name}" for name in (*ACCELERATORS, "accelerator", "get_device_module")}
 # The simulated device stands for CUDA's and its NCCL; nccl-tests' files have no other; headers say which versions ran.
-SAYS_SO = ("worker/simulated/recorded_step.py", "runs/nccl_tests.py", "runs/record_checks.py")
-SAYS_SO += ("gate/baseline_text.py",)
+SAYS_SO = ("simulate/recorded_step.py", "records/nccl_tests.py", "records/run_file_fields.py")
+SAYS_SO += ("judge/gate_text.py",)
 
 
 def test_one_table_and_one_file_of_the_worker_know_the_accelerators() -> None:

@@ -7,8 +7,8 @@ import pytest
 from click.testing import CliRunner, Result
 from conftest import ROOT
 
-from distbench.cli import main
-from distbench.commands.report import _command as report_command
+from distbench.cli.main import main
+from distbench.cli.report import _command as report_command
 from distbench.spec import find
 
 STEPS = str(ROOT / "tests" / "golden" / "steps.jsonl")
@@ -70,7 +70,7 @@ def test_a_project_s_own_default_is_not_refused(tmp_path: Path, monkeypatch: pyt
     assert "--runs" not in report_command((Path(STEPS),), Path("elsewhere"), "")
     assert "--runs elsewhere" in report_command((Path("tp_mlp"),), Path("elsewhere"), "")
     reached: list[Path] = []
-    monkeypatch.setattr("distbench.launch.resume.job_left_of", reached.append)
+    monkeypatch.setattr("distbench.launch.run_job.job_left_of", reached.append)
     command(f"run --resume {STEPS}")
     assert reached == [Path(STEPS)]
 
@@ -78,6 +78,6 @@ def test_a_project_s_own_default_is_not_refused(tmp_path: Path, monkeypatch: pyt
 def test_a_resumed_run_without_links_is_refused_before_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     (entry,) = find("tp_mlp")
     left = SimpleNamespace(file=str(entry.file), scenario="tp_mlp", mesh={"tp": 2})
-    monkeypatch.setattr("distbench.launch.resume.job_left_of", lambda file: left)
+    monkeypatch.setattr("distbench.launch.run_job.job_left_of", lambda file: left)
     done = command(f"run --resume {STEPS} --fail-on-outlier")
     assert done.exit_code == 2 and "--fail-on-outlier" in done.stderr and not done.stdout

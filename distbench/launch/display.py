@@ -17,7 +17,7 @@ class Display:
     """Shows the progress of one scenario; by itself, nothing of it."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Take in one event of the ranks, as runs/progress.py lists them."""
+        """Take in one event of the ranks, as records/progress.py lists them."""
 
 
 class Quiet(Display):

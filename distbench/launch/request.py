@@ -7,17 +7,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from distbench.launch.ranks import Joined
-from distbench.runs.machine import accelerator_here, device_count, host_facts, slug
+from distbench.launch.rendezvous import Joined
+from distbench.records.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
-from distbench.spec.case_choice import CaseChoice
+from distbench.spec.case_filter import CaseChoice
 from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
+from distbench.spec.files import unique_stem
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
-from distbench.spec.plan_knobs import mesh_of
+from distbench.spec.plan_changes import mesh_of
 from distbench.spec.printable import count_text
 from distbench.spec.versions import installed_torch
-from distbench.spec.writing import unique_stem
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
@@ -148,7 +148,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
 
 def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
     """One folder a run; where another launcher started the ranks, each has its own within their launch's (ranks of
-    several names of it move theirs together once they have met: `worker/hosts/log_folder.py`)."""
+    several names of it move theirs together once they have met: `ranks/hosts.py`)."""
     option = "--log-dir" if request.log_dir else "--out"
     alone = _resolved((request.log_dir or beside) / run_name, option)
     if not joined:
@@ -203,8 +203,7 @@ def _profile_for(
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Sequence[str] = ()) -> None:
     """Refuse a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
-    from distbench.costmodel.mesh_costs import profile_on
-    from distbench.costmodel.profile import load_profile
+    from distbench.planning.profile import load_profile, profile_on
 
     profile = load_profile(path)
     backend = DEVICES[device].backend

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distbench.costmodel.lines import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
+from distbench.planning.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
 from distbench.planning.states import State
 
 

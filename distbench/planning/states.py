@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distbench.spec.layouts import Placement, format_placements, parse_placements, shard_orders
+from distbench.spec.placements import Placement, format_placements, parse_placements, shard_orders
 
 REDUCE_OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 

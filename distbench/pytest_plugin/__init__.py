@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 if TYPE_CHECKING:
-    from distbench.pytest_plugin.case import MeasuredCase
-    from distbench.pytest_plugin.fixture import Distbench
+    from distbench.pytest_plugin.fixture import Distbench, MeasuredCase
 
 FIXTURE = "distbench"
 MARKER = (

@@ -1,23 +1,356 @@
 """The fixture: a function to a job, the job to its ranks, their run file to cases; anything not ok fails the test."""
 
 import contextlib
+import inspect
+import math
 import os
+import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from inspect import Parameter
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from distbench import launch
 from distbench.launch.display import Quiet
-from distbench.pytest_plugin.asked import arguments_of, asked_of, entry_of
-from distbench.pytest_plugin.case import MeasuredCase
-from distbench.pytest_plugin.rows import add_rows
-from distbench.runs.run_file import read_run
-from distbench.spec import Job, UserError
+from distbench.records.run_file import read_run
+from distbench.records.run_file_fields import Record
+from distbench.spec import Entry, Job
+from distbench.spec.errors import UserError, nearest
+from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size
+from distbench.spec.printable import count_text
+from distbench.statistics.intervals import median, median_ci
+from distbench.statistics.verdicts import FASTER, SLOWER
+
+# What a test asks for: its marker, a function that ranks can find, and arguments that can travel to them.
+
+DEFAULT_RANKS = 2
+DEFAULT_TIMEOUT_S = 300.0
+KEYWORDS = ("ranks", "mesh", "timeout_s", "quick")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What `@pytest.mark.distbench(...)` asks for; quick: few samples; given up after `timeout_s` without progress."""
+
+    mesh: dict[str, int]
+    timeout_s: float = DEFAULT_TIMEOUT_S
+    quick: bool = False
+
+
+def asked_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
+    """A marker's arguments; UserError for an unknown one, a wrong value, or ranks and a mesh that disagree."""
+    if args:
+        raise UserError(f"@pytest.mark.distbench takes its arguments by name; write ranks={args[0]!r} or mesh=...")
+    for name in kwargs:
+        if name not in KEYWORDS:
+            raise UserError(f"@pytest.mark.distbench takes no {name!r} ({nearest(name, KEYWORDS)})")
+    timeout_s = kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)
+    if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
+        raise UserError(f"@pytest.mark.distbench(timeout_s={timeout_s!r}): give a positive number of seconds")
+    return Asked(_mesh(kwargs.get("ranks"), kwargs.get("mesh")), float(timeout_s), bool(kwargs.get("quick", False)))
+
+
+def _mesh(ranks: Any, mesh: Any) -> dict[str, int]:
+    if ranks is not None and not _is_count(ranks):
+        raise UserError(f"@pytest.mark.distbench(ranks={ranks!r}): give a whole number, 1 or more")
+    if mesh is None:
+        return {"dp_shard": DEFAULT_RANKS if ranks is None else ranks}
+    if not isinstance(mesh, Mapping) or not mesh or not all(_is_count(size) for size in mesh.values()):
+        raise UserError(f"@pytest.mark.distbench(mesh={mesh!r}): give mesh dims and their sizes, such as {{'tp': 2}}")
+    check_mesh_dims(mesh)
+    if ranks is not None and ranks != mesh_size(mesh):
+        raise UserError(
+            f"@pytest.mark.distbench(ranks={ranks}, mesh={dict(mesh)}): the mesh {format_mesh(mesh)} has "
+            f"{count_text(mesh_size(mesh), 'rank')}; leave ranks out"
+        )
+    return dict(mesh)
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], mesh: Mapping[str, int]) -> Entry:
+    """The function as a scenario's entry, so that it becomes a job as scenarios do; axes: parameter to its values.
+
+    Raises:
+        UserError: ranks could not find the function, or an argument cannot travel to them.
+    """
+    file = _file_of(function)
+    for name, values in axes.items():
+        for value in values:
+            if not _is_plain(value):
+                raise UserError(
+                    f"{function.__name__}: argument {name!r} is a {type(value).__name__}, which cannot travel to ranks "
+                    "in other processes; give numbers, text, None, lists or dicts of them, and make the rest there"
+                )
+    params = {name: values[0] for name, values in axes.items()}
+    summary = (inspect.getdoc(function) or "").partition("\n")[0]
+    swept = {name: tuple(values) for name, values in axes.items()}
+    return Entry(function.__name__, file, dict(mesh), swept, {}, (), summary, params)
+
+
+def _file_of(function: Any) -> Path:
+    """The file whose top level has this function under its own name."""
+    name = getattr(function, "__name__", "")
+    module = sys.modules.get(getattr(function, "__module__", None) or "")
+    file = getattr(module, "__file__", None)
+    if not callable(function) or not name or not file or getattr(module, name, None) is not function:
+        what = getattr(function, "__qualname__", None) or repr(function)
+        raise UserError(
+            f"distbench got {what}, which ranks in other processes cannot find; give a function from the top level of "
+            "a file (no closure, lambda, method or partial) and what it needs as arguments: distbench(function, value)"
+        )
+    return Path(file).resolve()
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether JSON gives it back (a tuple as a list)."""
+    if isinstance(value, list | tuple):
+        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(item) for key, item in value.items())
+    return value is None or type(value) in (bool, int, str) or (type(value) is float and math.isfinite(value))
+
+
+def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """What the function is called with after the mesh, by parameter name.
+
+    Raises:
+        UserError: ranks could not find it, they do not fit its signature, or a parameter has no name to be given by.
+    """
+    _file_of(function)
+    name = getattr(function, "__name__", repr(function))
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
+        raise UserError(f"{name} has no first parameter for the mesh; write def {name}(mesh, ...)")
+    if any(one.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY) for one in parameters[1:]):
+        raise UserError(f"{name} takes arguments without a name after the mesh; give each parameter a name")
+    try:
+        bound = signature.bind(None, *args, **kwargs).arguments
+    except TypeError as error:
+        raise UserError(f"{name} cannot be called so: {error}; it gets the mesh first, then what you give") from error
+    given: dict[str, Any] = {}
+    for one in parameters[1:]:
+        if one.name in bound:
+            given |= bound[one.name] if one.kind is Parameter.VAR_KEYWORD else {one.name: bound[one.name]}
+    return given
+
+
+# What a test gets to see of a case.
+
+
+@dataclass(frozen=True)
+class CaseRatio:
+    """A case's time over another's.
+
+    Args:
+        ratio: geometric mean over the passes that both have.
+        low: lower bound of its 95 % interval; nan under 8 passes.
+        high: upper bound.
+        verdict: "faster", "slower", "within noise" or "too few passes", as in every table of a report.
+    """
+
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+
+    def inverse(self) -> "CaseRatio":
+        """Return the other case's time over this one's."""
+        verdict = {FASTER: SLOWER, SLOWER: FASTER}.get(self.verdict, self.verdict)
+        return CaseRatio(1 / self.ratio, 1 / self.high, 1 / self.low, verdict)
+
+
+class Sweep:
+    """The cases of one launch, which took turns."""
+
+    def __init__(self) -> None:
+        self.cases: list[MeasuredCase] = []
+
+    @cached_property
+    def ratios(self) -> dict[tuple[str, str], CaseRatio]:
+        """Return the ratio of every two cases by their ids, tested as one family."""
+        import numpy as np
+
+        from distbench.statistics.passes import as_table, compare_pairs
+
+        pairs, found = compare_pairs(as_table([np.array(case.pass_medians_s) for case in self.cases]))
+        rows = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), found.verdict, strict=True)
+        ids = [(self.cases[one].id, self.cases[other].id) for one, other in pairs]
+        return {both: CaseRatio(*row) for both, row in zip(ids, rows, strict=True)}
+
+
+@dataclass(frozen=True)
+class MeasuredCase:
+    """One measured case; the run file has all of it.
+
+    Args:
+        id: `call/<function>/<arguments>/<mesh>`.
+        status: "ok"; the fixture fails the test for any other.
+        samples_s: seconds of each sample on its slowest rank.
+        params: the case's call, variant and mesh, as text.
+        counters: other numbers of the case; `checked` says whether its result was.
+        stop_reason: what ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
+        error: one sentence, when status is not "ok".
+        passes: (number of a pass, its samples), in the order of `samples_s`.
+        sweep: all cases of its launch.
+    """
+
+    id: str
+    status: str
+    samples_s: tuple[float, ...]
+    rank_median_s: tuple[float, ...]
+    params: dict[str, Any]
+    counters: dict[str, Any]
+    stop_reason: str | None
+    error: str | None
+    run_file: Path
+    passes: tuple[tuple[int, int], ...] = ()
+    sweep: Sweep = field(default_factory=Sweep, repr=False, compare=False)
+
+    @classmethod
+    def all_of(cls, records: Sequence[Record], run_file: Path) -> "list[MeasuredCase]":
+        """Return the cases of a run file's records."""
+        sweep = Sweep()
+        sweep.cases += [cls._of(record, run_file, sweep) for record in records]
+        return sweep.cases
+
+    @classmethod
+    def _of(cls, record: Record, run_file: Path, sweep: Sweep) -> "MeasuredCase":
+        return cls(
+            id=record["case"]["id"],
+            status=record["status"],
+            samples_s=tuple(record.get("samples_s") or ()),
+            rank_median_s=tuple(record.get("rank_median_s") or ()),
+            params=dict(record["case"].get("params") or {}),
+            counters=dict(record.get("counters") or {}),
+            stop_reason=record.get("stop_reason"),
+            error=record.get("error"),
+            run_file=run_file,
+            passes=tuple((number, count) for number, count in record.get("passes") or ()),
+            sweep=sweep,
+        )
+
+    @property
+    def median_s(self) -> float:
+        """Median of the passes where there are several, of the samples otherwise; seconds."""
+        return median(self.pass_medians_s) if len(self.passes) > 1 else median(self.samples_s)
+
+    def versus(self, other: "MeasuredCase") -> CaseRatio:
+        """Return this case's time over that of another case of the same sweep.
+
+        The interval and the verdict hold for all pairs of the sweep's cases together.
+
+        Raises:
+            UserError: the other case is of another launch, so the two did not take turns; or it is this very case.
+        """
+        if self.run_file != other.run_file:
+            raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.search(...)")
+        if self.id == other.id:
+            raise UserError(f"{self.id} is compared with itself; give another case of its sweep")
+        found = self.sweep.ratios
+        return found.get((self.id, other.id)) or found[other.id, self.id].inverse()
+
+    @property
+    def pass_medians_s(self) -> list[float]:
+        """The median sample of each pass, seconds; nan for one that it had no turn in."""
+        from distbench.statistics.passes import pass_medians
+
+        num_passes = 1 + max((number for number, _ in self.passes), default=-1)
+        return pass_medians(self.samples_s, self.passes, num_passes).tolist()
+
+    @property
+    def ci_s(self) -> tuple[float, float]:
+        """The median pass's 95 % confidence interval, seconds; (nan, nan) where there are under 8 passes."""
+        from distbench.statistics.passes import MIN_PASSES
+
+        return median_ci(self.pass_medians_s) if len(self.passes) >= MIN_PASSES else (math.nan, math.nan)
+
+    @property
+    def quartiles_s(self) -> tuple[float, float]:
+        """How the samples spread, seconds, which is not how well the median is known; (nan, nan) below 4 of them."""
+        if len(self.samples_s) < 4:
+            return (math.nan, math.nan)
+        low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
+        return low, high
+
+    def line(self) -> str:
+        """For a terminal."""
+        is_known = not math.isnan(self.ci_s[0])
+        (low, high), name = (self.ci_s, "95 % CI") if is_known else (self.quartiles_s, "quartiles")
+        spread = "" if math.isnan(low) else f", {name} [{1e3 * low:.3g}, {1e3 * high:.3g}]"
+        return f"{self.id}: median {1e3 * self.median_s:.3g} ms{spread}, {count_text(len(self.samples_s), 'sample')}"
+
+
+# Cases as rows of pytest-benchmark, where it is installed: its table, --benchmark-json, autosave and compare see them.
+#
+# Two of its insides are used, as by other plugins: `config._benchmarksession.benchmarks`, and what that list holds,
+# `pytest_benchmark.stats.Metadata`. Should they move, a warning says so and the cases are printed instead.
+
+
+def add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool:
+    """Hand cases to pytest-benchmark, a round a sample; False where it is not installed, disabled, or another one."""
+    session = getattr(item.config, "_benchmarksession", None)
+    if session is None or session.disabled or session.skip:
+        return False
+    try:
+        from pytest_benchmark.stats import Metadata
+
+        rows = [Metadata(_row(item, case), iterations=1, options=_options(job)) for case in cases]
+        for row, case in zip(rows, cases, strict=True):
+            for seconds in case.samples_s:
+                row.update(seconds)
+        session.benchmarks.extend(rows)
+    except (ImportError, AttributeError, TypeError) as error:
+        item.warn(pytest.PytestWarning(f"this pytest-benchmark takes no rows of distbench's: {error}"))
+        return False
+    return True
+
+
+def _row(item: pytest.Item, case: MeasuredCase) -> SimpleNamespace:
+    """What pytest-benchmark takes from its own fixture: what its table shows, what `compare` joins by, and so on."""
+    what = case.id.removeprefix("call/")
+    group = item.get_closest_marker("benchmark")
+    callspec = getattr(item, "callspec", None)
+    given = callspec.params if callspec else {}
+    return SimpleNamespace(
+        name=f"{item.name}::{what}",
+        fullname=f"{item.nodeid}::{what}",
+        group=group.kwargs.get("group") if group else None,
+        param=callspec.id if callspec else None,
+        params={**given, "variant": case.params.get("variant"), "mesh": case.params["mesh"]},
+        extra_info={
+            "distbench": case.id,
+            "round": "one iteration, on its slowest rank",
+            "rank_median_s": list(case.rank_median_s),
+            "stop_reason": case.stop_reason,
+            "checked": case.counters.get("checked"),
+        },
+        cprofile_stats=None,
+        has_error=False,
+    )
+
+
+def _options(job: Job) -> dict[str, Any]:
+    """In pytest-benchmark's words."""
+    return {
+        "disable_gc": False,
+        "timer": "each rank's monotonic clock",
+        "min_rounds": job.settings.min_samples,
+        "max_time": job.settings.max_case_s,
+        "min_time": 0.0,
+        "warmup": job.settings.warmup_iterations,
+    }
+
 
 MARKER = "distbench"
 LOG_LINES = 30

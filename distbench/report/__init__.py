@@ -2,23 +2,74 @@
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from distbench.laboratory.reproducer import write_reproducers
-from distbench.render.blocks import Block
-from distbench.render.plot_style import draw
-from distbench.render.terminal import text_of
-from distbench.report.contents import Contents
-from distbench.report.groups import grouped, table
+from distbench.records.frame import frame_of, records_of
+from distbench.records.results_folder import collect, is_scenario_name
+from distbench.records.run_file import no_garbage_collection
 from distbench.report.output import DATA_FORMS, FORMS, Rendered, rendered
-from distbench.report.overview import overview
+from distbench.report.overview import Contents, overview
 from distbench.report.page import page_blocks, write_page
 from distbench.report.plots import figures_in
+from distbench.report.reproducer import write_reproducers
 from distbench.report.sections import report_blocks
 from distbench.report.summary import summary
-from distbench.runs.find import collect, is_scenario_name
-from distbench.runs.frame import frame_of
-from distbench.runs.run_file import no_garbage_collection
-from distbench.spec.errors import UserError
+from distbench.show.blocks import Block, Table, TableColumns, capped, key_columns, table_of
+from distbench.show.plots import draw
+from distbench.show.terminal import text_of
+from distbench.show.units import time_text
+from distbench.spec.errors import UserError, nearest
+from distbench.statistics.intervals import geometric_mean
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# Cases summarised by columns of the frame.
+
+MAX_ROWS = 200
+STATISTICS = ("num_cases", "num_ok", "geometric_mean_s", "min_s", "max_s")
+
+
+def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
+    """One row a group, in order of first appearance: the columns asked for, then STATISTICS.
+
+    Means, minima and maxima are of the medians of the group's ok cases, in seconds: a wrong result's time says nothing.
+    """
+    import pandas as pd
+
+    for name in group_by:
+        if name not in frame.columns:
+            raise UserError(f"--group-by {name}: no such column ({nearest(name, map(str, frame.columns))})")
+    by = list(dict.fromkeys(group_by))
+    is_ok = frame["status"] == "ok"
+    whole = frame[by].assign(_median_s=frame["median_s"].where(is_ok), _ok=is_ok)
+    found = whole.groupby(by, sort=False, dropna=False).agg(
+        num_cases=("_ok", "size"),
+        num_ok=("_ok", "sum"),
+        geometric_mean_s=("_median_s", lambda values: geometric_mean(values.to_numpy(float))),
+        min_s=("_median_s", "min"),
+        max_s=("_median_s", "max"),
+    )
+    # A statistic wins over a column of the same name, such as min_s, so that the result has each name once.
+    keys = found.index.to_frame(index=False)
+    keys.columns = pd.Index([f"{name}_group" if name in STATISTICS else name for name in by])
+    return pd.concat([keys, found.reset_index(drop=True)], axis=1)
+
+
+def table(groups: "pd.DataFrame") -> Table:
+    """The groups as a table."""
+    keys = [str(name) for name in groups.columns if name not in STATISTICS]
+    columns: TableColumns = [
+        *key_columns(keys),
+        ("cases", lambda row: str(row["num_cases"])),
+        ("ok", lambda row: str(row["num_ok"])),
+        ("geometric mean", lambda row: time_text(row["geometric_mean_s"])),
+        ("min", lambda row: time_text(row["min_s"])),
+        ("max", lambda row: time_text(row["max_s"])),
+    ]
+    title, notes = f"by {', '.join(keys)}", ["times are of the ok cases' medians"]
+    return capped(table_of(title, columns, records_of(groups), notes), MAX_ROWS)
 
 
 def render(

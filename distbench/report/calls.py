@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.render.units import p95_notes, spread_of, time_text, whole_text, word_text
-from distbench.runs.frame import measured_of, records_of
+from distbench.records.frame import measured_of, records_of
+from distbench.show.blocks import Table, TableColumns, capped, table_of
+from distbench.show.units import p95_notes, spread_of, time_text, whole_text, word_text
 
 if TYPE_CHECKING:
     import pandas as pd

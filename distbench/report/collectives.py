@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.render import units
-from distbench.render.blocks import Table, TableColumns, capped, changes_in, table_of
-from distbench.runs.frame import Row, measured_of, records_of
+from distbench.records.frame import Row, measured_of, records_of
+from distbench.show import units
+from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
 
 if TYPE_CHECKING:
     import pandas as pd

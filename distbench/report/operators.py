@@ -5,10 +5,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distbench.render.blocks import Table, TableColumns, capped, changes_in, table_of
-from distbench.render.units import NOTHING, known, size_text, time_text, whole_text, word_text
-from distbench.runs.frame import Row, measured_of, records_of
-from distbench.spec.planner_names import BASELINE
+from distbench.records.frame import Row, measured_of, records_of
+from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
+from distbench.show.units import NOTHING, known, size_text, time_text, whole_text, word_text
+from distbench.spec.placements import BASELINE
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distbench.render.blocks import Block, Lines
-from distbench.render.terminal import shown
-from distbench.runs.frame import PASSES
+from distbench.records.frame import PASSES
+from distbench.show.blocks import Block, Lines
+from distbench.show.terminal import shown
 from distbench.spec.printable import cell
 
 if TYPE_CHECKING:

@@ -2,14 +2,44 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING
 
-from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
-from distbench.render.units import brief_time_text, counts_text, known, percent_text, size_text
-from distbench.runs.record_checks import STATUSES
-from distbench.runs.run_file import Run
+from distbench.records.run_file import Run
+from distbench.records.run_file_fields import STATUSES
+from distbench.report.study import Study, studies_of
+from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
+from distbench.show.units import brief_time_text, counts_text, known, percent_text, size_text
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable import count_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# What a report is made of.
+
+
+@dataclass(frozen=True)
+class Contents:
+    """Runs, the frame of each one's cases, and what the laboratories among them say."""
+
+    runs: Sequence[Run]
+    frames: Sequence["pd.DataFrame"]
+    studies: Sequence[Study]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], frame: "pd.DataFrame", with_studies: bool = True) -> "Contents":
+        """Contents of runs and the one frame of all their cases; studies take time, and are not always shown."""
+        ends = accumulate((len(run.cases) for run in runs), initial=0)
+        frames = [frame.iloc[start:end] for start, end in pairwise(ends)]
+        return cls(runs, frames, studies_of(runs, frames) if with_studies else [])
+
+    def is_studied(self, run: Run) -> bool:
+        """Whether a study covers this run's redistributions."""
+        return any(run is other for study in self.studies for other in study.runs)
+
 
 RUN_COLUMNS = ("<scenario", "<mesh", "<device", "ranks", "<status", "wall", "<cases")
 MAX_CASES = 40

@@ -6,29 +6,25 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from distbench.laboratory.study import Study
-from distbench.laboratory.study_plots import laboratory_figures
-from distbench.laboratory.study_text import opening, story
-from distbench.laboratory.study_verdict import code_blocks
-from distbench.links.heat_map import link_figures
-from distbench.links.link_text import link_tables
-from distbench.render.blocks import Block, Heading, Lines, Table
-from distbench.render.html import PageBlock, Picture, SectionHeading, Verdict, page_of
-from distbench.render.plot_style import styled
-from distbench.render.units import counts_text
+from distbench.judge.links_text import link_figures, link_tables
+from distbench.records.run_file import Run
 from distbench.report.calibrations import calibration_blocks
-from distbench.report.contents import Contents
-from distbench.report.overview import NOT_OK, NOT_OK_TITLE, overview, spent_line
+from distbench.report.overview import NOT_OK, NOT_OK_TITLE, Contents, overview, spent_line
 from distbench.report.plots import figures_of
 from distbench.report.sections import tables_of
 from distbench.report.simulated_steps import simulated_tables
+from distbench.report.study import Study, code_blocks, opening, story
+from distbench.report.study_plots import laboratory_figures
 from distbench.report.summary import summary
-from distbench.runs.run_file import Run
+from distbench.report.timeline import timeline_figures
+from distbench.report.trace_rows import Trace, traces_of
+from distbench.report.trace_tables import trace_blocks
+from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.show.html import PageBlock, Picture, SectionHeading, Verdict, page_of
+from distbench.show.plots import styled
+from distbench.show.units import counts_text
 from distbench.spec.errors import UserError
-from distbench.spec.writing import write_whole
-from distbench.traces.path_tables import trace_blocks
-from distbench.traces.records import Trace, traces_of
-from distbench.traces.timeline import timeline_figures
+from distbench.spec.files import write_whole
 
 # Figure of the laboratory to the table that it stands before.
 BEFORE = {

@@ -1,4 +1,4 @@
-"""Plots of runs: busbw against size, step time by phase, planner against planner. A figure answers one question."""
+"""Percentiles of forward passes, drawn: one line a variant, a mark a percentile that its samples know."""
 
 import textwrap
 from collections.abc import Iterator
@@ -6,37 +6,88 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distbench.laboratory.planner_table import Bools
-from distbench.laboratory.redistributions import Comparison, comparisons, pair_verdict
-from distbench.laboratory.study_plots import laboratory_figures
-from distbench.links.heat_map import link_figures
-from distbench.render import plot_style as style
-from distbench.render.hover import Spot, hover
-from distbench.render.units import (
+from distbench.judge.links_text import link_figures
+from distbench.records.frame import PHASES, Row, records_of
+from distbench.records.launches import FORWARD_ONLY
+from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
+from distbench.report.inference import PERCENTS, forward_rows, num_slower, percentile_s
+from distbench.report.overview import Contents
+from distbench.report.redistributions import Bools, Comparison, comparisons, pair_verdict
+from distbench.report.steps import steps_of
+from distbench.report.study_plots import laboratory_figures
+from distbench.report.timeline import timeline_figures
+from distbench.report.trace_rows import SCHEDULE, traces_of
+from distbench.show import plots as style
+from distbench.show.plots import Spot, hover
+from distbench.show.units import (
     CONFIDENCE,
     NOTHING,
     QUARTILES,
     brief_time_text,
+    known,
     quartiles_text,
     ratio_text,
     size_text,
     time_ci_text,
 )
-from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
-from distbench.report.contents import Contents
-from distbench.report.latency_plots import latency_figures
-from distbench.report.steps import steps_of
-from distbench.runs.frame import PHASES, Row, records_of
-from distbench.runs.launches import FORWARD_ONLY
-from distbench.spec.planner_names import BASELINE
-from distbench.traces.bubbles import SCHEDULE
-from distbench.traces.records import traces_of
-from distbench.traces.timeline import timeline_figures
+from distbench.spec.placements import BASELINE
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+
+LATENCY_LABEL_WIDTH, MAX_ROWS = 40, 24
+MARKS = dict(zip(PERCENTS, (("D", style.BLUE), ("o", style.SKY), ("s", style.ORANGE)), strict=True))
+
+
+def latency_figures(name: str, frame: "pd.DataFrame") -> "Iterator[tuple[str, Figure]]":
+    """The latency of each variant's forward pass; nothing where there are none."""
+    rows = forward_rows(frame)[:MAX_ROWS]
+    if not rows:
+        return
+    figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(rows))
+    largest = max(percentile_s(row, percent) for row in rows for percent in PERCENTS if _is_known(row, percent))
+    scale, unit = (1.0, "s") if largest >= 1 else (1e-3, "ms")
+    for percent, (marker, color) in MARKS.items():
+        told = [(at, row) for at, row in enumerate(rows) if _is_known(row, percent)]
+        if told:
+            seconds = [percentile_s(row, percent) / scale for _, row in told]
+            axes.scatter(
+                seconds, [at for at, _ in told], marker=marker, color=color, s=46, label=f"p{percent}", zorder=3
+            )
+            hover(axes, [Spot(x, at, _said(row, percent)) for x, (at, row) in zip(seconds, told, strict=True)])
+    _spans(axes, rows, scale)
+    axes.set_xlim(0, largest / scale * 1.12)
+    style.name_bars(axes, [textwrap.fill(str(row["variant"]).replace(",", ", "), LATENCY_LABEL_WIDTH) for row in rows])
+    axes.set_xlabel(f"latency of a forward pass ({unit})")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
+    style.title(figure, f"{name}: latency of a forward pass")
+    style.caption(
+        figure, "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
+    )
+    yield "latency", figure
+
+
+def _is_known(row: Row, percent: int) -> bool:
+    return known(percentile_s(row, percent))
+
+
+def _spans(axes: "Axes", rows: list[Row], scale: float) -> None:
+    """A line from each variant's first percentile to its last one."""
+    for at, row in enumerate(rows):
+        told = [percentile_s(row, percent) / scale for percent in PERCENTS if _is_known(row, percent)]
+        if told:
+            axes.plot([told[0], told[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
+
+
+def _said(row: Row, percent: int) -> str:
+    of = f"{num_slower(row, percent)} of {row['num_samples']:.0f} samples were slower"
+    return f"{row['variant']}\np{percent}: {brief_time_text(percentile_s(row, percent))}\n{of}"
+
+
+# Plots of runs: busbw against size, step time by phase, planner against planner. A figure answers one question.
 
 Drawn = Iterator[tuple[str, "Figure"]]
 LABEL_WIDTH = 40

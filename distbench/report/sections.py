@@ -3,17 +3,14 @@
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbench.laboratory import redistributions
-from distbench.laboratory.study_text import opening, story
-from distbench.laboratory.study_verdict import code_blocks
-from distbench.links.link_text import link_tables
-from distbench.render.blocks import Block, Heading, Lines, Table
-from distbench.report import calls, collectives, latencies, operators, steps
+from distbench.judge.links_text import link_tables
+from distbench.records.run_file import Run
+from distbench.report import calls, collectives, inference, operators, redistributions, steps
 from distbench.report.calibrations import calibration_tables
-from distbench.report.contents import Contents
-from distbench.report.overview import overview, spent_line
+from distbench.report.overview import Contents, overview, spent_line
 from distbench.report.simulated_steps import simulated_tables
-from distbench.runs.run_file import Run
+from distbench.report.study import code_blocks, opening, story
+from distbench.show.blocks import Block, Heading, Lines, Table
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -53,7 +50,7 @@ def tables_of(frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> lis
     Where not `full`, what is within noise is counted alone, and agreement with one device is left out.
     """
     others = [] if is_studied else redistributions.tables(frame, full)
-    of_steps = [*steps.tables(frame, full), *latencies.tables(frame, full)]
+    of_steps = [*steps.tables(frame, full), *inference.tables(frame, full)]
     return [*collectives.tables(frame), *operators.tables(frame), *of_steps, *calls.tables(frame), *others]
 
 

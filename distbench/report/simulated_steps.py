@@ -3,10 +3,9 @@
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.render.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
-from distbench.runs.header import SIMULATED, guesses_text
-from distbench.runs.run_file import Run
+from distbench.records.run_file import SIMULATED, Run, guesses_text
+from distbench.show.blocks import Table, TableColumns, capped, table_of
+from distbench.show.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
 
 Record = dict[str, Any]
 MAX_ROWS, MAX_ALIVE, MAX_LISTED = 40, 8, 6

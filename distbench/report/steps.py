@@ -4,12 +4,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.compare.passes import TOO_FEW, as_table, compare_passes
-from distbench.compare.verdicts import WITHIN_NOISE
-from distbench.render import units
-from distbench.render.blocks import Table, TableColumns, capped, table_of
-from distbench.runs.frame import PASSES, Row, measured_of, records_of
-from distbench.runs.launches import FORWARD_ONLY
+from distbench.records.frame import PASSES, Row, measured_of, records_of
+from distbench.records.launches import FORWARD_ONLY
+from distbench.show import units
+from distbench.show.blocks import Table, TableColumns, capped, table_of
+from distbench.statistics.passes import TOO_FEW, as_table, compare_passes
+from distbench.statistics.verdicts import WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd

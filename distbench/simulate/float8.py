@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from distbench.simulate.compiled import OWN_KERNEL, is_within
-from distbench.simulate.hardware.hardware_file import Hardware
-from distbench.simulate.operator_time import FLOAT8
+from distbench.simulate.costs import FLOAT8
+from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.recording import (
     MATMUL,
     MEMORY,
@@ -30,7 +30,7 @@ from distbench.simulate.recording import (
     Touched,
 )
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.parallel import folded, matching
+from distbench.spec.plan import folded, matching
 
 LOW = ("bf16", "f16")
 IS_A_RULE = (

@@ -3,9 +3,9 @@
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from distbench.render import units
-from distbench.render.blocks import Block, Heading, Lines, Table, TableColumns, table_of
-from distbench.render.units import brief_time_text, rate_text, size_text, time_text
+from distbench.show import units
+from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, table_of
+from distbench.show.units import brief_time_text, rate_text, size_text, time_text
 from distbench.simulate.clock import Exposed
 from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh

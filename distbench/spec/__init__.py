@@ -12,8 +12,16 @@ if TYPE_CHECKING:
     from distbench.spec.errors import UserError
     from distbench.spec.job import Job, Settings
     from distbench.spec.mesh import fit_mesh, format_mesh, parse_mesh
-    from distbench.spec.parallel import CompilePlan, CpPlan, DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam
-    from distbench.spec.pipeline_plan import PipelinePlan
+    from distbench.spec.plan import (
+        CompilePlan,
+        CpPlan,
+        DdpPlan,
+        FsdpPlan,
+        LargestDim,
+        ParallelPlan,
+        PipelinePlan,
+        ShardParam,
+    )
     from distbench.spec.scenario import (
         Calibration,
         Collectives,
@@ -50,8 +58,16 @@ import_when_asked(
         "errors": ("UserError",),
         "job": ("Job", "Settings"),
         "mesh": ("fit_mesh", "format_mesh", "parse_mesh"),
-        "parallel": ("CompilePlan", "CpPlan", "DdpPlan", "FsdpPlan", "LargestDim", "ParallelPlan", "ShardParam"),
-        "pipeline_plan": ("PipelinePlan",),
+        "plan": (
+            "CompilePlan",
+            "CpPlan",
+            "DdpPlan",
+            "FsdpPlan",
+            "LargestDim",
+            "ParallelPlan",
+            "PipelinePlan",
+            "ShardParam",
+        ),
         "scenario": (
             *("Calibration", "Collectives", "DTensorOperator", "Laboratory", "Links", "Redistributions", "Scenario"),
             *("placement_pairs", "scenario"),

@@ -1,4 +1,4 @@
-"""The types of device that ranks compute on, without torch; what torch does with each is in worker/rank/device.py.
+"""The types of device that ranks compute on, without torch; what torch does with each is in ranks/device.py.
 
 torch knows ROCm's devices by CUDA's name, and so do we: which of the two drives them, torch's build says.
 """

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from distbench.spec.errors import UserError, nearest
+from distbench.spec.files import read_text
 from distbench.spec.mesh import check_mesh_dims
-from distbench.spec.reading import read_text
 
 MAX_SCENARIO_BYTES = 16 << 20
 PACKAGE = Path(__file__).resolve().parent.parent

@@ -12,19 +12,19 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distbench.processes.supervisor import die_with_parent
+from distbench.ranks.measure import SPENT_BEFORE, Stopwatch
+from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Job
 from distbench.spec.job import pid_file
-from distbench.worker.rank.scheduling import calm_scheduler
-from distbench.worker.rank.stopwatch import SPENT_BEFORE, Stopwatch
 
 STARTED_S = time.monotonic()
 
 
 def main(job_path: str) -> NoReturn:
     """Run one rank of a job, and end the process: 0 when all went well, else 1."""
+    from distbench.ranks.failure import HostLost, RankFailed, one_line, report_failure
     from distbench.spec import UserError
     from distbench.spec.errors import StorageFailed
-    from distbench.worker.rank.failure import HostLost, RankFailed, one_line, report_failure
 
     # Whoever interrupts one rank has killed it, as with any other signal; Ctrl-C reaches the parent alone.
     signal.signal(signal.SIGINT, signal.SIG_DFL)

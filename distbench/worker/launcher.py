@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distbench.processes.supervisor import adopt_orphans, die_with_parent, end_descendants
-from distbench.runs.progress import FILE_NAME, ProgressWriter
+from distbench.ranks.failure import one_line, report_failure
+from distbench.ranks.measure import SPENT_BEFORE
+from distbench.records.progress import FILE_NAME, ProgressWriter
 from distbench.spec import Job, UserError
 from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.errors import StorageFailed
 from distbench.spec.job import LAUNCH_LOG, pid_file
-from distbench.worker.rank.failure import one_line, report_failure
-from distbench.worker.rank.stopwatch import SPENT_BEFORE
 
 STARTED_S = time.monotonic()
 POLL_S = 0.01
@@ -149,7 +149,7 @@ class Ranks:
 def _is_bound(rank: int, log_dir: Path) -> bool:
     """Whether this rank is bound as asked, if it is; why it is not is left where ranks say why they fail."""
     if mode := os.environ.get(NUMA_BINDING):
-        from distbench.worker.torch_internals import Unsupported, bind_to_numa_node
+        from distbench.torch_private import Unsupported, bind_to_numa_node
 
         try:
             bind_to_numa_node(rank, mode)
@@ -198,7 +198,7 @@ def _import_more_for(job: Job) -> None:
     """Import once what each rank would have to where its scenario compiles, as far as its text and variants tell."""
     compiles = any(COMPILE_KNOB in variant for variant in job.variants)
     if job.device == "cpu" and (compiles or COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace")):
-        from distbench.worker.torch_internals import import_compiler
+        from distbench.torch_private import import_compiler
 
         began_s = time.monotonic()
         import_compiler()

@@ -7,24 +7,79 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
-from distbench.compare.medians import median
-from distbench.runs.progress import ProgressWriter
-from distbench.runs.run_file import AGAIN, CaseResult
+from distbench.observe.trace import Tracing
+from distbench.ranks.agreement import Agreement
+from distbench.ranks.case import CaseSpec, OpenedCase, result_of
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import clock_of
+from distbench.ranks.failure import RankFailed, one_line, one_line_and_place
+from distbench.ranks.measure import Meter, RankGroup, Samples, Stopwatch, Taken
+from distbench.records.progress import ProgressWriter
+from distbench.records.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
 from distbench.spec.devices import known_device
 from distbench.spec.errors import StorageFailed
-from distbench.worker.pass_plan import REOPEN_EVERY, STRETCH, PassPlan, Room, Turn
-from distbench.worker.rank.agreement import Agreement
-from distbench.worker.rank.device import clock_of
-from distbench.worker.rank.failure import RankFailed, one_line, one_line_and_place
-from distbench.worker.rank.measure import Meter, RankGroup, Samples, Taken
-from distbench.worker.rank.opened_case import CaseSpec, OpenedCase, result_of
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.rank.stopwatch import Stopwatch
-from distbench.worker.torch_internals import Forwarding, Unsupported
-from distbench.worker.tracing.trace import Tracing
-from distbench.worker.writing_rows import RowWriter
+from distbench.statistics.intervals import median
+from distbench.torch_private import Forwarding, Unsupported
+from distbench.worker.passes import REOPEN_EVERY, STRETCH, PassPlan, Room, Turn
+
+# What rank 0 appends to the run file: rows of first passes at once, lines of further passes once a second.
+#
+# The disk is waited for once a second too: all ranks wait for rank 0, at each row for longer than a short case takes.
+
+SAVE_EVERY_S = 1.0
+
+
+class RowWriter:
+    """One rank's end of the run file; ranks other than 0 write nothing.
+
+    Raises:
+        StorageFailed: in each method that writes, where the disk is full or the folder is gone.
+    """
+
+    def __init__(self, context: RankContext, run_file: Path) -> None:
+        self._context, self._run_file = context, run_file
+        self._passes: list[dict[str, Any]] = []
+        self._saved_at = self._synced_at = time.monotonic()
+
+    def save(self, *records: dict[str, Any]) -> None:
+        """Append records, all on the disk when it returns."""
+        self._append(records, is_synced=True)
+
+    def _append(self, records: Sequence[dict[str, Any]], is_synced: bool) -> None:
+        if self._context.rank != 0 or not records:
+            return
+        if records[0]["type"] != "run" and not self._run_file.exists():
+            raise StorageFailed(f"{self._run_file} is gone: it was moved or deleted while it was written")
+        try:
+            append(self._run_file, *records, is_synced=is_synced)
+        except OSError as error:
+            raise StorageFailed(f"{self._run_file} cannot be written: {error.strerror}") from error
+        if is_synced:
+            self._synced_at = time.monotonic()
+
+    def _is_sync_due(self) -> bool:
+        return time.monotonic() - self._synced_at > SAVE_EVERY_S
+
+    def save_row(self, result: CaseResult) -> None:
+        """The row of a case: a launch that ends in whatever way keeps it, a machine that stops may lose a second."""
+        result.backend = self._context.backend
+        self._append([result.to_record()], self._is_sync_due())
+
+    def note(self, of: CaseSpec, number: int, samples: Samples) -> None:
+        """A further pass of a case, written later: between short ones there is no wait for the disk."""
+        taken = samples.to_record(of.keeps_ranks)
+        self._passes.append({"type": "pass", "case_id": of.case.id, "number": number, **taken})
+
+    def save_passes(self, are_due: bool = True) -> None:
+        """Append the passes noted since the last time; where they are not due, only once a second."""
+        if are_due or time.monotonic() - self._saved_at > SAVE_EVERY_S:
+            records, self._passes, self._saved_at = self._passes, [], time.monotonic()
+            self._append(records, self._is_sync_due())
+
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
 BYTES_PER_PARAMETER_BYTE = 4

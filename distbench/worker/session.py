@@ -18,33 +18,36 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.runs.progress import FILE_NAME, ProgressWriter
-from distbench.runs.run_file import AGAIN, SCHEMA_VERSION, Case
+from distbench.cases import cases_of
+from distbench.cases.call import scenario_of_call
+from distbench.plans.changed_plan import scenario_of
+from distbench.ranks.agreement import Agreement, Store, presence_of
+from distbench.ranks.case import CaseSpec
+from distbench.ranks.context import RankContext, gather_objects, profile_here, profile_of
+from distbench.ranks.device import backend_of, device_facts, identity, select_device
+from distbench.ranks.failure import blamed, one_line, place_of, raised_at
+from distbench.ranks.hosts import (
+    digest,
+    host_cautions,
+    join_logs,
+    require_alike,
+    require_own_devices,
+    require_same,
+    require_same_device,
+)
+from distbench.ranks.measure import Stopwatch
+from distbench.ranks.scheduling import policy_name
+from distbench.records.progress import FILE_NAME, ProgressWriter
+from distbench.records.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
-from distbench.spec.case_choice import MAX_NAMED, CaseChoice
+from distbench.spec.case_filter import MAX_NAMED, CaseChoice
 from distbench.spec.devices import backend_for, is_accelerator
 from distbench.spec.job import Variant
-from distbench.spec.plan_knobs import mesh_of
-from distbench.spec.planner_names import BASELINE, NATIVE
-from distbench.worker.cases import cases_of
-from distbench.worker.cases.call import scenario_of_call
-from distbench.worker.changed_plan import scenario_of
-from distbench.worker.hosts.alike import digest, require_alike, require_own_devices, require_same
-from distbench.worker.hosts.cautions import host_cautions
-from distbench.worker.hosts.log_folder import join_logs
-from distbench.worker.hosts.presence import presence_of
-from distbench.worker.hosts.same_device import require_same_device
-from distbench.worker.pass_plan import groups_of
-from distbench.worker.rank.agreement import Agreement, Store
-from distbench.worker.rank.device import backend_of, device_facts, identity, select_device
-from distbench.worker.rank.failure import blamed, one_line, place_of, raised_at
-from distbench.worker.rank.opened_case import CaseSpec
-from distbench.worker.rank.rank_context import RankContext, gather_objects, profile_here, profile_of
-from distbench.worker.rank.scheduling import policy_name
-from distbench.worker.rank.stopwatch import Stopwatch
-from distbench.worker.runner import Runner
-from distbench.worker.torch_internals import backend_class
-from distbench.worker.writing_rows import RowWriter
+from distbench.spec.placements import BASELINE, NATIVE
+from distbench.spec.plan_changes import mesh_of
+from distbench.torch_private import backend_class
+from distbench.worker.passes import groups_of
+from distbench.worker.runner import RowWriter, Runner
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from distbench.cli import main
+from distbench.cli.main import main
 from distbench.launch import JobOutcome, RankProcesses, launch, launch_on
 from distbench.launch.display import Quiet
 from distbench.spec import Job

@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import ProfilerActivity, profile
 
-from distbench.worker.cases.collective import OPERATIONS
+from distbench.cases.collective import OPERATIONS
 
 dist.init_process_group("gloo")
 group = dist.group.WORLD

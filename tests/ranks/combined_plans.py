@@ -8,12 +8,12 @@ from typing import Any
 
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.cases import step
+from distbench.ranks.case import CaseSpec
+from distbench.ranks.context import RankContext
 from distbench.spec import Job, format_mesh, list_entries, parse_mesh
 from distbench.worker import session
 from distbench.worker.__main__ import main
-from distbench.worker.cases import step
-from distbench.worker.rank.opened_case import CaseSpec
-from distbench.worker.rank.rank_context import RankContext
 
 LLAMA = {"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64}
 ATTENTION = {"dim": 64, "sequence": 128, "load_balance": False, "causal": False}

@@ -3,8 +3,8 @@
 import sys
 from typing import Any
 
+from distbench.cases import step
 from distbench.worker.__main__ import main
-from distbench.worker.cases import step
 
 
 def nothing(*_: object) -> dict[str, Any]:

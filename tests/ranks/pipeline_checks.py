@@ -14,15 +14,15 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
+from distbench.cases.reference import compare, reference_of
+from distbench.observe.trace import traced
+from distbench.plans.pipeline import idle_counters
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.ranks.measure import no_stamp
 from distbench.spec import FsdpPlan, ParallelPlan, PipelinePlan, Scenario
-from distbench.spec.pipeline_plan import SCHEDULES
-from distbench.worker.cases.reference import compare, reference_of
-from distbench.worker.pipelines.idle import idle_counters
-from distbench.worker.plans.training_step import TrainingStep
-from distbench.worker.rank.measure import no_stamp
-from distbench.worker.rank.rank_context import RankContext
-from distbench.worker.torch_internals import V_SCHEDULES, Forwarding, needs_newer
-from distbench.worker.tracing.trace import traced
+from distbench.spec.plan import SCHEDULES
+from distbench.torch_private import V_SCHEDULES, Forwarding, needs_newer
 
 TP = {"layers.*.0": ColwiseParallel(), "layers.*.2": RowwiseParallel()}
 STEPS: tuple[tuple[dict[str, int], str, dict[str, Any]], ...] = (

@@ -18,13 +18,11 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor import _redistribute as module
 
 from benchmarks.random_states import random_state
-from distbench.advise.question import zero_filled
-from distbench.costmodel.lines import Line
-from distbench.costmodel.profile import Profile
-from distbench.planning import State, parse_state
-from distbench.spec.errors import UserError
-from distbench.worker.redistribute.direct_executor import DirectRedistribution
-from distbench.worker.redistribute.expected_shards import (
+from distbench.planning.profile import Line, Profile
+from distbench.planning.question import zero_filled
+from distbench.planning.states import State, parse_state
+from distbench.redistribute.direct import DirectRedistribution
+from distbench.redistribute.expected_shards import (
     parse_placement,
     part_of,
     rounding_of,
@@ -33,9 +31,10 @@ from distbench.worker.redistribute.expected_shards import (
     tagged,
     torch_placement,
 )
-from distbench.worker.torch_internals import ZERO_FILLS, OrderedPlacements, OrderedTensor, lacks, planner
-from distbench.worker.torch_internals.calibrated import calibrated_planning
-from distbench.worker.torch_internals.dtensor_planners import layout_of
+from distbench.spec.errors import UserError
+from distbench.torch_private import ZERO_FILLS, OrderedPlacements, OrderedTensor, lacks, planner
+from distbench.torch_private.calibrated import calibrated_planning
+from distbench.torch_private.planners import layout_of
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 

@@ -1,1 +1,0 @@
-"""Two revisions or environments launched in turn until the verdict is settled. Imports nothing: it starts fast."""

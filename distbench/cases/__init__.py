@@ -1,0 +1,29 @@
+"""What can be timed: collectives, redistributions and their laboratory, operators,
+a profile's steps, training, users' calls."""
+
+from collections.abc import Iterator
+
+from distbench.cases.calibration import calibration_cases
+from distbench.cases.call import call_cases
+from distbench.cases.collective import collective_cases
+from distbench.cases.dtensor_operator import operator_cases
+from distbench.cases.links import link_cases
+from distbench.cases.operator_times import compute_cases
+from distbench.cases.redistribution import laboratory_cases, redistribution_cases
+from distbench.cases.step import step_cases
+from distbench.ranks.case import CaseSpec
+from distbench.ranks.context import RankContext
+from distbench.spec import Scenario
+
+
+def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
+    """Every case of one variant of a scenario; the label (scenario and axes) is its name in case ids."""
+    yield from collective_cases(scenario, context)
+    yield from redistribution_cases(scenario, context)
+    yield from laboratory_cases(scenario, context)
+    yield from calibration_cases(scenario, context)
+    yield from operator_cases(scenario, context)
+    yield from link_cases(scenario, context)
+    yield from compute_cases(scenario, context)
+    yield from step_cases(scenario, label, context)
+    yield from call_cases(scenario, label, context)

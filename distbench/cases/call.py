@@ -1,0 +1,84 @@
+"""A call of the user's own over the mesh: timed as it is, checked by a check of the user's own where there is one."""
+
+import contextlib
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.context import RankContext
+from distbench.records.run_file import Case
+from distbench.spec import Scenario, UserError, format_mesh
+
+Check = Callable[[], object]
+
+
+def scenario_of_call(name: str, function: Callable[..., Any], variant: Mapping[str, Any]) -> Scenario:
+    """A scenario of one call: the job of whoever gives a function to time, and not a scenario."""
+    return Scenario(calls={name: partial(function, **variant)})
+
+
+def call_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
+    """One case for each of the scenario's calls."""
+    name, _, axes = label.partition("/")
+    mesh = format_mesh(dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
+    for what, make in scenario.calls.items():
+        case_id = "/".join(part for part in ("call", what, axes, mesh) if part)
+        params = {"scenario": name, "call": what, "variant": axes, "mesh": mesh}
+        yield CaseSpec(Case(case_id, "call", params), partial(_open, what, make, context), group=f"call/{what}")
+
+
+@contextlib.contextmanager
+def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterator[OpenedCase]:
+    call, check = _parts(what, make(context.mesh))
+    fields = {
+        "group_size": context.mesh.size(),
+        "mesh_dim": "x".join(context.mesh_dims),
+        "counters": {"checked": check is not None},
+    }
+    yield OpenedCase(lambda stamp: call(), partial(_verdict, what, check), fields=fields)
+
+
+def _parts(what: str, made: Any) -> tuple[Callable[[], object], Check | None]:
+    call, check = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+    if not callable(call) or not (check is None or callable(check)):
+        raise UserError(
+            f"call {what!r}: its function returned {_kind(made)}; return what shall be timed, a function without "
+            "arguments, or a tuple of it and of a function that checks its result"
+        )
+    return call, check
+
+
+def _kind(made: Any) -> str:
+    if isinstance(made, tuple):
+        return "a tuple of " + (", ".join(type(part).__name__ for part in made) or "nothing")
+    return type(made).__name__
+
+
+def _verdict(what: str, check: Check | None) -> str | None:
+    """None where this rank's result is right, or where nobody checks; else what is wrong with it."""
+    if check is None:
+        return None
+    try:
+        found = check()
+    except AssertionError as error:
+        return _failed_assertion(error)
+    if found is None or found is True:
+        return None
+    if found is False:
+        return "its check returned False"
+    if isinstance(found, str):
+        return found
+    raise UserError(
+        f"call {what!r}: its check returned {type(found).__name__}; return None or True where the result is right, "
+        "False or a sentence where it is wrong, or use assert"
+    )
+
+
+def _failed_assertion(error: AssertionError) -> str:
+    """Its message, and where it stands: an assert without a message says nothing else."""
+    at = traceback.extract_tb(error.__traceback__)[-1]
+    message = str(error).strip().partition("\n")[0] or at.line or "an assert"
+    return f"{message} (assert at {Path(at.filename).name}:{at.lineno})"

@@ -1,0 +1,258 @@
+"""An operator on DTensors under placements of its inputs: what redistribution it pays, forward and backward."""
+
+import contextlib
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch.distributed.tensor import DTensor, Replicate
+
+from distbench.observe.attribution import Communication, communications_of, wire_bytes_of
+from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.context import RankContext, dtype_name, shape_text
+from distbench.ranks.failure import blamed, one_line
+from distbench.ranks.measure import Stamp, no_stamp
+from distbench.records.run_file import Case
+from distbench.redistribute.expected_shards import Layout, dtensor_under, own_shard, parse_placement
+from distbench.redistribute.planners import Switch, check_planners, planning_by
+from distbench.spec import DTensorOperator, ParallelPlan, Scenario, UserError
+from distbench.spec.placements import TORCH_PLANNERS
+from distbench.torch_private import OwnPlans, Skipped
+
+PHASES = ("forward", "backward")
+# Of the largest value of what is compared.
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
+TOLERANCE_OF_OTHERS = 2e-2
+# How torch's min_cost begins where its graph lacks a placement: the masked Partial of an embedding, for one.
+NO_PATH = "No path found"
+
+
+@dataclass(frozen=True)
+class OneDevice:
+    """What an operator gives on one device: its result, and with `gradient` of that the gradients of its inputs."""
+
+    inputs: tuple[torch.Tensor, ...]
+    result: torch.Tensor
+    gradient: torch.Tensor
+    gradients: tuple[torch.Tensor, ...]
+
+
+def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
+    """One case for each operator, placements of its inputs and planner; planners next to each other, in random order.
+
+    UserError for inputs that are no tensors, and for placements that do not fit them or the mesh.
+    """
+    order = random.Random(context.seed)
+    for operator in scenario.operators:
+        planners = list(operator.planners or (*TORCH_PLANNERS, *(["calibrated"] if context.profile else [])))
+        check_planners(planners, "f32", context.profile)
+        inputs = _inputs_of(operator, context.seed)
+        dtype = dtype_name(next((one for one in inputs if one.is_floating_point()), inputs[0]).dtype)
+        shapes = ",".join(shape_text(one.shape) for one in inputs)
+        for texts in operator.placements:
+            layouts = _layouts(operator, texts, inputs, context)
+            laid = ",".join(map(str, layouts))
+            group = f"operator/{dtype}{shapes}/{operator.name}/{laid}"
+            order.shuffle(planners)
+            for planner in planners:
+                params = {"op": operator.name, "source": laid, "planner": planner, "dtype": dtype}
+                case = Case(f"{group}/{planner}", "operator", params)
+                # Of no group: what planners pay is compared, and their times stand side by side without a verdict.
+                yield CaseSpec(case, partial(_open, operator, layouts, planner, context))
+
+
+def _inputs_of(operator: DTensorOperator, seed: int) -> tuple[torch.Tensor, ...]:
+    with torch.random.fork_rng(devices=[]), blamed("make_inputs", operator.make_inputs):
+        torch.manual_seed(seed)
+        inputs = tuple(operator.make_inputs())
+    if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
+        kinds = ", ".join(type(one).__name__ for one in inputs) or "nothing"
+        raise UserError(f"operator {operator.name!r}: make_inputs returned {kinds}; return one tensor or more")
+    return inputs
+
+
+def _layouts(
+    operator: DTensorOperator, texts: Sequence[str], inputs: Sequence[torch.Tensor], context: RankContext
+) -> tuple[Layout, ...]:
+    what = f"operator {operator.name!r}, placements {', '.join(texts)}"
+    if len(texts) != len(inputs):
+        raise UserError(f"{what}: there are {len(inputs)} inputs; give placements for each")
+    found = []
+    for text, tensor in zip(texts, inputs, strict=True):
+        try:
+            layout = Layout.of(text, tensor.ndim)
+        except (ValueError, IndexError):
+            layout = None
+        if layout is None or (layout.state is None and not layout.is_strided):
+            raise UserError(f"{what}: {text!r} does not fit a tensor {shape_text(tensor.shape)}; write S(0)R, RP(sum)")
+        if len(layout.placements) != len(context.mesh_dims):
+            raise UserError(
+                f"{what}: {text} names {len(layout.placements)} mesh dims, the mesh has {len(context.mesh_dims)}"
+            )
+        for placement in layout.placements:
+            parse_placement(str(placement))
+        found.append(layout)
+    return tuple(found)
+
+
+@contextlib.contextmanager
+def _open(
+    operator: DTensorOperator, layouts: Sequence[Layout], planner: str, context: RankContext
+) -> Iterator[OpenedCase]:
+    whole = one_device(operator, context.seed)
+    leaves = [
+        dtensor_under(full, layout, context).requires_grad_(full.is_floating_point())
+        for full, layout in zip(whole.inputs, layouts, strict=True)
+    ]
+    run = OperatorRun(operator.call, leaves, whole.gradient)
+    plans = OwnPlans()
+
+    @contextlib.contextmanager
+    def planning() -> Iterator[None]:
+        with planning_by(planner, context.profile, context), plans.used():
+            yield
+
+    switch = Switch(planning)
+    switch.on()
+    try:
+        _try(run, planner)
+        issued = communications_of(run, PHASES, ParallelPlan(), context)
+        yield OpenedCase(
+            run,
+            partial(_difference, run, whole),
+            PHASES,
+            fields=row_fields(run, issued, context),
+            stays_open=True,
+            held_bytes=sum(full.numel() * full.element_size() for full in (*whole.inputs, whole.result)) * 2,
+            pause=switch.off,
+            resume=switch.on,
+        )
+    finally:
+        switch.off()
+
+
+def _try(run: "OperatorRun", planner: str) -> None:
+    """Run once; `Skipped` where the planner knows no path to what the operator wants of an input."""
+    try:
+        run(no_stamp)
+    except (AssertionError, RuntimeError) as error:
+        if str(error).startswith(NO_PATH):
+            raise Skipped(f"torch's {planner} cannot run this operator: {one_line(error)}") from error
+        raise
+
+
+class OperatorRun:
+    """Forward, then the gradients of the inputs, from a known gradient of the result, laid out as the result is."""
+
+    def __init__(self, call: Callable[..., Any], leaves: Sequence[Any], gradient: torch.Tensor) -> None:
+        self._call, self._leaves, self._whole_gradient = call, leaves, gradient
+        self._wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        self._gradient: Any = None
+        self.result: Any = None
+        self.gradients: tuple[Any, ...] = ()
+
+    def __call__(self, stamp: Stamp) -> None:
+        """One call; stamps the end of forward and of backward."""
+        self.result = self.gradients = None  # type: ignore[assignment]
+        result = self._call(*self._leaves)
+        stamp()
+        if self._gradient is None:
+            self._gradient = _gradient_like(result, self._whole_gradient)
+        gradients: tuple[Any, ...] = ()
+        if self._wanted:
+            gradients = torch.autograd.grad(result, self._wanted, self._gradient)
+        stamp()
+        self.result, self.gradients = result.detach(), gradients
+
+
+def _gradient_like(result: Any, whole: torch.Tensor) -> Any:
+    """The gradient of a result, as a neighbour that works on it without redistribution would send it back."""
+    if not isinstance(result, DTensor):
+        return whole.to(result.device)
+    placements = [Replicate() if placement.is_partial() else placement for placement in result.placements]
+    local = own_shard(whole, placements, result.device_mesh).contiguous().to(result.device)
+    return DTensor.from_local(
+        local, result.device_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
+def one_device(operator: DTensorOperator, seed: int) -> OneDevice:
+    """The operator on whole tensors on the CPU; the same on every rank."""
+    inputs = _inputs_of(operator, seed)
+    leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs]
+    call = operator.one_device or operator.call
+    with blamed(f"operator {operator.name!r} on one device", call):
+        result = call(*leaves)
+        generator = torch.Generator().manual_seed(seed)
+        gradient = torch.randn(result.shape, generator=generator, dtype=result.dtype)
+        wanted = [leaf for leaf in leaves if leaf.requires_grad]
+        gradients = torch.autograd.grad(result, wanted, gradient) if wanted else ()
+    return OneDevice(inputs, result.detach(), gradient, tuple(gradients))
+
+
+def _difference(run: OperatorRun, whole: OneDevice) -> str | None:
+    """What is wrong with this rank's part of one more call's result and gradients; None when they are right."""
+    run(no_stamp)
+    names = [f"the gradient of input {place}" for place in range(len(run.gradients))]
+    pairs = zip(("the result", *names), (run.result, *run.gradients), (whole.result, *whole.gradients), strict=True)
+    found = [_part_difference(what, got, wanted) for what, got, wanted in pairs]
+    return next(filter(None, found), None)
+
+
+def _part_difference(what: str, got: Any, wanted: torch.Tensor) -> str | None:
+    largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+    if isinstance(got, DTensor):
+        # What is still to be reduced is reduced by DTensor; which part a rank holds is worked out here.
+        placements = [Replicate() if placement.is_partial() else placement for placement in got.placements]
+        if list(got.placements) != placements:
+            got = got.redistribute(got.device_mesh, placements)
+        wanted = own_shard(wanted, placements, got.device_mesh)
+        got = got.to_local()
+    got = got.cpu()
+    if got.shape != wanted.shape:
+        return f"{what} has shape {tuple(got.shape)} on this rank, {tuple(wanted.shape)} was expected"
+    error = float((got - wanted).abs().max()) if got.numel() else 0.0
+    allowed = TOLERANCES.get(wanted.dtype, TOLERANCE_OF_OTHERS) * max(largest, torch.finfo(torch.float32).tiny)
+    if math.isfinite(error) and error <= allowed:
+        return None
+    return f"{what} differs from one device by {error:.1e}; {allowed:.1e} was allowed"
+
+
+def row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankContext) -> dict[str, Any]:
+    """What an operator's row says besides its times: where its result lies, and what it pays on the way."""
+    paid = {phase: [one for one in issued if one.phase == phase] for phase in PHASES}
+    counters: dict[str, Any] = {
+        "result": _laid(run.result),
+        "gradients": ", ".join(map(_laid, run.gradients)),
+        "num_collectives": len(issued),
+        "num_implicit": sum(one.explicit is False for one in issued),
+    }
+    for phase, rows in paid.items():
+        counters[f"{phase}_pays"] = "; ".join(map(_payment, rows))
+        counters[f"{phase}_wire_bytes"] = sum(wire_bytes_of(one) or 0 for one in rows)
+    return {
+        "wire_bytes": sum(counters[f"{phase}_wire_bytes"] for phase in PHASES),
+        "group_size": context.mesh.size(),
+        "mesh_dim": "x".join(context.mesh_dims),
+        "backend_op": "+".join(one.kind for one in issued) or "none",
+        "counters": counters,
+    }
+
+
+def _laid(tensor: Any) -> str:
+    if not isinstance(tensor, DTensor):
+        return "whole"
+    # A masked Partial says its shape as well, which is nobody's placement.
+    texts = (str(placement).partition(", ") for placement in tensor.placements)
+    return "".join(f"{text})" if more else text for text, more, _ in texts)
+
+
+def _payment(issued: Communication) -> str:
+    """`S(0)R->RR: all_gather dp_shard`; a redistribution that was asked for is marked."""
+    moved = f"{issued.redistribution}: " if issued.redistribution else ""
+    asked = " (asked for)" if issued.explicit else ""
+    return f"{moved}{issued.kind} {issued.mesh_dim}{asked}"

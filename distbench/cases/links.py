@@ -1,0 +1,394 @@
+"""How fast each rank computes by itself: products in bursts that outlast the period of a limit on its CPU or power.
+
+Ranks that have a host's CPUs to themselves, and all accelerators, compute at once, as in training: then they also share
+its power and heat. Where there are fewer CPUs than the ranks' threads, as many compute at a time as have CPUs of their
+own, or each would be as slow as the others, however slow it is.
+"""
+
+import contextlib
+import os
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from distbench.ranks.case import CaseSpec, OpenedCase, first_difference
+from distbench.ranks.context import TORCH_DTYPES, RankContext
+from distbench.ranks.device import synchronize
+from distbench.records.run_file import DTYPE_BYTES, Case
+from distbench.spec import Scenario
+from distbench.spec.devices import is_accelerator
+
+# TCP segments that this host has sent, and sent again: a lossy link is fast at times, and nothing else shows it.
+#
+# The kernel counts them per network namespace, not per interface (tcpOutSegs and tcpRetransSegs of RFC 4022).
+
+SNMP = Path("/proc/self/net/snmp")
+
+
+class Segments(NamedTuple):
+    """Segments sent, and of these the ones that were sent again."""
+
+    sent: int
+    again: int
+
+
+def segments_so_far(file: Path = SNMP) -> Segments | None:
+    """Return the counts since the host started; None where the system has none."""
+    try:
+        names, values = (line.split() for line in file.read_text().splitlines() if line.startswith("Tcp:"))
+        counts = dict(zip(names, values, strict=True))
+        return Segments(int(counts["OutSegs"]), int(counts["RetransSegs"]))
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+# Who talks to whom while links are measured (every pair of ranks once, all ranks at a time), and who computes when.
+
+WITHIN, SAME_PLACE, ACROSS = "within a host", "across hosts, same local rank", "across hosts"
+Pairs = tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True)
+class LinkRound:
+    """Pairs of ranks that send to each other at the same time.
+
+    Args:
+        level: out of WITHIN, SAME_PLACE and ACROSS; "" for pairs of several levels.
+        pairs: no rank is in two of them.
+    """
+
+    level: str
+    pairs: Pairs
+
+
+def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
+    """Rounds that have every pair of ranks once.
+
+    Where all hosts have the same even number of ranks, and there is one host or an even number, a round has pairs of
+    one level, all ranks take part, and N ranks need N - 1 rounds. Pairs that cross from one host to another then share
+    its links with as many others in each round. Otherwise levels may mix, and an odd number of ranks takes N rounds in
+    which one waits.
+
+    Args:
+        hosts: each rank's host, in rank order.
+    """
+    ranks_of: dict[str, list[int]] = {}
+    for rank, host in enumerate(hosts):
+        ranks_of.setdefault(host, []).append(rank)
+    members, sizes = list(ranks_of.values()), {len(ranks) for ranks in ranks_of.values()}
+    size, num_hosts = max(sizes, default=0), len(members)
+    if len(sizes) > 1 or size % 2 * (size > 1) or num_hosts % 2 * (num_hosts > 1):
+        return [LinkRound("", pairs) for pairs in tournament(len(hosts))]
+    found = []
+    for places in tournament(size):
+        pairs = tuple((ranks[a], ranks[b]) for ranks in members for a, b in places)
+        found.append(LinkRound(WITHIN, pairs))
+    for meetings in tournament(num_hosts):
+        for shift in range(size):
+            pairs = tuple((members[a][i], members[b][(i + shift) % size]) for a, b in meetings for i in range(size))
+            found.append(LinkRound(ACROSS if shift else SAME_PLACE, pairs))
+    return found
+
+
+def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tuple[int, ...]]:
+    """The ranks that compute at the same time, turn by turn, each rank once: all hosts at a time, and of a host as many
+    ranks in each turn, so that one finds what the others do.
+
+    Args:
+        hosts: each rank's host, in rank order.
+        at_once: how many ranks each host has room for.
+    """
+    queues = []
+    for host in dict.fromkeys(hosts):
+        ranks = [rank for rank, name in enumerate(hosts) if name == host]
+        room = min(max(at_once[host], 1), len(ranks))
+        size = max(size for size in range(1, room + 1) if len(ranks) % size == 0)
+        queues.append([ranks[at : at + size] for at in range(0, len(ranks), size)])
+    turns = zip_longest(*queues, fillvalue=[])
+    return [tuple(sorted(chain.from_iterable(together))) for together in turns]
+
+
+def tournament(num_players: int) -> list[Pairs]:
+    """Each player against each other once: the circle method, n - 1 rounds for an even number, n for an odd one.
+
+    Source: E. Lucas, "Recreations mathematiques" (1883), volume 2; the schedule of a round-robin tournament.
+    """
+    if num_players < 2:
+        return []
+    count, found = num_players + num_players % 2, []
+    for number in range(count - 1):
+        last = count - 1
+        pairs = [(number, last)]
+        pairs += [((number + step) % last, (number - step) % last) for step in range(1, count // 2)]
+        found.append(tuple(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < num_players)))
+    return found
+
+
+TRIES = 3
+RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products stay below 2^24, so that float32 has them exactly
+
+
+@dataclass
+class Bursts:
+    """How many products a burst has: as many on every rank, in every case of a launch.
+
+    Args:
+        size: rows and columns of a product.
+        seconds: that a burst shall last on the middle rank.
+        turns: who computes at the same time.
+    """
+
+    size: int
+    seconds: float
+    turns: Sequence[tuple[int, ...]]
+    num_products: int = 0
+
+    def settle(self, product: "Product", context: RankContext) -> int:
+        """Find out once, all ranks together, each in its turn."""
+        if not self.num_products:
+            own_s = 0.0
+            for ranks in self.turns:
+                context.gather(None)  # begins when the turn before has ended
+                if context.rank in ranks:
+                    own_s = product.seconds_of_one()
+            middle_s = statistics.median(context.gather(own_s))
+            self.num_products = max(round(self.seconds / middle_s), 1)
+        return self.num_products
+
+
+class Product:
+    """Two square matrices of whole numbers, and their product."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        numbers = torch.arange(size * size, device=device).reshape(size, size)
+        # Dense: what a product of zeros draws of a device's power says nothing of how it computes.
+        self._left = numbers.remainder(LEFT_PERIOD).float()
+        self._right = numbers.remainder(RIGHT_PERIOD).float()
+        self._got = torch.zeros_like(self._right)
+        self._device = device
+
+    @property
+    def nbytes(self) -> int:
+        """Of all three."""
+        return 3 * self._got.nbytes
+
+    def multiply(self, count: int) -> None:
+        """So many times, one after the other."""
+        for _ in range(count):
+            torch.mm(self._left, self._right, out=self._got)
+
+    def seconds_of_one(self) -> float:
+        """The least of a few, after one that nobody looks at."""
+        found = []
+        for _ in range(TRIES + 1):
+            synchronize(self._device)
+            began = time.monotonic()
+            self.multiply(1)
+            synchronize(self._device)
+            found.append(time.monotonic() - began)
+        return max(min(found[1:]), 1e-6)
+
+    def difference(self) -> str | None:
+        """What is wrong with the product, None where nothing is: applied to a vector, it is what its factors make of
+        that one after the other (R. Freivalds, "Probabilistic machines can use less running time", 1977)."""
+        self._got.zero_()
+        self.multiply(1)
+        left, right, got = (one.cpu().double() for one in (self._left, self._right, self._got))
+        vector = torch.arange(got.shape[1]).remainder(7).double()
+        return first_difference(got @ vector, left @ (right @ vector))
+
+
+def computing_cases(
+    size: int, burst_s: float, hosts: Sequence[str], group: str, max_passes: int, context: RankContext
+) -> Iterator[CaseSpec]:
+    """One for each turn of ranks that compute at the same time."""
+    turns = compute_turns(hosts, _at_once(hosts, context))
+    bursts = Bursts(size, burst_s, turns)
+    own = is_accelerator(context.device.type)
+    devices = {"devices": context.gather(str(context.device))} if own else {}
+    for number, ranks in enumerate(turns):
+        params = {
+            "op": "matmul",
+            "dtype": "f32",
+            "shape": [size] * 3,
+            "ranks": list(ranks),
+            "hosts": list(hosts),
+            **devices,
+        }
+        which = "all" if len(turns) == 1 else f"rank{ranks[0]}" if len(ranks) == 1 else f"turn{number}"
+        case = Case(f"links/f32[{size},{size}]/matmul/{which}", "links", params)
+        opener = partial(_opened_turn, ranks, bursts, context)
+        yield CaseSpec(case, opener, group, max_passes, keeps_ranks=True, most_samples=1)
+
+
+def _at_once(hosts: Sequence[str], context: RankContext) -> dict[str, int]:
+    """How many ranks of each host have CPUs of their own, or an accelerator."""
+    if is_accelerator(context.device.type):
+        return dict.fromkeys(hosts, len(hosts))
+    cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
+    of_host: dict[str, set[int]] = {}
+    threads: dict[str, int] = {}
+    told = context.gather((sorted(cpus), torch.get_num_threads()))
+    for host, (usable, num_threads) in zip(hosts, told, strict=True):
+        of_host.setdefault(host, set()).update(usable)
+        threads[host] = max(threads.get(host, 1), num_threads)
+    return {host: len(usable) // threads[host] for host, usable in of_host.items()}
+
+
+@contextlib.contextmanager
+def _opened_turn(ranks: tuple[int, ...], bursts: Bursts, context: RankContext) -> Iterator[OpenedCase]:
+    takes_part, product = context.rank in ranks, Product(bursts.size, context.device)
+    count = bursts.settle(product, context)
+
+    def call(_: Any) -> None:
+        if takes_part:
+            product.multiply(count)
+
+    def check() -> str | None:
+        return product.difference() if takes_part else None
+
+    fields = {"counters": {"repeats": count}}
+    yield OpenedCase(call, check, fields=fields, stays_open=True, held_bytes=product.nbytes, warm_ups=1)
+
+
+# Cases of the links between ranks: pairs at a time, groups of each mesh dim, and what each rank computes alone.
+
+GROUP, MAX_PASSES = "links", 10
+DTYPE, PERIOD = "f32", 251
+# A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
+SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
+SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
+SMALL_BYTES = 4
+# Of a turn: a stretch has a level of its own, which further samples do not tell.
+SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
+
+
+def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
+    """For each `Links`: two cases a round of pairs (a small message, a large one), one a mesh dim with several groups,
+    and those of what each rank computes; all take turns."""
+    for links in scenario.links:
+        kind = context.device.type
+        hosts = context.gather(os.uname().nodename)
+        size_bytes = links.size_bytes or SIZE_BYTES.get(kind, SIZE_BYTES_ELSEWHERE)
+        for number, one in enumerate(link_rounds(hosts)):
+            for size in (SMALL_BYTES, size_bytes):
+                yield _round_case(number, one, size, hosts, context)
+        for mesh_dim in context.mesh_dims:
+            if 1 < context.size(mesh_dim) < context.mesh.size():
+                yield _group_case(mesh_dim, size_bytes, hosts, context)
+        matmul_size = links.matmul_size or MATMUL_SIZE.get(kind, MATMUL_SIZE_ELSEWHERE)
+        yield from computing_cases(matmul_size, links.burst_s, hosts, GROUP, MAX_PASSES, context)
+
+
+def _spec(case: Case, opener: Any, most_samples: int) -> CaseSpec:
+    return CaseSpec(case, opener, GROUP, MAX_PASSES, keeps_ranks=True, most_samples=most_samples)
+
+
+def _round_case(number: int, one: LinkRound, size_bytes: int, hosts: list[str], context: RankContext) -> CaseSpec:
+    numel = size_bytes // DTYPE_BYTES[DTYPE]
+    params = {
+        "op": "send_recv",
+        "dtype": DTYPE,
+        "size_bytes": numel * DTYPE_BYTES[DTYPE],
+        "round": number,
+        "level": one.level,
+        "pairs": [list(pair) for pair in one.pairs],
+        "hosts": hosts,
+    }
+    case = Case(f"links/{DTYPE}[{numel}]/send_recv/round{number}", "links", params)
+    most = SMALL_SAMPLES if size_bytes == SMALL_BYTES else LARGE_SAMPLES
+    return _spec(case, partial(_open_round, dict(_both_ways(one)), numel, context), most)
+
+
+def _both_ways(one: LinkRound) -> Iterator[tuple[int, int]]:
+    for first, second in one.pairs:
+        yield first, second
+        yield second, first
+
+
+@contextlib.contextmanager
+def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> Iterator[OpenedCase]:
+    partner = partners.get(context.rank)
+    mine, got = _tag(context.rank, numel).to(context.device), torch.zeros(numel, device=context.device)
+
+    def exchange() -> None:
+        if partner is None:
+            return
+        ops = [dist.P2POp(dist.isend, mine, partner), dist.P2POp(dist.irecv, got, partner)]
+        for work in dist.batch_isend_irecv(ops):
+            work.wait()
+
+    def check() -> str | None:
+        got.zero_()
+        exchange()
+        return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
+
+    fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
+    # All ranks start, whoever waits in this round too: NCCL sets its communicator up once all of a group have called.
+    opened = _opened(lambda _: exchange(), check, fields, mine.nbytes + got.nbytes, dist.group.WORLD)
+    opened.after = partial(_segments_since, segments_so_far(), context)
+    yield opened
+
+
+def _segments_since(before: Segments | None, context: RankContext) -> dict[str, list[int]]:
+    """Return the segments that each rank's host has sent and sent again since, in rank order; nothing where unknown."""
+    now = segments_so_far()
+    told = context.gather((now.sent - before.sent, now.again - before.again) if before and now else None)
+    if any(one is None for one in told):
+        return {}
+    return {"tcp_segments": [sent for sent, _ in told], "tcp_segments_again": [again for _, again in told]}
+
+
+def _tag(rank: int, numel: int) -> torch.Tensor:
+    """Element i is (i + 3 rank) mod a prime, so that a wrong rank or offset shows."""
+    return (torch.arange(numel) + 3 * rank).remainder(PERIOD).to(TORCH_DTYPES[DTYPE])
+
+
+def _group_case(mesh_dim: str, size_bytes: int, hosts: list[str], context: RankContext) -> CaseSpec:
+    numel = max(size_bytes // DTYPE_BYTES[DTYPE] // context.size(mesh_dim), 1) * context.size(mesh_dim)
+    number = context.mesh_dims.index(mesh_dim)
+    ranks = context.mesh.mesh.movedim(number, -1).reshape(-1, context.size(mesh_dim))
+    params = {
+        "op": "all_reduce",
+        "dtype": DTYPE,
+        "mesh_dim": mesh_dim,
+        "size_bytes": numel * DTYPE_BYTES[DTYPE],
+        "groups": ranks.tolist(),
+        "hosts": hosts,
+    }
+    case = Case(f"links/{DTYPE}[{numel}]/all_reduce/{mesh_dim}", "links", params)
+    return _spec(case, partial(_open_group, mesh_dim, numel, context), LARGE_SAMPLES)
+
+
+@contextlib.contextmanager
+def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[OpenedCase]:
+    group, size = context.mesh.get_group(mesh_dim), context.size(mesh_dim)
+    ones = torch.ones(numel, device=context.device)
+
+    def check() -> str | None:
+        ones.fill_(1.0)
+        dist.all_reduce(ones, group=group)
+        difference = first_difference(ones.cpu(), torch.full((numel,), float(size)))
+        ones.zero_()
+        return difference
+
+    fields = {"payload_bytes": ones.nbytes, "group_size": size, "mesh_dim": mesh_dim}
+    ones.zero_()  # whose sums stay finite, however often
+    yield _opened(lambda _: dist.all_reduce(ones, group=group), check, fields, ones.nbytes, group)
+
+
+def _opened(call: Any, check: Any, fields: dict[str, Any], held_bytes: int, starts_on: Any) -> OpenedCase:
+    return OpenedCase(call, check, fields=fields, stays_open=True, held_bytes=held_bytes, starts_on=starts_on)
+
+
+# Links between ranks, and each rank's own speed: the cases that say which of them is slow.
+
+__all__ = ["link_cases"]

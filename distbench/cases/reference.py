@@ -1,0 +1,553 @@
+"""The same step on one device, and how far the parallel one is from it.
+
+Rank 0 alone computes it. Gradients leave its device as backward finishes them, and are shared and compared one by one,
+so that no other rank ever holds more than one of them.
+"""
+
+import contextlib
+import hashlib
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distbench.plans.batch import batch_of, loss_of
+from distbench.plans.inference import cache_of, forward_alone, output_of
+from distbench.plans.materialise import load_initial_values, place_attributes
+from distbench.plans.model import Blueprint, as_built, blueprint, mapped, tensors_of, whole_on_cpu
+from distbench.ranks.context import BATCH_DIMS, RankContext, default_dtype_kept
+from distbench.ranks.device import random_states
+from distbench.ranks.failure import place_of
+from distbench.redistribute.expected_shards import chunk_of, own_shard
+from distbench.spec import Scenario
+from distbench.torch_private import no_collectives
+
+# Why a step may come out otherwise than on one device, where its model, its batch or its loss is why: in sentences.
+
+# A label that F.cross_entropy leaves out, unless it is told another one.
+IGNORED = -100
+# Name of a parameter to which part of it a rank holds, and how large its gradient is.
+Gradients = Mapping[str, tuple[tuple[int, ...], float]]
+# torch has no public name for what these have in common.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
+# Relative, to tell a sum over ranks from what is merely wrong.
+CLOSE = 1e-3
+# A gradient that never came is off by its own size.
+LOST = 0.99
+
+
+def of_random(module: str | None, in_eval_mode: str | None) -> Iterator[str]:
+    """Which module draws random numbers in train mode, if any, and what draws them in eval mode too."""
+    if module is not None and in_eval_mode is None:
+        yield (
+            f"{module} draws random numbers, other ones on each rank; return model.eval() from build_model, or drop "
+            "with p=0"
+        )
+    elif in_eval_mode is not None:
+        yield (
+            f"{in_eval_mode} draws random numbers, other ones on each rank, also where the model is in eval mode; draw "
+            "them in make_batch, from a generator with a seed, and take them from the batch"
+        )
+
+
+def of_model(batch_statistics: str | None, num_parts: int) -> Iterator[str]:
+    """Who takes statistics over a batch of which ranks, or micro-batches, have parts."""
+    if batch_statistics is not None and num_parts > 1:
+        yield (
+            f"{batch_statistics} takes its statistics over one of {num_parts} parts of the batch; return model.eval() "
+            "from build_model, or use a norm that sees one sample at a time"
+        )
+
+
+def of_loss(loss: float | None, expected: float, num_parts: int) -> Iterator[str]:
+    """Of the mean of all parts' losses, and that of one device."""
+    if not math.isfinite(expected):
+        yield f"one device's own loss is {expected}; look at the model's sizes and at its batch"
+    elif loss is not None and num_parts > 1 and expected and abs(loss * num_parts / expected - 1) < CLOSE:
+        yield f"the loss is a sum over the batch, of which there are {num_parts} parts; return a mean"
+
+
+def of_labels(named: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], num_parts: int) -> Iterator[str]:
+    """Of a batch's tensors, and the tensor dim of those that are split: the first whose parts leave out unequal numbers
+    of labels."""
+    for name, tensor_dim in split_dims.items():
+        tensor = named[name]
+        if tensor.dtype != torch.int64:
+            continue
+        if len({int((part == IGNORED).sum()) for part in tensor.chunk(num_parts, tensor_dim)}) > 1:
+            yield (
+                f"the {num_parts} parts of {name} have unequal numbers of {IGNORED}, which cross entropy leaves out: "
+                "the mean of their losses is not the loss of all; sum, and divide by a constant"
+            )
+            return
+
+
+def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> Iterator[str]:
+    """Of the batch that a step had, two that were made since, and each rank's `fingerprint` of one."""
+    odd = next((rank for rank, one in enumerate(prints) if one != prints[0]), None)
+    if (name := _differing(made, made_again)) is not None:
+        yield f"make_batch makes another {name} each time, and so on each rank; draw it from a generator with a seed"
+    elif odd is not None:
+        yield f"make_batch makes another batch on rank {odd} than on rank 0; make the global batch, alike on every rank"
+    elif (name := _differing(used, made)) is not None:
+        yield f"a step changes {name} of its batch in place, which the next one is given; change a copy"
+
+
+def fingerprint(tree: Any) -> str:
+    """Equal where all tensors of a batch are."""
+    found = hashlib.sha256()
+    for name, tensor in tensors_of(tree):
+        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        dense = tensor.to_dense() if tensor.is_sparse else tensor
+        found.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+def held_gradients(model: nn.Module) -> Gradients:
+    """Of this rank: name of each parameter to which part of it is here, and how large its gradient is."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        gradient: Any = parameter.grad
+        placements = getattr(gradient, "placements", ())
+        if gradient is None or any(placement.is_partial() for placement in placements):
+            continue
+        coordinate = gradient.device_mesh.get_coordinate() if placements else ()
+        part = tuple(at for at, placement in zip(coordinate, placements, strict=True) if not placement.is_replicate())
+        local = gradient.to_local() if placements else gradient
+        found[name] = part, float(local.detach().norm())
+    return found
+
+
+def of_replicas(found: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
+    """Of each rank's `held_gradients`: those of the same part of a parameter must be one, whoever has other data.
+
+    Where the plan has DDP, it leaves out what it ignores, and what its forward did not make.
+    """
+    instead = "take it out of DdpPlan(ignored=...)" if has_ddp else "shard it (fully_shard), replicate(model)"
+    first: dict[Any, tuple[int, float]] = {}
+    for rank, gradients in enumerate(found):
+        for name, (part, size) in gradients.items():
+            other, known = first.setdefault((name, part), (rank, size))
+            if abs(size - known) > CLOSE * max(size, known):
+                yield (
+                    f"ranks {other} and {rank} hold the same part of {name}, and other gradients of it, which nobody "
+                    f"adds up; {instead}, or average it in a hook that after_materialize sets"
+                )
+                return
+
+
+def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
+    """Of a rank's loss from the initial values, and of the same once more."""
+    if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
+        yield (
+            "the loss from the same values and batch is another one each time: the model keeps something that is "
+            "neither parameter nor buffer, or the step draws random numbers of Python, of numpy or of a generator of "
+            "its own; draw them in make_batch, from a generator with a seed"
+        )
+
+
+def of_forward(call: str, has_run: bool, what_it_does: str) -> Iterator[str]:
+    """Of a scenario's `call`, whether the model's forward has run in it, and what happens in that."""
+    if not has_run:
+        yield (
+            f"{call} does not go through the model's forward, and that is where {what_it_does}; have it call "
+            "model(...), whose forward does what call needs"
+        )
+
+
+def of_own_backward(place: str | None) -> Iterator[str]:
+    """Of where forward or loss runs a backward of its own, if they do."""
+    if place is not None:
+        yield (
+            f"forward and loss run a backward of their own ({place}), and the step's backward adds its gradients to "
+            "those; return the loss, and leave backward to distbench"
+        )
+
+
+def of_default_dtype(before: torch.dtype, after: torch.dtype) -> Iterator[str]:
+    """Of torch's default dtype before a step and after it."""
+    if after != before:
+        was, now = (str(one).removeprefix("torch.") for one in (before, after))
+        yield (
+            f"a step leaves torch's default dtype at {now}, where it was {was}, and so what is made after it is of "
+            f"another dtype; have it call set_default_dtype(torch.{was}) when it is done, or name dtypes instead"
+        )
+
+
+def of_coupled_samples(is_coupled: bool, num_parts: int) -> Iterator[str]:
+    """Of a step that is the mean of what one device computes of each part of the batch alone."""
+    if is_coupled:
+        yield (
+            f"the loss or the model couples the samples of a batch: one device gives what this step gives where it "
+            f"computes each of the {num_parts} parts of the batch alone, and something else for all of it, as with a "
+            "contrastive loss, a router's auxiliary loss, a norm over the batch or a mean over a number that differs "
+            "between parts; compute it sample by sample, or gather what it couples from all ranks"
+        )
+
+
+def of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
+    """Of what a function of the user's own has gradients divided by, where the scenario does not say so."""
+    if odd := sorted(factors - {num_ranks}):
+        what = f"parallelize has gradients divided by {odd[0]:g}, and {num_ranks} ranks have data"
+        yield f"{what}; say gradient_divide_factor={odd[0]:g} where that is meant"
+
+
+def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], bool]) -> Iterator[str]:
+    """Of a module that the user's own code compiles, the largest relative error of a gradient, and whether this torch
+    loses gradients of pending inputs."""
+    if module is not None and error >= LOST and loses_gradients():
+        yield (
+            f"{module or 'the model'} is compiled, and torch {torch.__version__} drops the gradient of an input of "
+            "compiled code that a collective of tensor parallel still has to fill (pytorch PR 191113); compile by "
+            "ParallelPlan(compile=CompilePlan(...)), which waits for such inputs first"
+        )
+
+
+def _differing(tree: Any, other: Any) -> str | None:
+    others = dict(tensors_of(other))
+    for name, tensor in tensors_of(tree):
+        if name not in others or not torch.equal(tensor.cpu(), others[name].cpu()):
+            return f"tensor {name}".strip()
+    return None
+
+
+def dropout_of(model: nn.Module) -> str:
+    """The first module that drops in train mode; a name for whatever else draws where there is none."""
+    for name, module in model.named_modules():
+        is_dropout = "Dropout" in type(module).__name__
+        known = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
+        rate = next((rate for rate in known.values() if isinstance(rate, float) and rate > 0), None)
+        if module.training and rate is not None:
+            return f"{name} ({type(module).__name__}, {rate:g})"
+    return "the model"
+
+
+def batch_statistics_of(model: nn.Module) -> str | None:
+    """The first module that takes statistics over its batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, BATCH_NORMS) and module.training:
+            return f"{name} ({type(module).__name__})"
+    return None
+
+
+Collect = Callable[[str, torch.Tensor], None]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """What one device computes, on rank 0's CPU; other ranks have the shapes alone."""
+
+    shapes: dict[str, torch.Size]  # by name, the full shape of every parameter
+    built: Blueprint
+    loss: float = 0.0
+    gradients: dict[str, torch.Tensor] = field(default_factory=dict)  # full, of the parameters that have one
+    output: torch.Tensor | None = None  # of the global batch, where it is one tensor
+    is_random: bool = False  # whether it drew random numbers
+    values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
+    computed_in: torch.dtype = torch.float32  # the least precise of what its modules put out, under autocast say
+    batch: Any = None  # the global one
+
+
+@dataclass(frozen=True)
+class OneStep:
+    """A step on one device: its loss, its output where that is one tensor, and whether it drew random numbers."""
+
+    loss: float
+    output: torch.Tensor | None
+    is_random: bool
+
+
+def reference_of(
+    scenario: Scenario,
+    context: RankContext,
+    with_gradients: bool = True,
+    values: Mapping[str, torch.Tensor] | None = None,
+    built: Blueprint | None = None,
+) -> Reference:
+    """Rank 0 computes it on its device; nothing stays there. The forward pass alone holds no activations either.
+
+    `values` are the parameters' where the scenario sets them itself; `built` is the model on the meta device, where one
+    exists that no plan has changed.
+    """
+    assert scenario.build_model is not None
+    built = built or blueprint(scenario.build_model, context.seed)
+    shapes = {name: parameter.shape for name, parameter in built.model.named_parameters()}
+    if context.rank != 0:
+        return Reference(shapes, built)
+    gradients: dict[str, torch.Tensor] = {}
+
+    def collect(name: str, finished: torch.Tensor) -> None:
+        # A part that recomputes its forward by a backward of its own adds to a parameter several times.
+        gradients[name] = gradients[name] + finished if name in gradients else finished
+
+    model, batch = model_on_device(scenario, context, built, values), batch_of(scenario).tree
+    with _least_precise(model) as seen:
+        step = run_step(scenario, context, model, batch, collect if with_gradients else None)
+    computed_in = max(seen, key=_eps)
+    return Reference(shapes, built, step.loss, gradients, step.output, step.is_random, values, computed_in, batch)
+
+
+def reference_of_parts(scenario: Scenario, context: RankContext, whole: Reference, num_parts: int) -> Reference:
+    """The same of each of so many equal parts of the batch alone, and the mean of those: loss and gradients."""
+    if context.rank != 0:
+        return whole
+    loss, gradients = 0.0, dict[str, torch.Tensor]()
+
+    def collect(name: str, finished: torch.Tensor) -> None:
+        gradients[name] = gradients.get(name, 0) + finished / num_parts
+
+    for index in range(num_parts):
+        model = model_on_device(scenario, context, whole.built, whole.values)
+        part = batch_of(scenario).part(index, num_parts, context.device)
+        loss += run_step(scenario, context, model, part, collect if whole.gradients else None).loss / num_parts
+    return replace(whole, loss=loss, gradients=gradients, output=None)
+
+
+def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Reference) -> str | None:
+    """What draws random numbers also where the model is in eval mode, on one device: a module, else a function of the
+    scenario; None where nothing does."""
+    model = model_on_device(scenario, context, whole.built, whole.values).eval()
+    drawing, entered = list[str](), list[list[torch.Tensor]]()
+
+    def enter(*_: object) -> None:
+        entered.append(random_states(context.device))
+
+    def leave(name: str, module: nn.Module, *_: object) -> None:
+        if _differ(entered.pop(), random_states(context.device)):
+            drawing.append(f"{name or 'the model'} ({type(module).__name__})")
+
+    for name, module in model.named_modules():
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(partial(leave, name))
+    if not run_step(scenario, context, model, whole.batch, None).is_random:
+        return None
+    function, what = (scenario.call, "call") if scenario.call is not None else (scenario.loss, "loss")
+    # The innermost module that draws is left first.
+    where = "the model" if function is None else f"{what} ({place_of(function)})"
+    return next(iter(drawing), where)
+
+
+def _differ(states: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
+    return any(not torch.equal(*pair) for pair in zip(states, others, strict=True))
+
+
+@contextlib.contextmanager
+def _least_precise(model: nn.Module) -> Iterator[set[torch.dtype]]:
+    """The floating dtypes of what a model's modules put out meanwhile, and f32."""
+    seen = {torch.float32}
+
+    def note(_: nn.Module, given: Any, output: Any) -> None:
+        seen.update(tensor.dtype for _, tensor in tensors_of(output) if tensor.is_floating_point())
+
+    hooks = [module.register_forward_hook(note) for module in model.modules()]
+    try:
+        yield seen
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _eps(dtype: torch.dtype) -> float:
+    return torch.finfo(dtype).eps
+
+
+def model_on_device(
+    scenario: Scenario, context: RankContext, built: Blueprint, values: Mapping[str, torch.Tensor] | None = None
+) -> nn.Module:
+    """The whole model with its initial values, or those that are given, on this rank's device."""
+    assert scenario.build_model is not None
+    if built.needs_values:
+        model: nn.Module = whole_on_cpu(scenario.build_model, context.seed).to(context.device)
+    else:
+        with torch.device(context.device):
+            model = scenario.build_model()
+    load_initial_values(model, context, built)
+    place_attributes(model, built, context.device)
+    with torch.no_grad():
+        for name, value in (values or {}).items():
+            model.get_parameter(name).copy_(value)
+    return model
+
+
+def run_step(
+    scenario: Scenario,
+    context: RankContext,
+    model: nn.Module,
+    batch: Any,
+    collect: Collect | None,
+    dtype: torch.dtype | None = None,
+) -> OneStep:
+    """Forward, and backward where gradients are collected: each moves to the CPU as soon as backward has finished it.
+
+    No other rank takes part, so that nothing in it may communicate. It is given a copy of the batch, its floats cast to
+    `dtype` where there is one. A forward-only scenario gives its output, and 0 for the loss.
+    """
+    collect = None if scenario.inference else collect
+    if collect is not None:
+        for name, parameter in model.named_parameters():
+            if parameter.requires_grad:
+                parameter.register_post_accumulate_grad_hook(partial(_hand_over, collect, name))
+    batch = mapped(batch, lambda _, tensor: cast_floats(tensor.to(context.device, copy=True), dtype))
+    before = random_states(context.device)
+    outputs: list[torch.Tensor] = []
+
+    def keep(output: Any) -> None:
+        if isinstance(output, torch.Tensor):
+            outputs.append(output.detach().cpu().float())
+
+    with no_collectives(), default_dtype_kept():
+        if scenario.inference:
+            loss = torch.zeros((), dtype=torch.float32)
+            with forward_alone(context.device):
+                keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
+            outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
+        else:
+            with torch.set_grad_enabled(collect is not None):
+                loss = loss_of(scenario, model, batch, keep)
+            if collect is not None:
+                loss.backward()
+    is_random = _differ(before, random_states(context.device))
+    return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random)
+
+
+def _hand_over(collect: Collect, name: str, parameter: torch.Tensor) -> None:
+    assert parameter.grad is not None
+    collect(name, parameter.grad.cpu().float().contiguous())
+    parameter.grad = None
+
+
+def cast_floats(given: Any, dtype: torch.dtype | None) -> Any:
+    """A tensor of floats in a dtype; anything else, or with None, as it is."""
+    is_cast = dtype is not None and isinstance(given, torch.Tensor) and given.is_floating_point()
+    return given.to(dtype) if is_cast else given
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest absolute difference (inf: nothing to compare), and the largest absolute value of what should be."""
+
+    apart: float
+    size: float
+
+
+@dataclass(frozen=True)
+class Differences:
+    """Of a step to one device's, over all ranks and known on all of them; and what rank 0 found in the model."""
+
+    mean_loss: float | None
+    loss: Difference | None
+    gradients: dict[str, Difference] = field(default_factory=dict)
+    output: Difference | None = None
+    is_random: bool = False
+    batch_statistics: str | None = None
+    expected_loss: float = 0.0
+
+
+def compare(
+    model: nn.Module,
+    local_loss: float | None,
+    reference: Reference,
+    context: RankContext,
+    gradient_scale: float | None = 1.0,
+    output: torch.Tensor | None = None,
+) -> Differences:
+    """Each rank compares its own shard of each gradient with the same shard of the reference; the largest difference.
+
+    All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
+    where there is no loss; `output` is the model's output of that part. `gradient_scale` is what the plan multiplies
+    gradients by on purpose; None compares none.
+    """
+    own = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
+    own_output = None if output is None else _output_difference(output, reference, context)
+    gathered = context.gather((local_loss, own, own_output, reference.loss, reference.is_random))
+    expected_loss, is_random = gathered[0][3:]
+    losses = [one[0] for one in gathered if one[0] is not None]
+    loss = sum(losses) / len(losses) if losses else None
+    return Differences(
+        loss,
+        None if loss is None else Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
+        {
+            name: _largest_of([one[1][name] for one in gathered if name in one[1]])
+            for name in (() if gradient_scale is None else reference.built.parameters)
+        },
+        None if output is None else _largest_of([one[2] for one in gathered]),
+        is_random,
+        batch_statistics_of(reference.built.model),
+        expected_loss,
+    )
+
+
+def _gradient_differences(
+    model: nn.Module, reference: Reference, context: RankContext, scale: float
+) -> dict[str, Difference]:
+    found = {}
+    held = as_built(model, reference.built)
+    # Of a pipeline each rank holds a part of them, and all of them take part in sharing each.
+    for name in reference.built.parameters:
+        expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
+        if name in held:
+            found[name] = _gradient_difference(held[name], expected if scale == 1 else expected * scale)
+        # Before the next one is made.
+        del expected
+    return found
+
+
+def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
+    """Rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
+    tensor = torch.zeros(shape, dtype=torch.float32) if tensor is None else tensor
+    dist.broadcast(tensor, src=0, group=context.control)
+    return tensor
+
+
+def _output_difference(output: torch.Tensor, reference: Reference, context: RankContext) -> Difference:
+    """Of this rank's part of the batch; the parts are shared one by one."""
+    index, count = context.index(BATCH_DIMS)
+    whole, found = reference.output, Difference(0.0, 0.0)
+    # A part of another shape on any rank could not be shared by the broadcasts below.
+    shapes = context.gather((tuple(output.shape), None if whole is None else tuple(whole.shape)))
+    if (full := shapes[0][1]) is not None and any(given != (full[0] // count, *full[1:]) for given, _ in shapes):
+        return Difference(math.inf, 0.0)
+    for part in range(count):
+        chunk = None
+        if whole is not None:
+            chunk = chunk_of(whole.reshape(-1, *output.shape[1:]), 0, count, part).contiguous()
+        expected = _shared(chunk, output.shape, context)
+        if part == index:
+            found = _difference(output, expected, expected)
+    return found
+
+
+def _gradient_difference(parameter: Any, expected: torch.Tensor) -> Difference:
+    gradient, wanted = parameter.grad, expected
+    if gradient is None:
+        size = largest(expected)
+        return Difference(math.inf if size > 0 else 0.0, size)
+    if any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
+        gradient = gradient.full_tensor()
+    elif hasattr(gradient, "to_local"):
+        gradient, wanted = gradient.to_local(), own_shard(expected, gradient.placements, gradient.device_mesh)
+    return _difference(gradient, wanted, expected)
+
+
+def _difference(got: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) -> Difference:
+    if got.shape != wanted.shape:
+        return Difference(math.inf, largest(whole))
+    return Difference(_or_inf(largest(got.float().cpu() - wanted)), largest(whole))
+
+
+def _largest_of(differences: Sequence[Difference]) -> Difference:
+    return Difference(max(one.apart for one in differences), max(one.size for one in differences))
+
+
+def _or_inf(value: float) -> float:
+    return value if math.isfinite(value) else math.inf
+
+
+def largest(tensor: torch.Tensor) -> float:
+    """The largest absolute value; 0 of a tensor without elements."""
+    return float(tensor.abs().max()) if tensor.numel() else 0.0

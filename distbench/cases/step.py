@@ -1,0 +1,169 @@
+"""A step of the scenario's model under its plan: forward, backward and optimizer, each on its own clock; or forward
+alone."""
+
+import contextlib
+import hashlib
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbench.cases.step_check import StepCheck
+from distbench.observe.memory import memory_counters
+from distbench.observe.trace import StepTrace
+from distbench.plans.batch import Batch, batch_of
+from distbench.plans.inference import ForwardStep, step_of
+from distbench.plans.model import Blueprint, blueprint, tensors_of
+from distbench.plans.pipeline import idle_counters
+from distbench.plans.plan_check import problems
+from distbench.plans.training_step import round_trip
+from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.context import RankContext, dtype_name, shape_text
+from distbench.ranks.device import empty_allocator
+from distbench.ranks.failure import blamed
+from distbench.records.run_file import Case
+from distbench.spec import Scenario, UserError
+from distbench.spec.devices import is_accelerator
+from distbench.spec.errors import PLAN_PROBLEMS
+
+NEEDS_A_BATCH = "a scenario with build_model needs make_batch as well"
+
+
+def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
+    """The step of a variant, if it declares a model; its plan is checked here, before anything is measured.
+
+    Raises:
+        UserError: the plan cannot work, or a part that a step needs is not declared.
+    """
+    if scenario.build_model is None:
+        return
+    _, _, axes = label.partition("/")
+    if scenario.make_batch is None:
+        raise UserError(f"{label}: {NEEDS_A_BATCH}")
+    built = blueprint(scenario.build_model, context.seed)
+    batch = batch_of(scenario)
+    if found := problems(built.model, batch, scenario.step_plan, context):
+        begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
+        raise UserError("\n  - ".join([f"{begin}:", *found]))
+    yield CaseSpec(
+        step_case(scenario, label, built, batch), partial(_open, scenario, context, built, Once()), group="steps"
+    )
+
+
+def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) -> Case:
+    """What a variant's step is called, and its parameters; nothing depends on the ranks that run it."""
+    name, _, axes = label.partition("/")
+    inputs, num_tokens = batch.first, _num_tokens(scenario, batch, label)
+    where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
+    params = {
+        "scenario": name,
+        "variant": axes,
+        "batch_size": batch.length,
+        **({} if num_tokens is None else {"num_tokens": num_tokens}),
+        "dtype": dtype_name(inputs.dtype),
+        "shape": list(inputs.shape),
+        "computes": _computes(built, scenario, batch),
+        **({"mode": "inference"} if scenario.inference else {}),
+    }
+    return Case(f"step/{where}/{label}", "step", params)
+
+
+def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
+    given = scenario.num_tokens
+    if callable(given):
+        with blamed("num_tokens", given):
+            given = given(batch.tree)
+    if given is None:
+        return None
+    number = 0
+    with contextlib.suppress(TypeError):
+        number = operator.index(given)  # of numpy and torch, too
+    if number < 1:
+        raise UserError(f"{label}: num_tokens is {given!r}; give the tokens of a global batch, 1 or more")
+    return number
+
+
+def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
+    """What must be equal for two steps to be compared, as a short text: parameters by shape, global batch and loss."""
+    shapes = sorted(tuple(parameter.shape) for parameter in built.model.parameters())
+    function = scenario.call or scenario.loss
+    loss = getattr(function, "__qualname__", type(function).__qualname__)
+    inputs = batch.first
+    known: tuple[Any, ...] = (shapes, tuple(inputs.shape), inputs.dtype, loss)
+    if not (scenario.call is None and scenario.loss is not None and isinstance(batch.tree, tuple)):
+        known = (*known, [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors_of(batch.tree)])
+    return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
+
+
+@dataclass
+class Once:
+    """What a variant has had in this launch and need not have again: where it is its own baseline again, say."""
+
+    is_memory_known: bool = False
+
+
+@contextlib.contextmanager
+def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once) -> Iterator[OpenedCase]:
+    held_before = empty_allocator(context.device)
+    step = step_of(scenario, context)
+    counters: dict[str, Any] = dict(step.sharded.counters)
+    if is_accelerator(context.device.type):
+        counters["baseline_bytes"] = held_before
+
+    is_restarted = True
+
+    def check() -> str | None:
+        nonlocal is_restarted
+        largest = max(context.gather(parameter_bytes(step.model)))
+        counters.update(parameter_bytes=largest, check=context.check)
+        if isinstance(step, ForwardStep):
+            counters["cache_bytes"] = max(context.gather(step.cache_bytes))
+        wrong, is_restarted = None, False
+        if context.check != "none":
+            step_check = StepCheck(step, scenario, context, built)
+            wrong = step_check()
+            counters.update(step_check.counters)
+        if step.plan.state_dict:
+            held, changed = round_trip(step.model, step.optimizer)
+            counters["state_bytes"] = max(context.gather(held))
+            wrong = wrong or changed
+        step.kept_outputs = None
+        # After all that is measured and checked: nothing that it does to the step can matter.
+        if not once.is_memory_known:
+            counters.update(memory_counters(step, context))
+            if step.pipeline is not None:
+                counters.update(idle_counters(step.pipeline, step.forward_backward, context))
+            once.is_memory_known = True
+        return wrong
+
+    def restart_once() -> None:
+        # Checks ran steps whose numbers are nobody's: of a rank alone, say.
+        nonlocal is_restarted
+        if not is_restarted:
+            step.start_anew()
+            is_restarted = True
+
+    def pause() -> None:
+        restart_once()
+        torch.set_default_dtype(step.default_dtype)  # whatever a step leaves is not for the cases that run meanwhile
+
+    fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
+    try:
+        trace = StepTrace(step, partial(step_of, scenario, context), context)
+        stays_open = not scenario.plan.is_compiled  # closing a compiled one forgets what all were compiled to
+        yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=pause)
+    finally:
+        torch.set_default_dtype(step.default_dtype)
+        if scenario.plan.is_compiled:
+            torch.compiler.reset()
+
+
+def parameter_bytes(model: nn.Module) -> int:
+    """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
+    parameters: Iterator[Any] = model.parameters()
+    local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
+    return sum(tensor.numel() * tensor.element_size() for tensor in local)

@@ -1,0 +1,109 @@
+"""The command `ab`: arguments to calls, results to text and an exit code."""
+
+import secrets
+from pathlib import Path
+
+import click
+
+from distbench.cli import options as gate_terms
+from distbench.cli import output
+from distbench.cli.options import MAX_LAUNCHES, MONTH_S, FiniteRange, new_folder, width_option
+from distbench.cli.output import say
+from distbench.spec.printable import count_text
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("ref_a")
+@click.argument("ref_b")
+@click.argument("run_arguments", nargs=-1, required=True, metavar="-- SCENARIO... [RUN OPTIONS]")
+@click.option(
+    "--pairs", type=click.IntRange(2, MAX_LAUNCHES), default=20, show_default=True, help="Pairs of launches at most."
+)
+@click.option(
+    "--max-time",
+    "max_time_s",
+    type=FiniteRange(1, MONTH_S),
+    default=1800.0,
+    metavar="S",
+    help="Begin no pair that would probably end after S seconds. [1800]",
+)
+@click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the coin that orders each pair. [drawn, and printed]")
+@click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
+@click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
+@click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
+@click.option("--python-b", metavar="PATH", help="Python of side b.")
+@gate_terms.tolerance
+@gate_terms.min_launches
+@gate_terms.allow_different
+@gate_terms.strict
+@output.options
+@click.option("--out", type=click.Path(path_type=Path), help="Folder for both sides' runs. [results/ab/<time>]")
+@width_option
+@click.pass_context
+def ab(
+    ctx: click.Context,
+    ref_a: str,
+    ref_b: str,
+    run_arguments: tuple[str, ...],
+    pairs: int,
+    max_time_s: float,
+    seed: int | None,
+    env_a: tuple[str, ...],
+    env_b: tuple[str, ...],
+    python_a: str | None,
+    python_b: str | None,
+    tolerance: tuple[str, ...],
+    min_launches: int,
+    allow_different: tuple[str, ...],
+    strict: bool,
+    form: str,
+    write_to: tuple[str, ...],
+    github: bool,
+    out: Path | None,
+) -> None:
+    """Launch two git revisions in turn until it is settled whether REF_B is slower than REF_A.
+
+    Each revision is checked out into a worktree of its own; . is the working tree as it is. Launches take turns, a
+    coin gives each pair its order, and so the machine's drift falls on both alike: this is how to compare on a shared
+    machine. After -- stands what distbench run is given. Two torch installations or two settings are compared with
+    . . and --python-b or --env-b.
+
+    Exit code: as distbench gate.
+
+    \b
+    Examples:
+      distbench ab main . -- llama_2d --quick
+      distbench ab v1.2 HEAD --max-time 600 -- bench/steps.py::train --mesh tp=8
+      distbench ab main . --github --write junit=ab.xml -- bench.py --quick --passes 24
+      distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
+    """
+    from distbench.judge import gate_text
+    from distbench.judge.ab import (
+        Side,
+        Terms,
+        check_run_arguments,
+        checked_out,
+        looks_of,
+        parse_variables,
+        python_at,
+        take_turns,
+    )
+
+    check_run_arguments(run_arguments)
+    targets = output.targets_of(write_to)
+    options = gate_terms.options_of(tolerance, allow_different, min_launches=min_launches)
+    given = [
+        Side(name, ref, Path.cwd(), python_at(python, f"--python-{name}"), parse_variables(env, f"--env-{name}"))
+        for name, ref, python, env in (("a", ref_a, python_a, env_a), ("b", ref_b, python_b, env_b))
+    ]
+    folder = new_folder("ab", out)
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    terms = Terms(pairs, max_time_s, looks_of(pairs, options), seed)
+    with checked_out(given) as sides:
+        for side in sides:
+            say(side.text(), err=True)
+        say(f"the order of each pair is drawn with --seed {seed}", err=True)
+        settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
+    output.put_out(lambda one: gate_text.FORMS[one](settled.gated, strict), form, targets, github)
+    say(f"{count_text(settled.num_pairs, 'pair')}; no more because {settled.reason}. Runs: {folder}", err=True)
+    ctx.exit(settled.gated.exit_code(strict))

@@ -1,0 +1,279 @@
+"""The commands for Python and notebooks: `run`, `load` and `compare`, with the commands' own options by keyword.
+
+Each call goes through its command, so that options, defaults of [tool.distbench], messages and results are the same.
+"""
+
+import contextlib
+import inspect
+import io
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distbench.cli import compare as compare_command
+from distbench.cli import report as report_command
+from distbench.cli import run as run_command
+from distbench.cli.defaults import defaults_for
+from distbench.cli.main import main
+from distbench.spec.errors import UserError
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from distbench.judge.side_by_side import SideBySide
+    from distbench.records.run_file import Run
+
+INTERRUPTED = 130
+
+
+class Shown:
+    """Text for a terminal that a notebook shows as tables.
+
+    Args:
+        render: gives it in a form, "table" or "markdown".
+    """
+
+    def __init__(self, render: Callable[[str], str]) -> None:
+        self._render = render
+        self._text = render("table")
+
+    @cached_property
+    def markdown(self) -> str:
+        """As GitHub Markdown."""
+        return self._render("markdown")
+
+    def __str__(self) -> str:
+        return self._text
+
+    def __repr__(self) -> str:
+        return self._text
+
+    def html(self) -> str:
+        """As tables, without styles of their own: a notebook has its."""
+        from markdown_it import MarkdownIt
+
+        return str(MarkdownIt("commonmark", {"html": False}).enable("table").render(self.markdown))
+
+    def _repr_html_(self) -> str:
+        return self.html()
+
+
+class Report(Shown):
+    """What `distbench report` says of some runs: prints as text, shows as tables in a notebook."""
+
+
+class ComparedRuns(Shown):
+    """What `distbench compare` says of two sides.
+
+    Args:
+        frame: one row a case; its columns are in docs/run-file.md.
+    """
+
+    def __init__(self, found: "SideBySide") -> None:
+        super().__init__(lambda form: compare_command.text_of(found, form))
+        self.frame: pd.DataFrame = found.frame
+
+
+class Runs(Sequence["Runs"]):
+    """Runs that were measured or loaded, one a scenario and launch; each of them is such an object too.
+
+    Args:
+        paths: their run files.
+        exit_code: what the command ended with: 0 every case ok or skipped, 1 some case not.
+    """
+
+    def __init__(self, paths: Iterable[Path], exit_code: int = 0) -> None:
+        self.paths = [Path(path) for path in paths]
+        self.exit_code = exit_code
+
+    @cached_property
+    def _read(self) -> "list[Run]":
+        from distbench.records.results_folder import collect
+
+        return collect(tuple(self.paths), None)[0]
+
+    @cached_property
+    def frame(self) -> "pd.DataFrame":
+        """One row a case, as `report --format csv` gives it and more; its columns are in docs/run-file.md."""
+        from distbench.records.frame import frame_of
+
+        return frame_of(self._read)
+
+    @property
+    def scenarios(self) -> list[str]:
+        """The scenario of each run."""
+        return [run.scenario for run in self._read]
+
+    def report(self, **options: Any) -> Report:
+        """The report on these runs; `options` are those of `distbench report`, such as `page="report.html"`."""
+        words = [str(path) for path in self.paths]
+        command = report_command.report
+        # What it writes is written once, and what it warns of is said once.
+        files = {name for option in command.params if isinstance(option.type, click.Path) for name in _keywords(option)}
+        shown = {name: value for name, value in options.items() if name not in files}
+
+        def render(form: str) -> str:
+            if form == "table":
+                return _printed(command, words, {**options, "format": form})
+            with contextlib.redirect_stderr(io.StringIO()):
+                return _printed(command, words, {**shown, "format": form})
+
+        return Report(render)
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def __getitem__(self, which: Any) -> "Runs":
+        """One run by its number or scenario, or a slice."""
+        if isinstance(which, str):
+            chosen = [run.path for run in self._read if run.scenario == which]
+            if not chosen:
+                raise KeyError(f"no run of {which!r}; there are {', '.join(self.scenarios)}")
+            return Runs(chosen, self.exit_code)
+        chosen = self.paths[which] if isinstance(which, slice) else [self.paths[which]]
+        return Runs(chosen, self.exit_code)
+
+    def __repr__(self) -> str:
+        return f"Runs({', '.join(map(str, self.paths))})"
+
+    def _repr_html_(self) -> str:
+        return self.report().html()
+
+
+def run(*scenarios: str, **options: Any) -> Runs:
+    """Measure scenarios as `distbench run` does.
+
+    Args:
+        scenarios: names, files, or file::name.
+        options: those of `distbench run` by their long names, `_` for `-`: `quick=True`, `mesh={"tp": 2}`,
+            `set={"hidden": [1024, 4096]}`, `budget=30`, `out="results"`.
+
+    Raises:
+        UserError: something that the caller can fix; what `distbench run` ends with 2 for.
+        KeyboardInterrupt: it was interrupted; what was measured is in its files.
+    """
+    exit_code, context = _called(run_command.run, scenarios, options)
+    paths = [Path(path) for path in context.meta.get(run_command.RUN_FILES, ()) if Path(path).exists()]
+    if exit_code == INTERRUPTED:
+        raise KeyboardInterrupt
+    if exit_code not in (0, 1):
+        raise UserError(context.meta.get(run_command.MESSAGE) or f"distbench run ended with {exit_code}")
+    return Runs(paths, exit_code)
+
+
+def load(*paths: str | Path) -> Runs:
+    """Run files, and folders of them, that are there already.
+
+    Raises:
+        UserError: there is none, or a named file cannot be read.
+    """
+    from distbench.records.results_folder import collect
+
+    if not paths:
+        raise UserError("load needs a run file or a folder of them, such as results")
+    return Runs(run.path for run in collect(tuple(map(Path, paths)), None)[0])
+
+
+def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
+    """Two sides side by side, as `distbench compare` does.
+
+    Args:
+        a: the baseline: a run file or folder, several of them, or Runs; likewise `b`.
+        options: those of `distbench compare` by their long names, `_` for `-`.
+
+    Raises:
+        UserError: a path cannot be read, or nothing of one side can be compared with the other.
+    """
+    left, right = _paths_of(a), _paths_of(b)
+    words = [*map(str, left), "vs", *map(str, right)]
+    given = _context(compare_command.compare, words, options).params
+    return ComparedRuns(compare_command.compared(left, right, given["min_launches"], given["allow_different"]))
+
+
+Side = str | Path | Runs | Sequence[str | Path]
+
+
+def _paths_of(side: Side) -> list[Path]:
+    if isinstance(side, Runs):
+        return side.paths
+    return [Path(side)] if isinstance(side, str | Path) else [Path(one) for one in side]
+
+
+def _printed(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> str:
+    """What the command prints on standard output."""
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        _called(command, words, options)
+    return printed.getvalue().rstrip("\n")
+
+
+def _called(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> tuple[int, click.Context]:
+    """The command's exit code, and its context, with what it left in `meta`."""
+    context = _context(command, words, options)
+    try:
+        with context:
+            command.invoke(context)
+    except (SystemExit, click.exceptions.Exit) as ended:
+        code = ended.exit_code if isinstance(ended, click.exceptions.Exit) else ended.code
+        return (code if isinstance(code, int) else 0), context
+    return 0, context
+
+
+def _context(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> click.Context:
+    """The command's words and options, read and checked as the command line's are."""
+    name = str(command.name)
+    argv = [*_option_words(command, options), "--", *words]
+    try:
+        return command.make_context(name, argv, default_map=defaults_for(main).of_commands.get(name))
+    except click.UsageError as error:
+        raise UserError(f"{name}: {error.format_message()}") from error
+
+
+def _option_words(command: click.Command, options: Mapping[str, Any]) -> Iterator[str]:
+    """Keywords as the command line has them."""
+    known = {name: option for option in command.params for name in _keywords(option)}
+    for name, value in options.items():
+        if (option := known.get(name)) is None:
+            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(known))}")
+        word = max(option.opts, key=len)
+        if value is None:
+            continue
+        if getattr(option, "is_flag", False):
+            yield from [word] if value else []
+            continue
+        for one in value if option.multiple and isinstance(value, list | tuple) else _texts(value, option):
+            yield from (word, *map(str, one)) if option.nargs > 1 else (word, _text(one))
+
+
+def _texts(value: Any, option: click.Parameter) -> list[Any]:
+    """One word for each value that an option takes: of a mapping each item where it is given several times."""
+    if not isinstance(value, Mapping):
+        return [value]
+    items = [f"{name}={_text(one)}" for name, one in value.items()]
+    return items if getattr(option, "multiple", False) else [",".join(items)]
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _keywords(option: click.Parameter) -> list[str]:
+    """An option's names as keywords, the longest first."""
+    if not isinstance(option, click.Option) or option.hidden:
+        return []
+    return [name.lstrip("-").replace("-", "_") for name in sorted(option.opts, key=len, reverse=True)]
+
+
+def _show_options(function: Callable[..., Any], command: click.Command) -> None:
+    """Have help() and notebooks list the command's options as keywords."""
+    kinds = inspect.Parameter
+    first = [one for one in inspect.signature(function).parameters.values() if one.kind != kinds.VAR_KEYWORD]
+    names = [name for option in command.params for name in _keywords(option)[:1]]
+    keywords = [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names]
+    function.__signature__ = inspect.Signature([*first, *keywords])  # type: ignore[attr-defined]
+
+
+for _function, _command in ((run, run_command.run), (compare, compare_command.compare)):
+    _show_options(_function, _command)

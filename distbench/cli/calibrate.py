@@ -1,0 +1,174 @@
+"""`distbench calibrate`: what collectives, operators and whole steps take here; a profile and a hardware file of it."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from distbench.cli import STARTED_AT
+from distbench.cli.options import MONTH_S, FiniteRange, check_writable, make_folder, refuse_with, width_option
+from distbench.cli.output import say
+from distbench.cli.run import confirm_ranks, run_all
+from distbench.spec.devices import DEVICE_HELP, DEVICES
+from distbench.spec.errors import UserError
+
+HARDWARE = "hardware.json"
+# Passes and timed seconds of what a hardware file is made of: several of the operators, for one stretch may be slow.
+PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
+SHORT = 10.0  # how many times less with --quick
+
+
+@click.command()
+@click.option("--mesh", metavar="DIM=N,...", help="Mesh to measure, e.g. dp_shard=2,tp=2, which is the default.")
+@click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
+@click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
+@click.option(
+    "-o", "--output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file."
+)
+@click.option(
+    "--hardware-out",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="The hardware file, for `simulate`; CPUs only. [hardware.json beside the profile; with --quick none]",
+)
+@click.option("--only", type=click.Choice(("profile", "hardware")), help="Measure what this one file needs.")
+@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw points on lines there.")
+@click.option(
+    "--timeout", type=FiniteRange(1, MONTH_S), default=300.0, metavar="S", help="Give up after S s of no progress."
+)
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+@width_option
+def calibrate(
+    mesh: str | None,
+    output: Path,
+    hardware_out: Path | None,
+    only: str | None,
+    plots: Path | None,
+    timeout: float,
+    quiet: bool,
+    yes: bool,
+    **asked: Any,
+) -> None:
+    """Measure what this machine takes: a profile to plan by, and a hardware file to simulate on.
+
+    Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size. On CPUs also
+    operators on all ranks at once, and small steps: `simulate --hardware FILE` then predicts steps of any plan here.
+    On several hosts (torchrun, srun) also groups that other meshes have there: a line for each shape of group.
+
+    \b
+    Examples:
+      distbench calibrate --mesh dp_shard=2,tp=4 -o profile.json --plots plots
+      distbench run redistribute --mesh dp_shard=2,tp=4 --profile profile.json
+      distbench simulate llama_2d --hardware hardware.json
+    """
+    from distbench.launch import Request, jobs_of
+    from distbench.launch.rendezvous import joined_ranks
+    from distbench.spec import parse_mesh
+
+    if only == "profile":
+        refuse_with("--only profile", "hardware_out")
+    elif only == "hardware":
+        refuse_with("--only hardware", "plots", *(["output"] if hardware_out else []))
+    check_writable(output, "-o")
+    if plots:
+        make_folder(plots, "--plots")
+    joined = joined_ranks(os.environ)
+    parsed = parse_mesh(mesh) if mesh is not None else _mesh_of_hosts(joined)
+    request = Request(targets=("calibrate",), mesh=parsed, timeout_s=timeout, started_at=STARTED_AT, **asked)
+    jobs = jobs_of(request, joined)
+    hardware = _hardware_file(jobs[0], hardware_out, output, only or ("profile" if request.quick else None))
+    if hardware is not None:
+        check_writable(hardware, "--hardware-out")
+        calibration = jobs if only != "hardware" else []
+        jobs = [*calibration, *_jobs_of_hardware(request, jobs[0], joined)]
+    if joined is None:
+        confirm_ranks(jobs, yes)
+    is_first = joined is None or joined.rank == 0
+    exit_code = run_all(jobs, joined, quiet or not is_first)
+    if exit_code == 0 and is_first:
+        if only != "hardware":
+            _write_profile(Path(jobs[0].run_file), output, plots)
+        if hardware is not None:
+            _write_hardware(jobs[-2], jobs[-1], hardware)
+        say(f"calibrated in {time.time() - STARTED_AT:.0f} s", err=True)
+    sys.exit(exit_code)
+
+
+def _mesh_of_hosts(joined: Any) -> dict[str, int] | None:
+    """Where a launcher started as many ranks on each of several hosts: one mesh dim across hosts, one within each."""
+    from distbench.launch.request import hosts_of_ranks
+
+    hosts = hosts_of_ranks(joined.world_size, joined) if joined else ()
+    num_hosts = len(set(hosts))
+    return {"dp_shard": num_hosts, "tp": len(hosts) // num_hosts} if 1 < num_hosts < len(hosts) else None
+
+
+def _hardware_file(job: Any, asked: Path | None, output: Path, only: str | None) -> Path | None:
+    """Where the hardware file goes; None for none."""
+    from distbench.spec.mesh import mesh_size
+
+    if only == "profile" and asked is None:
+        return None
+    wanted = asked is not None or only == "hardware"
+    if wanted and job.device != "cpu":
+        raise UserError(
+            f"of {job.device} devices calibrate measures collectives only, for a profile; leave --hardware-out and "
+            "--only hardware out, and simulate on a shipped hardware file"
+        )
+    if mesh_size(job.mesh) == 1:
+        return None  # the profile's own complaint says what to do
+    return asked or (output.with_name(HARDWARE) if job.device == "cpu" else None)
+
+
+def _jobs_of_hardware(request: Any, calibration: Any, joined: Any) -> list[Any]:
+    """Operators, and steps, on as many ranks as the calibration has."""
+    from dataclasses import replace
+    from math import lcm
+
+    from distbench.launch import jobs_of
+    from distbench.spec.mesh import mesh_size
+
+    num_ranks = mesh_size(calibration.mesh)
+    short = SHORT if request.quick else 1.0
+    passes = 1 if request.quick else PASSES
+    request = replace(request, mesh={"tp": num_ranks}, check="none", passes=passes)
+    operators = replace(request, targets=("calibrate_operators",), budget_s=OPERATORS_S / short)
+    # Heads and all other sizes of the steps that TP shards are multiples of the ranks.
+    heads = (f"num_heads={lcm(8, num_ranks)}",)
+    steps = replace(request, targets=("calibrate_steps",), choices=heads, budget_s=STEPS_S / short)
+    return [*jobs_of(operators, joined), *jobs_of(steps, joined)]
+
+
+def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
+    from distbench.planning.calibration import measured_in, profile_of
+    from distbench.records.run_file import read_run
+    from distbench.report.calibrations import draw, profile_text
+
+    run = read_run(run_file)
+    profile = profile_of(run)
+    try:
+        profile.save(output)
+    except OSError as error:
+        raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
+    say(profile_text(profile))
+    say(f"profile: {output}", err=True)
+    if plots:
+        for path in draw(profile, measured_in(run), plots):
+            say(f"drawn: {path}", err=True)
+
+
+def _write_hardware(operators: Any, steps: Any, hardware: Path) -> None:
+    """Fit the hardware file; its steps are recorded now, in a child process."""
+    from distbench.records.run_file import read_run
+    from distbench.simulate.measured_hardware import hardware_text, write_hardware
+    from distbench.simulate.recording import record_steps
+
+    ((recordings, _),) = record_steps([steps])
+    measured, whole = read_run(Path(operators.run_file)), read_run(Path(steps.run_file))
+    say(hardware_text(write_hardware(hardware, measured, whole, recordings)))
+    say(f"hardware file: {hardware}; predict a step here: distbench simulate SCENARIO --hardware {hardware}", err=True)

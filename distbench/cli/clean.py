@@ -1,0 +1,84 @@
+"""`distbench clean`: old runs listed, and deleted after asking."""
+
+import re
+import sys
+import time
+from pathlib import Path
+
+import click
+
+from distbench.cli.options import MAX_LAUNCHES
+from distbench.cli.output import say, say_lines
+from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
+
+UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+MAX_LISTED = 15
+
+
+def age_s(text: str) -> float:
+    """`30d`, `12h` or `2w` as seconds; a UserError where it is no age."""
+    found = re.fullmatch(r"(\d{1,5})([hdw])", text)
+    if not found:
+        raise UserError(f"--older-than {text!r} is no age; write 12h, 30d or 2w")
+    return int(found[1]) * UNITS_S[found[2]]
+
+
+@click.command()
+@click.option(
+    "--runs", type=click.Path(path_type=Path), default=Path("results"), help="Results folder to clean. [results]"
+)
+@click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
+@click.option("--older-than", metavar="AGE", help="Delete only what is older: 12h, 30d, 2w.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> None:
+    """Delete old runs with their ranks' logs: what would go is listed, then it asks.
+
+    All that one command measured counts as one run, and goes together. With --keep and --older-than, what either keeps
+    stays. Baselines, plots, files of other programs and runs that may still be going on are never touched.
+
+    \b
+    Examples:
+      distbench clean --keep 20
+      distbench clean --older-than 30d --yes
+    """
+    from distbench.records.results_folder import delete, kept_and_old
+    from distbench.show.units import disk_text
+
+    if keep is None and older_than is None:
+        raise UserError(
+            "clean must be told what is old; give --keep N (the newest N stay) or --older-than 30d, or both"
+        )
+    kept, old = kept_and_old(runs, keep, None if older_than is None else time.time() - age_s(older_than))
+    if not old:
+        say_lines([f"nothing to delete under {runs}: {_staying(len(kept))}"])
+        return
+    for one in old[:MAX_LISTED]:
+        say_lines([f"{one.started_text}  {disk_text(one.num_bytes):>8}  {one.text}"], " " * 4)
+    if len(old) > MAX_LISTED:
+        say(f"... {len(old) - MAX_LISTED} more")
+    num_files, num_bytes = sum(len(one.files) for one in old), sum(one.num_bytes for one in old)
+    what = (
+        f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
+        f"under {runs}; {_staying(len(kept))}"
+    )
+    if not (yes or _agreed(f"Delete {what}?")):
+        say("nothing was deleted")
+        return
+    failed = delete(old, runs)
+    for sentence in failed:
+        say(f"distbench: {sentence}", err=True)
+    say_lines([f"deleted {what}"])
+    sys.exit(2 if failed else 0)
+
+
+def _staying(count: int) -> str:
+    return f"{count_text(count, 'run')} stay{'s' * (count == 1)}"
+
+
+def _agreed(question: str) -> bool:
+    try:
+        return click.confirm(question)
+    except click.Abort:
+        say("")  # the question has no end of its line
+        raise UserError("nothing was deleted: nobody answered; add --yes to delete without being asked") from None

@@ -1,0 +1,67 @@
+"""`distbench compare`: two sides of run files to one comparison."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from distbench.cli import options as gate_terms
+from distbench.cli.gate import sides_of
+from distbench.cli.options import width_option
+from distbench.cli.output import say
+
+if TYPE_CHECKING:
+    from distbench.judge.side_by_side import SideBySide
+
+FORMS = ("table", "markdown", "csv", "json")
+
+
+@click.command()
+@click.argument("paths", nargs=-1, required=True, metavar="A... [vs] B...")
+@gate_terms.min_launches
+@gate_terms.allow_different
+@click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print. [table]")
+@width_option
+def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[str, ...], form: str) -> None:
+    """Show two runs side by side, case by case: A, the baseline, and B.
+
+    Each side is a run file or a folder of them; more than one a side are told apart by the word vs. With one launch a
+    side both are shown with the intervals of their passes, and none is called faster or slower: that takes several
+    launches, which are then compared as distbench gate does, without a tolerance. distbench ab makes such launches.
+
+    Where a side is simulated, its predicted times stand beside the other's, with a ratio and no interval.
+
+    What differs in the environment is listed; what another machine, mesh or device measured is not compared.
+
+    \b
+    Examples:
+      distbench compare before.jsonl after.jsonl
+      distbench compare old/ new/
+      distbench compare 'old/*.jsonl' vs 'new/*.jsonl' --format csv
+    """
+    say(text_of(compared(*sides_of(paths, "distbench compare A... vs B..."), min_launches, allow_different), form))
+
+
+def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_different: Sequence[str]) -> "SideBySide":
+    """Two sides, read and compared. Raises UserError where a path cannot be read or nothing can be compared."""
+    from distbench.judge.side_by_side import predicted_side_by_side, side_by_side
+    from distbench.records.results_folder import collect
+    from distbench.records.run_file import no_garbage_collection
+
+    options = gate_terms.options_of((), allow_different, min_launches=min_launches)
+    with no_garbage_collection():
+        (left, told), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
+        names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
+        is_predicted = any(run.is_simulated for run in (*left, *right))
+        compare_them = predicted_side_by_side if is_predicted else side_by_side
+        return compare_them(left, right, (names[0], names[1]), options, [*told, *told_too])
+
+
+def text_of(found: "SideBySide", form: str) -> str:
+    """In one of FORMS."""
+    from distbench.judge.side_by_side import blocks_of
+    from distbench.report.output import DATA_FORMS, data_text
+    from distbench.show.terminal import shown
+
+    return data_text(found.frame, form) if form in DATA_FORMS else shown(blocks_of(found), form)

@@ -1,0 +1,129 @@
+"""What this machine can run, and what to do about what it cannot. torch is asked in a process of its own."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from distbench.processes.child import ask_child
+from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
+from distbench.spec.devices import SWITCHED_OFF, built_for
+from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
+from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
+
+TIMEOUT_S = 300.0
+AGREEMENT_TIMEOUT_S = 1200.0
+BEHAVIOUR_TIMEOUT_S = 600.0
+# Checks without which nothing runs.
+NEEDED = {"torch version", "torch.distributed", "gloo"}
+
+
+def examine(deep: bool = False) -> dict[str, Any]:
+    """Facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`.
+
+    Args:
+        deep: also try what depends on torch's behaviour: a traced step, simulated steps, each planner.
+    """
+    try:
+        checks = ask_child("torch_checks", timeout_s=TIMEOUT_S)
+    except UserError as error:
+        checks = [
+            {"name": "torch", "ok": False, "found": str(error), "advice": "" if INSTALL in str(error) else INSTALL}
+        ]
+    else:
+        checks += [_path_check(), _gpu_check(checks), *checks_of(output_of, os.environ, SWITCHED_OFF)]
+        if deep:
+            checks += _behaviour_checks()
+    usable = {check["name"] for check in checks if check["ok"] or check.get("mark") == "warning"} >= NEEDED
+    return {"host": host_facts(), "checks": checks, "usable": usable}
+
+
+def _path_check() -> dict[str, Any]:
+    try:
+        return {"name": "torch on Python's path", "ok": True, "found": installed_torch(), "advice": ""}
+    except UserError as error:
+        return {"name": "torch on Python's path", "ok": False, "found": str(error), "advice": ""}
+
+
+def _behaviour_checks() -> list[dict[str, Any]]:
+    try:
+        rows = ask_child("torch_behaviour", timeout_s=BEHAVIOUR_TIMEOUT_S)
+    except UserError as error:
+        rows = [{"feature": "every feature", "failed": str(error)}]
+    return [
+        {
+            "name": row["feature"],
+            "ok": row["failed"] is None,
+            "found": "works" if row["failed"] is None else f"does not work with this torch: {row['failed']}",
+            "advice": f"use {SUPPORTED}, or do without it",
+            "mark": "FAILED",
+            "deep": True,
+        }
+        for row in rows
+    ]
+
+
+def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
+    device, seen = accelerator_here()
+    told = [check["ok"] for check in checks if check.get("device") == device]
+    ok = not seen or (bool(told) and all(told))  # a torch with NCCL need not see a device
+    advice = "" if ok else f"install a torch built for {built_for(device)}"
+    return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
+
+
+def lines_of(found: dict[str, Any]) -> list[str]:
+    """The findings as lines for a terminal."""
+    host = found["host"]
+    memory = f"{(host['memory_bytes'] or 0) / 2**30:.1f} GiB"
+    lines = [f"{host['machine']}: {host['cpu_model']}, {count_text(host['num_cpus'], 'CPU')}, {memory}", ""]
+    width = max(len(check["name"]) for check in found["checks"])
+    for check in found["checks"]:
+        mark = "ok" if check["ok"] else check.get("mark", "MISSING")
+        lines.append(f"{mark:<8}{check['name']:<{width}}  {check['found']}")
+        if not check["ok"] and check["advice"]:
+            lines.append(f"{'':<8}-> {check['advice']}")
+    broken = [check["name"] for check in found["checks"] if check.get("deep") and not check["ok"]]
+    verdict = "This machine can run distbench." if found["usable"] else "This machine cannot run distbench yet."
+    if found["usable"] and broken:
+        verdict = f"This machine can run distbench, except for {', '.join(broken)}."
+    return [*lines, "", verdict]
+
+
+def agreement(targets: Sequence[str]) -> dict[str, Any]:
+    """Whether two methods see the same collectives in every step, at the quick sizes, on a fake process group.
+
+    Without targets, all shipped scenarios that do not measure the mesh are asked. The answer has `cases`, each with
+    `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
+    """
+    from distbench.launch import Request, jobs_of
+    from distbench.launch.request import MESH_TAGS, REAL_SIZE_TAG
+    from distbench.spec import list_entries
+
+    targets = targets or [entry.name for entry in list_entries() if not {*MESH_TAGS, REAL_SIZE_TAG} & set(entry.tags)]
+    jobs = jobs_of(Request(tuple(targets), device="cpu", quick=True), None)
+    answers = ask_child(
+        "trace_differences",
+        given=[job.to_record() for job in jobs],
+        timeout_s=AGREEMENT_TIMEOUT_S,
+        failure="what steps communicate cannot be compared: {why}; try `distbench doctor`",
+    )
+    cases = [case for answer in answers for case in answer]
+    return {"cases": cases, "usable": not any(case.get("differences") or "failed" in case for case in cases)}
+
+
+def lines_of_agreement(found: dict[str, Any]) -> list[str]:
+    """The comparison as lines for a terminal, one a case and one a difference."""
+    if not found["cases"]:
+        return ["There is nothing to compare: none of these scenarios has a model whose step communicates."]
+    lines = []
+    for case in found["cases"]:
+        if "skipped" in case:
+            lines.append(f"skipped   {case['case_id']}: {case['skipped']}")
+        elif "failed" in case:
+            lines.append(f"FAILED    {case['case_id']}: {case['failed']}")
+        else:
+            mark = "DIFFERENT" if case["differences"] else "agreed"
+            lines.append(f"{mark:<9} {case['case_id']}: {count_text(case['num_rows'], 'collective')}")
+            lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
+    verdict = "What run --trace-paths shows can be relied on here."
+    return [*lines, "", verdict if found["usable"] else "Do not rely on what run --trace-paths shows of these steps."]

@@ -1,0 +1,218 @@
+"""The command `gate`: arguments to calls, results to text and exit codes."""
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from distbench.cli import options as gate_terms
+from distbench.cli import output
+from distbench.cli.options import (
+    MAX_LAUNCHES,
+    MONTH_S,
+    FiniteRange,
+    expanded,
+    given,
+    new_folder,
+    refuse_with,
+    width_option,
+)
+from distbench.cli.output import say
+from distbench.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from distbench.judge.gate import Gated
+    from distbench.statistics.verdicts import Options
+
+
+# `distbench gate --self-test`: the gate tried on launches of unchanged code, recorded or made now.
+
+DEFAULT_RUN = ("collectives", "--quick", "--passes", "8")
+NUM_PAIRS = (5, 10)
+NUM_COMPARISONS = 200
+SEED = 20260101
+
+
+def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
+    """Print the gate's rates of false alarms and of slowdowns found, on this machine.
+
+    The paths are a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
+    """
+    from distbench.judge.ab import check_run_arguments, launch_unchanged
+    from distbench.judge.gate_quality import OURS, QualityTrial, gate_rule, recorded, table
+
+    least = 2 * min(NUM_PAIRS)
+    if num_launches < least:
+        raise UserError(f"--launches {num_launches} are too few: {min(NUM_PAIRS)} pairs take {least}")
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        folder = Path(paths[0])
+    else:
+        check_run_arguments(paths)
+        out = new_folder("self-test")
+        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
+    trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
+    say(
+        f"Unchanged code in {folder}, taken as ab would have launched it, a coin for the order of each pair.\n"
+        "A slowdown is put into the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
+        "In percent of comparisons."
+    )
+    for num_pairs in NUM_PAIRS:
+        if trial.num_starts(num_pairs):
+            say("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
+    if trial.series.num_launches < 2 * max(NUM_PAIRS):
+        most = max(NUM_PAIRS)
+        say(f"\n{most} pairs take {2 * most} launches; there are {trial.series.num_launches}.")
+
+
+# What these use of the other options.
+USED_BY = {
+    "--update": ("--signature",),
+    "--signature": ("--format", "--write", "--github"),
+    "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
+}
+SEPARATOR = "vs"
+USAGE = "distbench gate BASELINE... vs CANDIDATE..."
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
+@gate_terms.tolerance
+@click.option(
+    "--floor-us", type=FiniteRange(0, MONTH_S * 1e6), default=0.0, metavar="US", help="Ignore smaller differences."
+)
+@click.option(
+    "--alpha",
+    type=FiniteRange(0, 0.5, min_open=True),
+    default=0.05,
+    metavar="P",
+    help="Chance of any false alarm in a comparison, all cases together. [0.05]",
+)
+@gate_terms.min_launches
+@click.option("--dedicated", is_flag=True, help="The machine is yours alone: a baseline of another day may fail.")
+@gate_terms.allow_different
+@gate_terms.strict
+@output.options
+@click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
+@click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
+@click.option("--self-test", "try_itself", is_flag=True, help="Try the gate on unchanged code here; see below.")
+@click.option(
+    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="With --self-test: so many."
+)
+@width_option
+@click.pass_context
+def gate(
+    ctx: click.Context,
+    paths: tuple[str, ...],
+    write_to: tuple[str, ...],
+    tolerance: tuple[str, ...],
+    floor_us: float,
+    alpha: float,
+    min_launches: int,
+    dedicated: bool,
+    allow_different: tuple[str, ...],
+    strict: bool,
+    form: str,
+    github: bool,
+    signature: bool,
+    update: bool,
+    try_itself: bool,
+    launches: int,
+) -> None:
+    """Say whether CANDIDATE runs slower than BASELINE. One run file is one launch; give several a side.
+
+    Each side is folders, run files, quoted patterns, or stored baselines. Two paths are the two sides; more are told
+    apart by the word vs between them. Launches that took turns are compared in pairs; launches of two occasions can
+    only warn, unless the machine is --dedicated.
+
+    With --self-test the gate is tried on code that does not change: PATHS is a folder of run files of one revision, or,
+    after --, what distbench run is given (default: collectives --quick --passes 8). It prints how often the gate would
+    have called unchanged code slower, and how often it would have found slowdowns that are put into the samples.
+
+    The headline is PASS only where no undecided case was measured slower than the tolerance, else INCONCLUSIVE.
+
+    Exit code: 0 pass or inconclusive, 1 regression, 2 you can fix it, 3 inconclusive under --strict,
+    4 not comparable, missing, failed, or nothing measured, 70 an error of distbench itself.
+
+    \b
+    Examples:
+      distbench gate base/ new/
+      distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance p10=5%
+      distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
+      distbench gate --signature signatures/llama_2d.signature new.signature
+      distbench gate --self-test --launches 30 -- llama_2d --quick
+    """
+    if not paths and not try_itself:
+        raise UserError(f"gate compares two sides: {USAGE}")
+    modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
+    _refuse_unused(next((mode for mode, is_on in modes.items() if is_on), None))
+    show = partial(output.put_out, form=form, targets=output.targets_of(write_to), github=github)
+    if signature:
+        ctx.exit(_gate_signatures(paths, update, show))
+    options = gate_terms.options_of(
+        tolerance, allow_different, floor_s=floor_us * 1e-6, alpha=alpha, min_launches=min_launches, dedicated=dedicated
+    )
+    if try_itself:
+        self_test(paths, launches, options)
+        return
+    from distbench.judge import gate_text
+
+    gated = _judged(paths, options)
+    show(lambda one: gate_text.FORMS[one](gated, strict))
+    ctx.exit(gated.exit_code(strict))
+
+
+def _refuse_unused(mode: str | None) -> None:
+    """Refuse options that were given and would be ignored: by `mode`, or without the option they belong to."""
+    if mode:
+        refuse_with(
+            mode,
+            *(name for name, option in given().items() if name != "paths" and option not in (mode, *USED_BY[mode])),
+        )
+    elif "update" in given():
+        raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
+    elif "launches" in given():
+        raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
+
+
+def _judged(paths: Sequence[str], options: "Options") -> "Gated":
+    from distbench.judge.gate import gate as judge
+    from distbench.records.sides import read_side
+
+    warnings: list[str] = []
+    left, right = sides_of(paths)
+    return judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
+
+
+def _gate_signatures(paths: tuple[str, ...], update: bool, show: Callable[[Callable[[str], str]], None]) -> int:
+    """Compare signatures or make the new ones the baseline; the exit code."""
+    from distbench.judge import signature as difference_text
+    from distbench.judge.signature import compare
+    from distbench.judge.signature import update as make_baseline
+
+    if len(paths) != 2:
+        raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")
+    base, new = map(Path, paths)
+    if update:
+        written = make_baseline(base, new)
+        say("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
+        return 0
+    found = compare(base, new)
+    show(lambda form: difference_text.FORMS[form](found))
+    if found.exit_code:
+        say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
+    return found.exit_code
+
+
+def sides_of(paths: Sequence[str], usage: str = USAGE) -> tuple[list[Path], list[Path]]:
+    """The baseline's and the candidate's paths; a UserError where they cannot be told apart, or match no file."""
+    has_word = SEPARATOR in paths
+    if not has_word and len(paths) > 2:
+        unclear = f"{len(paths)} paths are given, and which are the candidate's is not clear"
+        raise UserError(f"{unclear}; write the word vs between the two sides: {usage}")
+    end = paths.index(SEPARATOR) if has_word else 1
+    left, right = paths[:end], paths[end + has_word :]
+    if not left or not right or SEPARATOR in right:
+        raise UserError(f"{usage.split()[1]} compares two sides: {usage}")
+    return expanded(left), expanded(right)

@@ -1,0 +1,191 @@
+"""Files and folders as the command line names them: patterns expanded, what cannot be written refused in a sentence."""
+
+import glob
+import math
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+from click.core import ParameterSource
+from click.shell_completion import CompletionItem
+
+from distbench.spec.errors import UserError
+from distbench.spec.files import write_whole
+
+if TYPE_CHECKING:
+    from distbench.statistics.verdicts import Options
+
+
+# Numbers of the command line.
+
+MONTH_S = 30 * 86_400.0  # nobody waits longer for a command
+MAX_LAUNCHES = 100_000
+
+
+class FiniteRange(click.FloatRange):
+    """A number within bounds; nan and inf, which every comparison with a limit would let through, are refused."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """The number; click.BadParameter where it is none, or out of bounds."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value} is not a finite number.", param, ctx)
+        return number
+
+
+# `--width`, of every command that prints a table.
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _ask(ctx: click.Context, param: click.Parameter, width: int | None) -> None:
+    from distbench.show.terminal import ask_width
+
+    ask_width(width)
+
+
+def width_option(command: F) -> F:
+    """Add the option, which the command itself is not given."""
+    return click.option(
+        "--width",
+        type=click.IntRange(60, 200),
+        metavar="N",
+        expose_value=False,
+        callback=_ask,
+        help="Characters of a line. [the terminal's; 120 in a file]",
+    )(command)
+
+
+# Options that were given and would have no effect are refused before anything is read or measured.
+
+
+def given() -> dict[str, str]:
+    """The parameters that the command line gives, by name, as it writes them.
+
+    Without defaults of [tool.distbench], and without --width, which any output may need.
+    """
+    ctx = click.get_current_context()
+    return {
+        str(one.name): max(one.opts, key=len) if isinstance(one, click.Option) else one.make_metavar(ctx)
+        for one in ctx.command.params
+        if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE and one.name != "width"
+    }
+
+
+def refuse_with(mode: str, *parameters: str) -> None:
+    """UserError where one of the parameters is given, which `mode` ignores."""
+    for option in _given_of(parameters):
+        raise UserError(f"{option} does not go with {mode}, which ignores it; leave one of them out")
+
+
+def refuse_without(needed: str, *parameters: str) -> None:
+    """UserError where one of the parameters is given, which has no effect without `needed`."""
+    for option in _given_of(parameters):
+        raise UserError(f"{option} has no effect without {needed}; add {needed}, or leave {option} out")
+
+
+def _given_of(parameters: tuple[str, ...]) -> list[str]:
+    return [option for name, option in given().items() if name in parameters]
+
+
+# The options of a comparison, which `gate` and `ab` share.
+
+tolerance = click.option(
+    "--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]"
+)
+min_launches = click.option(
+    "--min-launches",
+    type=click.IntRange(2, MAX_LAUNCHES),
+    default=5,
+    show_default=True,
+    help="No verdict below so many.",
+)
+allow_different = click.option(
+    "--allow-different", multiple=True, metavar="FIELD", help="Compare although this field differs."
+)
+strict = click.option("--strict", is_flag=True, help="Exit with 3 when a case is inconclusive.")
+
+
+def options_of(tolerance: Sequence[str], allow_different: Sequence[str], **more: Any) -> "Options":
+    """What was given as the terms of a comparison, or a UserError; `more` are fields of Options."""
+    from distbench.judge.comparable import check_allowed
+    from distbench.statistics.verdicts import Options, tolerances_of
+
+    return Options(tolerances=tolerances_of(tolerance), allowed=check_allowed(allow_different), **more)
+
+
+# What a shell completes that click does not know of: names of scenarios.
+
+
+def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The shipped scenarios that begin so, each with its line; files where none does, for those of one's own."""
+    from distbench.spec import list_entries
+
+    found = [entry for entry in list_entries() if entry.name.startswith(incomplete)]
+    items = [CompletionItem(entry.name, help=entry.summary) for entry in found]
+    return items or [CompletionItem(incomplete, type="file")]
+
+
+def expanded(paths: Sequence[str]) -> list[Path]:
+    """Patterns that a shell has not expanded; what exists is taken by its name. A pattern must match something."""
+    found: list[Path] = []
+    for text in paths:
+        if Path(text).exists() or not glob.has_magic(text):
+            found.append(Path(text))
+            continue
+        matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        if not matches:
+            raise UserError(f"pattern {text!r} matches no file; give run files or a folder of them")
+        found += [Path(match) for match in matches]
+    return found
+
+
+def check_writable(path: Path, option: str) -> None:
+    """Refuse a file that cannot be written before something is measured for it; nothing is left where none was."""
+    if not path.resolve().parent.is_dir():
+        missing = f"there is no folder {path.parent}; make it, or give another file"
+        raise UserError(f"{option} {path} cannot be written: {missing}")
+    is_new = not path.exists()
+    try:
+        path.open("a").close()
+    except OSError as error:
+        raise UserError(f"{option} {path} cannot be written ({error.strerror}); give another file") from error
+    if is_new:
+        path.unlink()
+
+
+def make_folder(path: Path, option: str) -> None:
+    """Make a folder that may be there already, or raise a UserError."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{option} {path} is no folder and cannot be made: {error.strerror}; give another") from error
+
+
+def write(path: Path, text: str, mode: str = "w") -> None:
+    """Write a text, or append it with mode "a"; a UserError where the file cannot be written."""
+    try:
+        if mode == "w":
+            write_whole(path, text)
+            return
+        with path.open(mode, encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise UserError(f"{path} cannot be written ({error.strerror}); give another file") from error
+
+
+def new_folder(kind: str, out: Path | None = None) -> Path:
+    """`out`, or a folder of this moment below results/; it need not exist yet, and holds no file.
+
+    Raises:
+        UserError: `out` is no folder, or holds files.
+    """
+    folder = out or Path("results") / kind / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"--out {folder} is no folder; give another, or one that is not there yet")
+    # Empty folders are what a launch that could not work leaves behind.
+    if any(path.is_file() for path in folder.rglob("*")):
+        raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
+    return folder

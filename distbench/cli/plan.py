@@ -1,0 +1,67 @@
+"""`distbench plan`: layouts to advice."""
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from distbench.cli.options import width_option
+from distbench.cli.output import say
+from distbench.spec.errors import UserError
+from distbench.spec.mesh import MAX_RANKS
+
+
+@click.command()
+@click.argument("source", required=False)
+@click.argument("target", required=False)
+@click.option("--shape", required=True, metavar="N,...", help="Shape of the full tensor, e.g. 4096,4096.")
+@click.option("--dtype", default="bf16", show_default=True, help="f64, f32, bf16 or f16.")
+@click.option("--mesh", required=True, metavar="2x4|DIM=N,...", help="Mesh, e.g. 2x4 or dp_shard=2,tp=4.")
+@click.option("--profile", type=click.Path(path_type=Path), help="Cost profile; without one, torch's own constants.")
+@click.option(
+    "--devices-per-host",
+    type=click.IntRange(1, MAX_RANKS),
+    metavar="N",
+    help="What torch prices hosts as. [default: 8 under an NCCL profile, else 1]",
+)
+@click.option(
+    "--picture", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the path there, .png or .svg."
+)
+@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print. [table]")
+@click.option("--all-pairs", is_flag=True, help="Every ordered pair of layouts instead of SOURCE and TARGET.")
+@width_option
+def plan(
+    source: str | None,
+    target: str | None,
+    profile: Path | None,
+    picture: Path | None,
+    form: str,
+    all_pairs: bool,
+    **asked: Any,
+) -> None:
+    """Say how each planner would redistribute a tensor from SOURCE to TARGET, what that costs, and which to use.
+
+    No ranks are started. SOURCE and TARGET are placements as torch writes them, one a mesh dim: R, S(0), P(sum), and
+    S(0)[1]S(0)[0] where the second mesh dim cuts first.
+
+    \b
+    Examples:
+      distbench plan "S(0)S(1)" "S(1)S(0)" --shape 4096,4096 --mesh 2x4
+      distbench plan "S(0)R" "RS(1)" --shape 4096,4096 --mesh 2x8 --profile profiles/h100_8x_ib.json --picture path.png
+      distbench plan --all-pairs --shape 1024,1024 --mesh 4x4
+    """
+    from distbench.launch.display import display_for
+    from distbench.planning.advice import plan_all_pairs, plan_pair
+    from distbench.planning.question import setting_of
+
+    setting = setting_of(profile_path=profile, **asked)
+    if all_pairs:
+        if source or picture:
+            raise UserError("--all-pairs takes neither SOURCE and TARGET nor --picture; leave one of them out")
+        with display_for("plan", quiet=False) as display:
+            text = plan_all_pairs(setting, form, display.event)
+        say(text)
+        return
+    if source is None or target is None:
+        raise UserError('plan needs two layouts, e.g. distbench plan "S(0)R" "RS(0)" ..., or --all-pairs')
+    say(plan_pair(setting, source, target, form, picture))

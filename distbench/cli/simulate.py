@@ -1,0 +1,168 @@
+"""`distbench simulate`: a scenario's step on hardware that is not here."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distbench.cli import STARTED_AT
+from distbench.cli.options import check_writable, make_folder, refuse_with, width_option
+from distbench.cli.output import say
+from distbench.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from distbench.simulate.recording import Recording
+    from distbench.simulate.simulation import Simulation
+
+MAX_RANKS, MAX_DIGITS = 16, 8
+
+
+@click.command()
+@click.argument("scenario", required=False)
+@click.option("--mesh", metavar="DIM=N,...", help="Mesh, of any size: no rank is started. Default: the scenario's own.")
+@click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="What it would run on.")
+@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
+@click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
+@click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ.")
+@click.option("--float8", metavar="MODULES", help="Their matmuls in float8, by a rule; patterns such as 'layers.*'.")
+@click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
+@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the recording, to replay it later.")
+@click.option("--recording", type=click.Path(path_type=Path), metavar="FILE", help="Replay this one; record nothing.")
+@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder. [results]")
+@click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", help="What to print. [table]"
+)
+@width_option
+def simulate(
+    scenario: str | None,
+    mesh: str | None,
+    hardware: str,
+    choices: tuple[str, ...],
+    quick: bool,
+    ranks: str | None,
+    float8: str | None,
+    expandable_segments: bool,
+    save: Path | None,
+    recording: Path | None,
+    out: Path,
+    label: str,
+    form: str,
+) -> None:
+    """Say how long a step of SCENARIO would take on a machine that is not here, and how much memory it would need.
+
+    One rank's real step is recorded on tensors without values, then replayed by a clock and an allocator; no rank is
+    started, and no model is too large. docs/simulation.md says what is simulated, and how well.
+
+    It is written to a run file, whose rows say `simulated`: report, report --paths and --diff, compare and gate
+    --signature read it.
+
+    \b
+    Examples:
+      distbench simulate llama3_8b --mesh dp_shard=128 --set batch=256
+      distbench simulate llama3_70b --mesh dp_shard=32,tp=8 --float8 'layers.*' --save 70b.jsonl
+      distbench simulate --recording 70b.jsonl --hardware mine.json
+      distbench simulate llama_2d --rank 0,3
+    """
+    from distbench.simulate.float8 import patterns_of
+    from distbench.simulate.hardware_file import load_hardware
+    from distbench.simulate.recording import load_recordings
+    from distbench.simulate.simulation import Simulation
+
+    environment: dict[str, Any]
+    machine = load_hardware(hardware)
+    in_8 = patterns_of(float8, machine) if float8 is not None else ()
+    if (scenario is None) == (recording is None):
+        raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
+    if recording is not None:
+        refuse_with("--recording", "mesh", "choices", "quick", "ranks", "save")
+    make_folder(out, "--out")
+    if recording is not None:
+        found, environment = load_recordings(recording), {}  # whose commit and machine are not these
+    else:
+        found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
+    simulations = Simulation.all_of(found, machine, expandable_segments, in_8)
+    _say_steps(simulations, form)
+    # Said before it is written: a disk that is full must not cost what took minutes.
+    try:
+        _write(found, simulations, environment, save, out, label)
+    except OSError as error:
+        raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
+
+
+def _write(
+    found: "list[Recording]",
+    simulations: "list[Simulation]",
+    environment: dict[str, Any],
+    save: Path | None,
+    out: Path,
+    label: str,
+) -> None:
+    """The recording where one is asked for, and the run file; each is named."""
+    from distbench.simulate.recording import save_recordings
+    from distbench.simulate.simulated_run import write_simulated_run
+
+    if save is not None:
+        save_recordings(found, save)
+        say(f"recording: {save}", err=True)
+    say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
+
+
+def _say_steps(simulations: "list[Simulation]", form: str) -> None:
+    """Print what was simulated."""
+    from distbench.simulate.simulation import steps_of
+
+    if form == "json":
+        click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
+        return
+    from distbench.show.terminal import shown
+    from distbench.simulate.simulation_text import blocks_of
+
+    say(shown([block for ranks_of_step in steps_of(simulations) for block in blocks_of(ranks_of_step)], form))
+
+
+def _ranks(text: str | None) -> list[int] | None:
+    """The ranks of `--rank`; None for the usual ones."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < MAX_DIGITS for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"--rank {text!r} names no ranks; give whole numbers from 0 on, each once, such as --rank 0,3")
+    if len(parts) > MAX_RANKS:
+        raise UserError(f"--rank names {len(parts)} ranks; give {MAX_RANKS} at most, for each is recorded alone")
+    return [int(part) for part in parts]
+
+
+def _recorded(
+    scenario: str,
+    mesh: str | None,
+    choices: tuple[str, ...],
+    quick: bool,
+    save: Path | None,
+    ranks: Sequence[int] | None,
+) -> "tuple[list[Recording], dict[str, Any]]":
+    """A scenario's variants, and what is known of where they were recorded."""
+    from distbench.launch import Request, jobs_of
+    from distbench.simulate.recording import record_steps
+    from distbench.spec import parse_mesh
+    from distbench.spec.mesh import mesh_size
+
+    if save is not None:
+        check_writable(save, "--save")
+    asked = None if mesh is None else parse_mesh(mesh)
+    request = Request(
+        (scenario,), choices, asked, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True
+    )
+    jobs = jobs_of(request, None)
+    if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
+        what = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
+        raise UserError(f"{scenario} is {what}; choose one with FILE::NAME or --set NAME=VALUE")
+    world_size = mesh_size(jobs[0].mesh)
+    if beyond := [rank for rank in ranks or () if rank >= world_size]:
+        raise UserError(f"--rank {beyond[0]}: the mesh has ranks 0 to {world_size - 1}; give one of these")
+    ((found, left_out),) = record_steps(jobs, ranks=ranks)
+    for label, reason in left_out.items():
+        say(f"distbench: left out: {label}: {reason}", err=True)
+    return found, jobs[0].environment

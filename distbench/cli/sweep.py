@@ -1,0 +1,109 @@
+"""`distbench sweep`: which plan to use on so many devices."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distbench.cli.options import FiniteRange, check_writable, make_folder, scenario_names, width_option
+from distbench.cli.output import say
+
+if TYPE_CHECKING:
+    from distbench.search.text import Found
+
+INTERRUPTED = 130
+
+
+@click.command()
+@click.argument("scenario", shell_complete=scenario_names)
+@click.option("--world", type=int, metavar="N", help="Devices (ranks) in all. Default: those of the scenario's mesh.")
+@click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this one.")
+@click.option("--memory", metavar="AMOUNT", help="Memory of a device, such as 80GB. Default: the hardware file's.")
+@click.option(
+    "--budget", default="10min", show_default=True, metavar="TIME", help="How long it may take, such as 5min."
+)
+@click.option(
+    "--plans", "max_plans", type=click.IntRange(1, 10_000), default=80, show_default=True, help="Tried at most."
+)
+@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter; A,B tries each.")
+@click.option("--mesh", metavar="DIM=N,...", help="The mesh of --around-my-plan. Default: the scenario's own.")
+@click.option("--around-my-plan", is_flag=True, help="Try one change at a time of the plan as written.")
+@click.option(
+    "--price", type=FiniteRange(0, 1e6, min_open=True), metavar="AMOUNT", help="Of a device and hour: adds costs."
+)
+@click.option("--float8", metavar="MODULES", help="With --hardware: their matmuls in float8, such as 'layers.*'.")
+@click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
+@click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --out.")
+@click.option("--out", type=click.Path(path_type=Path), help="Folder. [results/sweep/SCENARIO-WORLD]")
+@click.option("--page", type=click.Path(path_type=Path), metavar="FILE", help="Write all of it as an HTML page.")
+@click.option(
+    "--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", help="What to print. [table]"
+)
+@click.option("--quiet", is_flag=True, help="Show no progress.")
+@width_option
+@click.pass_context
+def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, out: Path | None, **asked: Any) -> None:
+    """Say which plan to use for SCENARIO on so many devices: mesh, resharding, checkpointing, micro-batches and more.
+
+    With --hardware, plans are predicted by recording and replaying their step, and no rank is started, unless the file
+    is this machine's own: then the best of them are measured. Without, all are measured in turn on this machine. It
+    ends with a recommendation, a picture of time against memory, and the plan as code. What is known is kept where it
+    is interrupted, and --resume goes on.
+
+    \b
+    Examples:
+      distbench sweep llama3_8b --world 64 --hardware h100
+      distbench sweep llama3_70b --world 256 --hardware h100 --memory 80GB --price 2.50
+      distbench sweep llama_2d --world 4
+      distbench sweep bench.py::mine --hardware h200 --around-my-plan
+    """
+    from distbench.search.sweep import AskedSweep, run_sweep
+
+    request = AskedSweep.of(scenario, out, **asked)
+    make_folder(request.out, "--out")
+    if page is not None:
+        check_writable(page, "--page")
+    found, interrupted = run_sweep(request, lambda line: say(line, err=True))
+    # Said before it is written: a disk that is full by now must not cost what took minutes.
+    if form == "json":
+        click.echo(json.dumps(found.to_record(), indent=1))
+    else:
+        from distbench.search.text import blocks_of
+        from distbench.show.terminal import shown
+
+        say(shown(blocks_of(found), form))
+    _write(found, request.out, page)
+    ctx.exit(INTERRUPTED if interrupted else 0)
+
+
+def _write(found: "Found", out: Path, page: Path | None) -> None:
+    """The plans as data, the picture, and the page where one is asked for."""
+    from distbench.cli.options import write
+    from distbench.search.text import pareto_figures
+    from distbench.show import plots
+
+    write(out / "plans.json", json.dumps(found.to_record(), indent=1))
+    files = plots.draw(pareto_figures(found.title, found.plans, found.best, found.capacity_bytes), out)
+    if files:
+        say(f"picture: {files[0]}", err=True)
+    if page is not None:
+        write(page, _page(found))
+        say(f"page: {page}", err=True)
+
+
+def _page(found: "Found") -> str:
+    """Everything as HTML: the recommendation first, then the picture."""
+    from distbench.search.text import blocks_of, pareto_figures
+    from distbench.show import plots
+    from distbench.show.blocks import Heading, Lines
+    from distbench.show.html import Picture, Verdict, page_of
+
+    _, *rest = blocks_of(found)
+    said = next(block for block in rest if isinstance(block, Lines))
+    rest.remove(said)
+    with plots.styled():
+        figures = pareto_figures(found.title, found.plans, found.best, found.capacity_bytes)
+        pictures = [Picture(figure) for _, figure in figures]
+        head = (Heading(found.title, 1), Heading("which plan"), Verdict(said.texts))
+        return page_of(found.title, [*head, *pictures, *rest])

@@ -1,0 +1,362 @@
+"""Launches of two sides in turn, each pair in an order of its own, with looks in between, until it is settled."""
+
+import contextlib
+import math
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from distbench.judge.gate import CaseVerdict, Gated, gate
+from distbench.processes import start_supervised, stop_supervised
+from distbench.processes.signals import Stop, noted_stop, stopped_as_interrupt
+from distbench.records.sides import read_side
+from distbench.spec.errors import UserError
+from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Options
+
+# One side of an A/B: where its code lies, with which Python and environment it is launched.
+
+WORKING_TREE = "."
+GIT_TIMEOUT_S = 120
+
+
+@dataclass(frozen=True)
+class Side:
+    """One side.
+
+    Args:
+        name: "a" or "b".
+        ref: what the user called it: a git revision, or "." for the working tree as it is.
+        folder: where its code lies; launches run there and import from there first.
+        python: the interpreter, whose torch is measured.
+        commit: the revision's full hash; None for the working tree.
+    """
+
+    name: str
+    ref: str
+    folder: Path
+    python: str = sys.executable
+    variables: Mapping[str, str] = field(default_factory=dict)
+    commit: str | None = None
+
+    def environment(self) -> dict[str, str]:
+        """Of its launches: this process's, its own variables, and its code first among what is imported."""
+        inherited = os.environ.get("PYTHONPATH")
+        paths = [str(self.folder), *([inherited] if inherited else [])]
+        return {**os.environ, **self.variables, "PYTHONPATH": os.pathsep.join(paths)}
+
+    def text(self) -> str:
+        """For a person: `a: main (1a2b3c4d), NCCL_ALGO=Tree`."""
+        said = [f"{self.ref} ({self.commit[:8]})" if self.commit else "the working tree"]
+        said += [f"{name}={value}" for name, value in self.variables.items()]
+        said += [self.python] if self.python != sys.executable else []
+        return f"{self.name}: {', '.join(said)}"
+
+
+def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
+    """`["NCCL_ALGO=Tree"]` to a mapping; a UserError for a text that is not NAME=VALUE."""
+    found = {}
+    for text in texts:
+        name, equals, value = text.partition("=")
+        if not equals or not name.isidentifier():
+            raise UserError(f"{option} {text!r} is not NAME=VALUE, such as {option} NCCL_ALGO=Tree")
+        found[name] = value
+    return found
+
+
+def python_at(text: str | None, option: str) -> str:
+    """The interpreter that the user means, as an absolute path, or a UserError; None is this process's own.
+
+    Links are kept: a virtual environment's python is one, and what it points to knows nothing of the environment.
+    """
+    if text is None:
+        return sys.executable
+    found = shutil.which(text)
+    if found is None:
+        raise UserError(f"{option} {text} is no program that can be started; give the path of a Python that has torch")
+    return str(Path(found).absolute())
+
+
+@contextlib.contextmanager
+def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
+    """Each side's revision in a worktree of its own, taken away at the end, also when a signal asks for it.
+
+    The working tree stays where it is.
+
+    Raises:
+        KeyboardInterrupt: SIGTERM or SIGHUP.
+        UserError: this is no git repository, or it has no such revision.
+    """
+    root = _root() if any(side.ref != WORKING_TREE for side in sides) else None
+    commits = {side.ref: _commit_of(side.ref, root) for side in sides if root and side.ref != WORKING_TREE}
+    with stopped_as_interrupt(), contextlib.ExitStack() as undo:
+        folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
+        found = []
+        for side in sides:
+            if root is None or side.ref == WORKING_TREE:
+                found.append(side)
+                continue
+            tree = folder / side.name
+            undo.callback(_run, ["worktree", "remove", "--force", "--force", str(tree)], root)
+            done = _run(["worktree", "add", "--detach", str(tree), commits[side.ref]], root)
+            if done.returncode:
+                raise UserError(f"git worktree failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
+            here = tree / Path.cwd().relative_to(root)
+            if not here.is_dir():
+                raise UserError(f"{side.ref} has no folder {Path.cwd().relative_to(root)}; run ab from one it has")
+            found.append(replace(side, folder=here, commit=commits[side.ref]))
+        yield found
+
+
+def _commit_of(ref: str, root: Path) -> str:
+    done = _run(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], root)
+    if done.returncode:
+        give = "give a branch, tag or commit, or . for the working tree"
+        raise UserError(f"{ref!r} is no revision of this git repository; {give}")
+    return done.stdout.strip()
+
+
+def _root() -> Path:
+    done = _run(["rev-parse", "--show-toplevel"], Path.cwd())
+    if done.returncode:
+        raise UserError(
+            "ab compares git revisions, and this folder is in no git repository; go to one, or give . twice"
+        )
+    return Path(done.stdout.strip())
+
+
+def _run(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+    command = ["git", *arguments]
+    try:
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise UserError(f"git cannot be run: {error}") from error
+
+
+# Ends of a launch that leave nothing to compare: the user can fix it, distbench itself failed, or the user stopped it.
+USER_ERROR, UNFORESEEN, INTERRUPTED = 2, 70, 130
+MAX_LOOKS = 4
+MAX_OPEN_SHARE = 0.05  # of the compared cases that may stay open where nothing looks slower; one may in any case
+END_TIMEOUT_S = 15  # for a launch that was asked to end
+# Options of `distbench run` that a launch is given anyway.
+OWN_OPTIONS = ("--out", "--quiet")
+
+
+@dataclass(frozen=True)
+class Terms:
+    """How long to go on.
+
+    Args:
+        budget_s: no pair is begun that would probably end after so many seconds.
+        looks: after how many pairs to look; each look spends an equal part of alpha.
+        seed: of the coin that gives each pair its order.
+    """
+
+    max_pairs: int
+    budget_s: float
+    looks: tuple[int, ...]
+    seed: int
+
+
+@dataclass(frozen=True)
+class Settled:
+    """What came of it: the last look's verdicts, how many pairs were run, and why no more."""
+
+    gated: Gated
+    num_pairs: int
+    reason: str
+
+
+def check_run_arguments(arguments: Sequence[str]) -> None:
+    """Refuse options of `distbench run` that each launch gets from here, with a UserError."""
+    for option in (argument.partition("=")[0] for argument in arguments):
+        if option in OWN_OPTIONS:
+            leave = "leave it out (ab takes --out before --)"
+            raise UserError(f"{option} stands after --, where each launch gets its own; {leave}")
+
+
+def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
+    """Up to four looks, evenly from the first that can give a verdict at its share of alpha to the last pair."""
+    for count in range(MAX_LOOKS, 1, -1):
+        first = replace(options, alpha=options.alpha / count).least_launches(paired=True)
+        if max_pairs - first >= count - 1:
+            step = (max_pairs - first) / (count - 1)
+            return tuple(round(first + step * number) for number in range(count))
+    return (max_pairs,)
+
+
+def order_of(pair: int, sides: Sequence[Side], seed: int) -> list[Side]:
+    """Either order by a fair coin of the pair's own, always the same for the same seed.
+
+    Only so are a pair's launches exchangeable whatever disturbs them. A fixed order (A B, B A, ...) is not: what comes
+    back every second pair falls on one side alone.
+    """
+    return list(random.Random(f"{seed} pair {pair}").sample(list(sides), k=2))
+
+
+def take_turns(
+    sides: Sequence[Side],
+    run_arguments: Sequence[str],
+    out: Path,
+    options: Options,
+    terms: Terms,
+    say: Callable[[str], None],
+) -> Settled:
+    """Launch both sides in turn until the verdict is settled or the terms are spent.
+
+    Args:
+        sides: a and b, checked out.
+        run_arguments: of `distbench run`: scenarios and options.
+        out: results go to its folders `a` and `b`.
+        options: of the gate; its alpha is shared between the looks.
+        say: is called with each line of progress.
+
+    Raises:
+        UserError: a launch could not work, or `out` cannot be written.
+        KeyboardInterrupt: the user stopped it; finished launches stay in `out`.
+    """
+    share = replace(options, alpha=options.alpha / len(terms.looks))
+    started_s, longest_s = time.monotonic(), 0.0
+    for done in range(1, terms.max_pairs + 1):
+        taken = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done, sides, terms.seed)}
+        longest_s = max(longest_s, sum(taken.values()))
+        say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
+        if done == 1:
+            say(_cost(longest_s, terms))
+        if done in terms.looks and done < terms.max_pairs:
+            gated = _look(out, share)
+            if settled := settled_by(gated, terms.max_pairs - done):
+                return Settled(gated, done, settled)
+        if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
+            return Settled(_look(out, share), done, f"another pair would not end within {terms.budget_s:g} s")
+    return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
+
+
+def _cost(pair_s: float, terms: Terms) -> str:
+    """What the rest will take, by the first pair; where a budget ends it sooner, until then."""
+    first, most = terms.looks[0], min(terms.max_pairs, max(1, int(terms.budget_s / pair_s)) if pair_s else math.inf)
+    look = f"the first look is after {first}, {_minutes(first * pair_s)} after the start"
+    if most < first:
+        look = f"--max-time {terms.budget_s:g} ends it after about {most:g}, before the first look after {first}"
+    return f"a pair takes {pair_s:.1f} s: {look}; at most {most:g} pairs take {_minutes(most * pair_s)}"
+
+
+def _minutes(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{seconds:.0f} s"
+
+
+def settled_by(gated: Gated, num_left: int) -> str | None:
+    """Why up to `num_left` more pairs would change nothing that counts; None while they might."""
+    counts = gated.counts
+    if counts.get(REGRESSION):
+        return "a regression is found"
+    if counts.get(INCONCLUSIVE):
+        return _out_of_reach(gated, num_left)
+    if not counts:
+        return None
+    settled = "every case is settled", "nothing can be compared, and more launches would not change that"
+    return settled[not gated.num_judged]
+
+
+def _out_of_reach(gated: Gated, num_left: int) -> str | None:
+    """Where nearly every case passed, and the pairs left would probably not settle the few that look no slower."""
+    still_open = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
+    allowed = max(1, int(MAX_OPEN_SHARE * gated.num_judged))
+    if not gated.counts.get(PASS) or len(still_open) > allowed or not all(map(_looks_no_slower, still_open)):
+        return None
+    if not all(_needs(case) > num_left for case in still_open):
+        return None
+    few = "1 case is" if len(still_open) == 1 else f"{len(still_open)} cases are"
+    return f"{few} open, looking no slower than the tolerance, and would need more than the {num_left} pairs left"
+
+
+def _looks_no_slower(case: CaseVerdict) -> bool:
+    return not case.suspected and all(metric.change < metric.tolerance for metric in case.metrics)
+
+
+def _needs(case: CaseVerdict) -> float:
+    """Further pairs that would settle a case, were what was seen the truth."""
+    still_open = [metric.num_more for metric in case.metrics if metric.verdict == INCONCLUSIVE]
+    return max(math.inf if count is None else count for count in still_open)
+
+
+def _look(out: Path, options: Options) -> Gated:
+    warnings: list[str] = []
+    baseline, candidate = (read_side([out / name], name, warnings) for name in ("a", "b"))
+    return gate(baseline, candidate, options, warnings)
+
+
+def _last_sentence(said: Sequence[str]) -> str:
+    """What a command said last, all of its lines; empty where it said nothing."""
+    begins = [index for index, line in enumerate(said) if line.startswith("distbench: ")]
+    return "\n".join(said[begins[-1] if begins else -1 :])
+
+
+def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
+    """The launch's seconds. Cases that fail are the gate's business, not this one's."""
+    folder = out / side.name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+    earlier = set(folder.rglob("*.jsonl"))
+    command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
+    began = time.monotonic()
+    try:
+        # A signal while it starts is answered when there is a launch to end.
+        with noted_stop() as stop:
+            # In a session of its own, so that Ctrl-C reaches it once: from here.
+            launch = start_supervised(
+                command,
+                environment=side.environment(),
+                grace_s=END_TIMEOUT_S,
+                cwd=side.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+            )
+    except (OSError, ValueError) as error:
+        raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
+    said = _wait(launch, stop).decode(errors="replace").strip().splitlines()
+    if launch.returncode == INTERRUPTED:
+        raise KeyboardInterrupt
+    if launch.returncode < 0:
+        name, kept = signal.Signals(-launch.returncode).name, f"launches that ended before it are in {out}"
+        raise UserError(f"{side.text()}: its launch was killed by {name} (SIGKILL: memory may be short); {kept}")
+    if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier:
+        last = _last_sentence(said) or f"it ended with {launch.returncode}, no run file and no message"
+        raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
+    return time.monotonic() - began
+
+
+def _wait(launch: "subprocess.Popen[bytes]", stop: Stop) -> bytes:
+    """What it wrote to standard error; where this process is interrupted, it ends its ranks and its run file first.
+
+    Args:
+        stop: whether it was while the launch started.
+    """
+    with launch:
+        try:
+            if stop.asked:
+                raise KeyboardInterrupt
+            return launch.communicate()[1]
+        except KeyboardInterrupt:
+            stop_supervised(launch, END_TIMEOUT_S)
+            raise
+
+
+def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, say: Callable[[str], None]) -> Path:
+    """Launch the working tree so many times; the folder of the run files. Raises as `take_turns`."""
+    side = Side("unchanged", WORKING_TREE, Path.cwd())
+    with stopped_as_interrupt():
+        for number in range(1, num_launches + 1):
+            took_s = _launch_once(side, run_arguments, out)
+            say(f"launch {number} of {num_launches}: {took_s:.1f} s")
+    return out / side.name

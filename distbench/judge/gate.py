@@ -1,0 +1,608 @@
+"""Baseline and candidate to verdicts. Nothing is printed and nothing is read here."""
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from distbench.judge.comparable import DTYPE, Group, differences, groups_of, listed, spans_of, without_dtype
+from distbench.records.launches import FAILED, NOT_RUN, Launch, Value
+from distbench.records.run_file import SHOWN
+from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
+from distbench.statistics.significance import (
+    Block,
+    Floats,
+    LogDifference,
+    Pairing,
+    Span,
+    Tested,
+    difference_between,
+    outlying_pairs,
+    pairing_of,
+    tested,
+    tolerance_words,
+)
+from distbench.statistics.verdicts import (
+    BROKEN,
+    IMPROVEMENT,
+    INCOMPARABLE,
+    INCONCLUSIVE,
+    INVALID,
+    JUDGED,
+    METRICS,
+    MISSING,
+    NEW,
+    PASS,
+    REGRESSION,
+    VERDICTS,
+    Options,
+)
+
+# What a gate says of one case, of the whole comparison, and the exit code that follows.
+
+
+@dataclass(frozen=True)
+class MetricVerdict:
+    """One metric of one case; None is what too few launches cannot give.
+
+    Args:
+        verdict: "regression", "inconclusive", "improvement" or "pass".
+        baseline_s: geometric mean over launches, seconds; likewise `candidate_s`.
+        change: candidate over baseline, minus one; between `low` and `high`.
+        p: of "no slower", adjusted over the whole family.
+        tolerance: the change that is still no regression, the floor in seconds included.
+        detectable: the smallest true slowdown that would have been found four times in five.
+        num_launches: pairs, or launches of the smaller side.
+        num_more: further pairs, or launches a side, to settle an inconclusive one; None also where out of reach.
+        suspected: "regression" or "improvement" that was seen but cannot be held against the candidate, or None.
+    """
+
+    metric: str
+    verdict: str
+    baseline_s: float
+    candidate_s: float
+    change: float
+    low: float | None
+    high: float | None
+    p: float | None
+    tolerance: float
+    detectable: float | None
+    num_launches: int
+    num_more: int | None = None
+    suspected: str | None = None
+
+
+@dataclass(frozen=True)
+class CaseVerdict:
+    """One case.
+
+    Args:
+        scenario: the scenario, and what tells the group of launches apart where it has several.
+        verdict: one of VERDICTS.
+        paired: whether launches were compared in pairs.
+        metrics: one a metric, the one that decided first; empty where nothing was compared.
+    """
+
+    scenario: str
+    case_id: str
+    verdict: str
+    reason: str
+    paired: bool = False
+    metrics: tuple[MetricVerdict, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def suspected(self) -> str | None:
+        """What was seen but cannot be held against the candidate, the worst of all metrics."""
+        seen = {metric.suspected for metric in self.metrics}
+        return REGRESSION if REGRESSION in seen else IMPROVEMENT if IMPROVEMENT in seen else None
+
+    @property
+    def excess(self) -> float:
+        """By how much a metric was measured slower than its tolerance, as a share; the largest of all metrics."""
+        return max((metric.change - metric.tolerance for metric in self.metrics), default=0.0)
+
+    @property
+    def change(self) -> float:
+        """The deciding metric's change; 0 where nothing was compared."""
+        return self.metrics[0].change if self.metrics else 0.0
+
+
+@dataclass(frozen=True)
+class Gated:
+    """One comparison.
+
+    Args:
+        cases: the worst first.
+        num_baseline: launches; likewise `num_candidate`.
+        num_tests: tests in the family.
+        num_not_run: cases that neither side ran (skipped or unsupported).
+        num_too_few: cases with too few launches for a verdict.
+        designs: one sentence a scenario: how its launches were compared.
+        stamps: fields that differ and were allowed to.
+        shown: other fields that differ.
+        warnings: sentences about files and launches.
+    """
+
+    cases: list[CaseVerdict]
+    options: Options
+    num_baseline: int
+    num_candidate: int
+    num_tests: int = 0
+    num_not_run: int = 0
+    num_too_few: int = 0
+    designs: list[str] = field(default_factory=list)
+    stamps: list[str] = field(default_factory=list)
+    shown: list[str] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Cases by verdict, the worst first; only verdicts that occur."""
+        counted = Counter(case.verdict for case in self.cases)
+        return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+
+    @property
+    def num_judged(self) -> int:
+        """Cases that had what a verdict needs, whatever it was."""
+        return sum(case.verdict in JUDGED for case in self.cases) - self.num_too_few
+
+    def exit_code(self, strict: bool = False) -> int:
+        """0 pass, 1 regression, 3 inconclusive under `strict`, 4 incomparable, missing, invalid or nothing judged."""
+        counts = self.counts
+        if counts.get(REGRESSION):
+            return 1
+        if self.num_judged == 0 or any(counts.get(verdict) for verdict in BROKEN):
+            return 4
+        return 3 if strict and counts.get(INCONCLUSIVE) else 0
+
+    @property
+    def look_slower(self) -> list[CaseVerdict]:
+        """Undecided cases that were measured slower than the tolerance, the slowest first."""
+        slower = [case for case in self.cases if case.verdict == INCONCLUSIVE and case.excess > 0]
+        return sorted(slower, key=lambda case: -case.excess)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether nothing failed and this is no pass either: no case is decided, or an undecided one looks slower."""
+        if self.exit_code(strict=True) != 3:
+            return False
+        return bool(self.look_slower) or not any(self.counts.get(one) for one in (PASS, IMPROVEMENT))
+
+    @property
+    def why_nothing(self) -> str:
+        """Why no case could be judged; "" where one was."""
+        if self.num_judged:
+            return ""
+        compared = [case for case in self.cases if case.metrics]
+        return compared[0].reason if compared else "nothing was measured that could be compared"
+
+    def headline(self, strict: bool = False) -> str:
+        """The outcome in one line: `PASS (27 of 30 cases decided): 3 inconclusive, 27 pass`."""
+        counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items()) or "no case"
+        word = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE", 4: "NO VERDICT"}[self.exit_code(strict)]
+        if word == "PASS" and self.is_open:
+            word = "INCONCLUSIVE"
+        if word in ("PASS", "INCONCLUSIVE") and (num_open := self.counts.get(INCONCLUSIVE, 0)):
+            compared = sum(case.verdict in JUDGED for case in self.cases)
+            word += f" ({compared - num_open} of {count_text(compared, 'case')} decided)"
+        if word == "NO VERDICT" and not self.num_judged:
+            counted += f"; {self.why_nothing}"
+        if word.startswith("INCONCLUSIVE") and (slower := self.look_slower):
+            change = max(metric.change for metric in slower[0].metrics)
+            counted += f"; {len(slower)} measured slower than the tolerance, the worst {100 * change:+.1f} %: "
+            counted += slower[0].case_id
+        return f"{word}: {counted}"
+
+
+# Launches of one group as arrays: a row a case, a column a launch.
+
+
+@dataclass(frozen=True)
+class CaseTable:
+    """One side's launches.
+
+    Args:
+        values: case id to its value in each launch; None where the launch does not hold the case.
+        expected: case id to how many launches should hold it: those with parameters under which it was seen.
+    """
+
+    launches: Sequence[Launch]
+    values: dict[str, list[Value | None]]
+    expected: dict[str, int]
+
+    def failed(self, case_id: str) -> list[Value]:
+        """The case's values that are wrong, raised, timed out or aborted."""
+        return [value for value in self._of(case_id) if value.status in FAILED]
+
+    def num_ok(self, case_id: str) -> int:
+        """Launches that measured the case."""
+        return sum(value.status == "ok" for value in self._of(case_id))
+
+    def num_lacking(self, case_id: str) -> int:
+        """Launches that should hold the case and do not, skipped it or could not run it."""
+        known = self._of(case_id)
+        return self.expected.get(case_id, 0) - len(known) + sum(value.status in NOT_RUN for value in known)
+
+    def _of(self, case_id: str) -> list[Value]:
+        return [value for value in self.values.get(case_id, ()) if value is not None]
+
+
+def table_of(launches: Sequence[Launch]) -> CaseTable:
+    """The launches of one side of one group."""
+    values: dict[str, list[Value | None]] = {}
+    seen_under: dict[str, set[str]] = {}
+    for column, launch in enumerate(launches):
+        for case_id, value in launch.cases.items():
+            values.setdefault(case_id, [None] * len(launches))[column] = value
+            seen_under.setdefault(case_id, set()).add(launch.variants)
+    num_with = Counter(launch.variants for launch in launches)
+    expected = {case_id: sum(num_with[text] for text in texts) for case_id, texts in seen_under.items()}
+    return CaseTable(launches, values, expected)
+
+
+def logarithms(side: CaseTable, case_ids: Sequence[str], metric: str) -> Floats:
+    """One metric's logarithms, [cases, launches], nan where a launch did not measure the case."""
+    name = f"{metric}_s"
+    table = [[getattr(v, name) if v and v.status == "ok" else math.nan for v in side.values[one]] for one in case_ids]
+    return np.log(np.array(table).reshape(len(case_ids), len(side.launches)))
+
+
+# Cases that both sides measured: their differences, tested as one family, and the verdicts that follow.
+
+REASONS = {
+    REGRESSION: "the {} is slower by more than the tolerance, and not by chance",
+    IMPROVEMENT: "the {} is faster by more than the tolerance, and not by chance",
+    PASS: "slower by less than the tolerance, if at all",
+}
+
+
+@dataclass(frozen=True)
+class MeasuredCases:
+    """One group's cases that both sides measured, and their differences.
+
+    Args:
+        case_ids: one a row of every array.
+        differences: by metric.
+        notes: case id to sentences.
+        doubt: why nothing of this group may be held against the candidate, or None.
+        may_pass: False where foreign load differed, which also forbids a pass.
+        left_out: sentences on pairs of launches that lie too far apart to be compared.
+    """
+
+    group: Group
+    case_ids: Sequence[str]
+    pairing: Pairing
+    differences: Mapping[str, LogDifference]
+    notes: Mapping[str, tuple[str, ...]]
+    doubt: str | None
+    may_pass: bool
+    left_out: tuple[str, ...] = ()
+
+
+def measure(
+    group: Group,
+    sides: tuple[CaseTable, CaseTable],
+    case_ids: Sequence[str],
+    notes: Mapping[str, tuple[str, ...]],
+    spans: Mapping[str, Span],
+    options: Options,
+) -> MeasuredCases:
+    """The differences of one group in the cases that both sides measured, and what stands against believing them.
+
+    Args:
+        spans: run id to when its launch ran.
+    """
+    pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
+    logs = {metric: [logarithms(side, case_ids, metric) for side in sides] for metric in METRICS}
+    left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else ()
+    differences = {metric: difference_between(both, pairing) for metric, both in logs.items()}
+    conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
+    doubt = conflict
+    if doubt is None and pairing.is_disturbed:
+        doubt = f"{pairing.refusal}; run one after the other"
+    elif doubt is None and not pairing.interleaved and not options.dedicated:
+        doubt = f"{pairing.refusal}; interleave them, or give --dedicated"
+    return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, conflict is None, left_out)
+
+
+def _leave_out(
+    group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pairing, options: Options
+) -> tuple[str, ...]:
+    """Take outlying pairs out of `logs`, by nan; a sentence on each."""
+    base, new = list(pairing.baseline), list(pairing.candidate)
+    differences = [right[:, new] - left[:, base] for left, right in logs.values()]
+    outlying, sizes = outlying_pairs(differences, options.least_launches(paired=True))
+    sentences = []
+    for pair in np.flatnonzero(outlying).tolist():
+        for left, _ in logs.values():
+            left[:, base[pair]] = np.nan
+        times = np.exp(np.nanmedian([each[:, pair] for each in differences]))
+        launches = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
+        sentences.append(
+            f"left out: launch {launches[1]} took {times:.2f}x the time of launch {launches[0]} in the median case; "
+            f"the median pair differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
+        )
+    return tuple(sentences)
+
+
+def load_conflict(
+    baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing, load_share: float
+) -> str | None:
+    """One sentence if foreign load differed between the sides by more than `load_share` of the CPUs, else None.
+
+    An idle baseline against a contended candidate makes most unchanged cases look slower, whatever the statistics.
+    """
+    loads = [np.array([[launch.foreign_load for launch in side]], dtype=float) for side in (baseline, candidate)]
+    difference = difference_between(loads, pairing)
+    # nan, where the load of a side is not known, exceeds nothing.
+    if not abs(difference.estimate[0]) > load_share:
+        return None
+    before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
+    return f"foreign load differed: {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"
+
+
+def judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
+    """Cases with times, judged as one family; how many tests it has, and how many cases have too few launches."""
+    jobs = [(one, metric, _block(one.differences[metric], metric, options)) for one in measured for metric in METRICS]
+    found, num_tests = tested([block for _, _, block in jobs], options)
+    by_metric = iter([_metric_verdicts(*job, each, options) for job, each in zip(jobs, found, strict=True)])
+    cases = [case for one in measured for case in _cases_of(one, [next(by_metric) for _ in METRICS], options)]
+    too_few = sum(
+        all(metric.num_launches < options.least_launches(case.paired) for metric in case.metrics) for case in cases
+    )
+    return cases, num_tests, too_few
+
+
+def _block(difference: LogDifference, metric: str, options: Options) -> Block:
+    """With the logarithm of the slowdown that is still fine, the floor in seconds taken in."""
+    floor = options.floor_s / np.exp(difference.baseline)
+    return Block(difference, np.log1p(np.maximum(options.tolerances[metric], floor)))
+
+
+def _cases_of(one: MeasuredCases, by_metric: Sequence[Sequence[MetricVerdict]], options: Options) -> list[CaseVerdict]:
+    cases = []
+    for case_id, metrics in zip(one.case_ids, zip(*by_metric, strict=True), strict=True):
+        # A case is as bad as its worst metric; it is improved where one is and no other is in doubt.
+        verdict = next(word for word in JUDGED if word in [metric.verdict for metric in metrics])
+        ordered = tuple(sorted(metrics, key=lambda metric: _decides(metric, verdict)))
+        reason, notes = _reason(ordered[0], one, options), one.notes.get(case_id, ())
+        cases.append(CaseVerdict(one.group.label, case_id, verdict, reason, one.pairing.interleaved, ordered, notes))
+    return cases
+
+
+def _decides(metric: MetricVerdict, verdict: str) -> tuple[bool, bool, float]:
+    towards = metric.change if verdict == IMPROVEMENT else -metric.change
+    return metric.verdict != verdict, metric.suspected != REGRESSION, towards
+
+
+def _metric_verdicts(
+    one: MeasuredCases, metric: str, block: Block, found: Tested, options: Options
+) -> list[MetricVerdict]:
+    difference, least = block.difference, options.least_launches(one.pairing.interleaved)
+    verdicts, seen = tolerance_words(block, found, options, one.doubt is None, one.may_pass)
+    is_open = verdicts == INCONCLUSIVE
+    low, high = difference.interval(options.confidence)
+    count = difference.num_launches
+    more = np.where(count < least, least - count, np.maximum(found.needed - count, 1))
+    columns: dict[str, list[Any]] = {
+        "verdict": verdicts.tolist(),
+        "baseline_s": np.exp(difference.baseline).tolist(),
+        "candidate_s": np.exp(difference.candidate).tolist(),
+        "change": np.expm1(difference.estimate).tolist(),
+        "low": _known(np.expm1(low)),
+        "high": _known(np.expm1(high)),
+        "p": _known(found.slower),
+        "tolerance": np.expm1(block.tolerance).tolist(),
+        "detectable": _known(np.expm1(found.detectable)),
+        "num_launches": count.tolist(),
+        "num_more": [None if value is None else int(value) for value in _known(np.where(is_open, more, np.nan))],
+        "suspected": [word or None for word in np.where(is_open, seen, "").tolist()],
+    }
+    rows = zip(*columns.values(), strict=True)
+    return [MetricVerdict(metric, **dict(zip(columns, row, strict=True))) for row in rows]
+
+
+def _known(values: Floats) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values.tolist()]
+
+
+def _reason(metric: MetricVerdict, one: MeasuredCases, options: Options) -> str:
+    if metric.verdict != INCONCLUSIVE:
+        return REASONS[metric.verdict].format(metric.metric)
+    least = options.least_launches(one.pairing.interleaved)
+    if metric.num_launches < least:
+        single, several = ("pair", "pairs") if one.pairing.interleaved else ("launch a side", "launches a side")
+        return f"{metric.num_launches} {single if metric.num_launches == 1 else several}; no verdict below {least}"
+    if metric.suspected or not one.may_pass:
+        seen = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
+        return f"{seen}{one.doubt}"
+    return "neither a regression nor the lack of one is certain"
+
+
+OF_LATENCIES = (
+    "times are latencies of a forward pass, of which a launch's mean and its fast end (p10, the 10th percentile) are "
+    "compared, and not its tail: distbench report prints p50, p90 and p99"
+)
+
+
+def gate(
+    baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options, warnings: Sequence[str] = ()
+) -> Gated:
+    """A verdict for every case of either side, the worst first; `warnings` are handed on.
+
+    Raises:
+        UserError: a launch stands on both sides.
+    """
+    both = {launch.run_id for launch in baseline} & {launch.run_id for launch in candidate}
+    if both:
+        raise UserError(f"run {min(both)} is in the baseline and in the candidate; give each run to one side only")
+    cases: list[CaseVerdict] = []
+    measured: list[MeasuredCases] = []
+    designs: list[str] = []
+    # Each sentence once, with the groups that it is true of.
+    stamps: dict[str, list[str]] = {}
+    shown: dict[str, list[str]] = {}
+    spans = {**spans_of(baseline), **spans_of(candidate)}
+    num_not_run = 0
+    always_second: list[str] = []
+    for group in groups_of(baseline, candidate, options.allowed):
+        sides = table_of(group.baseline), table_of(group.candidate)
+        if group.conflicts or not group.baseline or not group.candidate:
+            cases += _uncompared(group, *sides)
+            continue
+        untimed, case_ids, notes = _settled(group.label, *sides)
+        cases += _other_dtypes(untimed, options.allowed)
+        num_not_run += len({*sides[0].values, *sides[1].values}) - len(untimed) - len(case_ids)
+        measured.append(measure(group, sides, case_ids, notes, spans, options))
+        always_second += _always_second(group, measured[-1].pairing, options)
+        designs.append(_design(group, measured[-1].pairing, options))
+        designs += [f"{group.label}: {sentence}" for sentence in measured[-1].left_out]
+        if any(value.is_latency for launch in (*group.baseline, *group.candidate) for value in launch.cases.values()):
+            designs.append(f"{group.label}: {OF_LATENCIES}")
+        for fields, said in ((options.allowed, stamps), (SHOWN, shown)):
+            for sentence in differences(group.baseline, group.candidate, fields):
+                said.setdefault(sentence, []).append(group.label)
+    timed, num_tests, num_too_few = judged(measured, options)
+    return Gated(
+        sorted([*cases, *timed], key=_how_bad),
+        options,
+        len(baseline),
+        len(candidate),
+        num_tests,
+        num_not_run,
+        num_too_few,
+        designs,
+        _labelled(stamps),
+        _labelled(shown),
+        warnings=[*warnings, *_unfinished(candidate), *_busy(baseline, candidate, options), *always_second],
+    )
+
+
+def _how_bad(case: CaseVerdict) -> tuple[int, bool, float, str, str]:
+    return VERDICTS.index(case.verdict), case.suspected != REGRESSION, -case.change, case.scenario, case.case_id
+
+
+def _unfinished(candidate: Sequence[Launch]) -> list[str]:
+    count = sum(not launch.complete for launch in candidate)
+    return [f"{count} of {len(candidate)} candidate launches did not run to their end"] if count else []
+
+
+def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:
+    """That other processes took much of the machine on both sides alike, which widens every interval."""
+    sides = [[one.foreign_load for one in side if one.foreign_load is not None] for side in (baseline, candidate)]
+    shares = [min(sum(loads) / len(loads), 1.0) for loads in sides if loads]
+    if len(shares) < 2 or min(shares) <= options.load_share:
+        return []
+    used = f"{100 * shares[0]:.0f} % of the CPUs during the baseline and {100 * shares[1]:.0f} % during the candidate"
+    return [f"other processes used {used}; an idle machine finds smaller slowdowns with fewer launches"]
+
+
+def _always_second(group: Group, pairing: Pairing, options: Options) -> list[str]:
+    num_pairs, first = len(pairing.baseline), _num_baseline_first(group, pairing)
+    if not pairing.interleaved or num_pairs < options.least_launches(paired=True) or 0 < first < num_pairs:
+        return []
+    side = "candidate" if first else "baseline"
+    left = f"what a launch leaves behind for the next one falls on the {side} alone"
+    return [
+        f"{group.label}: the {side} ran second in all {num_pairs} pairs, so {left}; toss a coin for each pair's order"
+    ]
+
+
+def _num_baseline_first(group: Group, pairing: Pairing) -> int:
+    pairs = zip(pairing.baseline, pairing.candidate, strict=False)
+    return sum(group.baseline[one].started_at < group.candidate[other].started_at for one, other in pairs)
+
+
+def _labelled(said: dict[str, list[str]]) -> list[str]:
+    return [f"{listed(labels, ', ')}: {text}" for text, labels in said.items()]
+
+
+def _design(group: Group, pairing: Pairing, options: Options) -> str:
+    if pairing.interleaved:
+        first = _num_baseline_first(group, pairing)
+        num_left_out = pairing.num_left_out
+        left_out = f", {count_text(num_left_out, 'launch', 'launches')} left out" if num_left_out else ""
+        count = count_text(len(pairing.baseline), "pair")
+        took_turns = f"{count} of launches that took turns, the baseline first in {first}"
+        return f"{group.label}: {took_turns}{left_out}"
+    against = count_text(len(group.candidate), "launch", "launches")
+    sides = f"{len(group.baseline)} against {against}, compared unpaired: {pairing.refusal}"
+    if options.dedicated and not pairing.is_disturbed:
+        return f"{group.label}: {sides} (--dedicated)"
+    return f"{group.label}: {sides}; so a slowdown is only warned about"
+
+
+def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list[CaseVerdict]:
+    """Every case of a group that stands on one side, or whose sides differ in a field that must agree."""
+    if not group.conflicts and not group.baseline:
+        return [_alone(group.label, case_id, candidate, "in no baseline") for case_id in candidate.values]
+    ids = dict.fromkeys((*baseline.values, *candidate.values)) or ("(no case)",)
+    if group.conflicts:
+        return [CaseVerdict(group.label, case_id, INCOMPARABLE, "; ".join(group.conflicts)) for case_id in ids]
+    reason = f"the candidate has no launch of {group.label}"
+    return [CaseVerdict(group.label, case_id, MISSING, reason) for case_id in ids]
+
+
+def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerdict:
+    if failed := candidate.failed(case_id):
+        return CaseVerdict(label, case_id, INVALID, _failure(failed, candidate, "candidate"))
+    return CaseVerdict(label, case_id, NEW, f"{why}, so there is nothing to compare it with")
+
+
+def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
+    counted = (
+        f"{failed[0].status} in {len(failed)} of {count_text(len(side.launches), f'{name} launch', f'{name} launches')}"
+    )
+    return f"{counted}: {failed[0].error}" if failed[0].error else counted
+
+
+def _settled(
+    label: str, baseline: CaseTable, candidate: CaseTable
+) -> tuple[list[CaseVerdict], list[str], dict[str, tuple[str, ...]]]:
+    """Cases whose verdict needs no times; those that need them, and notes on them. The rest was run on neither side."""
+    settled: list[CaseVerdict] = []
+    timed: list[str] = []
+    notes: dict[str, tuple[str, ...]] = {}
+    for case_id in dict.fromkeys((*baseline.values, *candidate.values)):
+        if verdict := _untimed(label, case_id, baseline, candidate):
+            settled.append(verdict)
+        elif baseline.num_ok(case_id):
+            timed.append(case_id)
+            if lacking := baseline.num_lacking(case_id):
+                notes[case_id] = (f"{lacking} of {len(baseline.launches)} baseline launches lack it",)
+    return settled, timed, notes
+
+
+def _untimed(label: str, case_id: str, baseline: CaseTable, candidate: CaseTable) -> CaseVerdict | None:
+    before, after = baseline.num_ok(case_id), candidate.num_ok(case_id)
+    broken_before = baseline.failed(case_id)
+    if candidate.failed(case_id):
+        return _alone(label, case_id, candidate, "")
+    if before and broken_before:
+        return CaseVerdict(label, case_id, INVALID, _failure(broken_before, baseline, "baseline"))
+    if after and not before:
+        return _alone(label, case_id, candidate, "failed in the baseline" if broken_before else "not in the baseline")
+    lacking = len(candidate.launches) if not after else candidate.num_lacking(case_id)
+    if (before or broken_before) and lacking:
+        launches = count_text(len(candidate.launches), "launch", "launches")
+        return CaseVerdict(label, case_id, MISSING, f"not measured in {lacking} of {launches}")
+    return None
+
+
+def _other_dtypes(settled: list[CaseVerdict], allowed: Sequence[str]) -> list[CaseVerdict]:
+    """A missing and a new case that differ in nothing but their dtype are one case that cannot be compared."""
+    if DTYPE in allowed:
+        return settled
+    new = dict(without_dtype(case.case_id) for case in settled if case.verdict == NEW)
+    cases = []
+    for case in settled:
+        key, dtype = without_dtype(case.case_id)
+        is_same = case.verdict == MISSING and dtype and key in new
+        reason = f"dtype: {dtype} in the baseline, {new.get(key)} in the candidate"
+        cases.append(replace(case, verdict=INCOMPARABLE, reason=reason) if is_same else case)
+    return cases

@@ -1,0 +1,329 @@
+"""The gate's rates as Markdown."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distbench.judge.gate import Gated, gate
+from distbench.records.baselines import read_baseline
+from distbench.records.launches import Launch, Value, launch_of, value_of
+from distbench.records.results_folder import run_files_in
+from distbench.records.run_file import Header, Run, read_run
+from distbench.spec.errors import UserError
+from distbench.statistics.significance import Floats
+from distbench.statistics.verdicts import IMPROVEMENT, PASS, REGRESSION, Options
+
+# Series of launches of unchanged code, to try the gate on.
+
+MIN_LAUNCHES = 10
+ORIGIN = ("machine", "num_cpus", "torch", "scheduler", "git_commit")
+
+
+@dataclass(frozen=True)
+class RecordedSeries:
+    """Launches of unchanged code, in the order in which they ran.
+
+    Args:
+        case_ids: the cases that every launch measured.
+        samples_s: seconds, [case][launch] to that launch's samples; empty where they come from a stored baseline.
+        origin: machine, CPUs, torch, scheduler and commit, as JSON.
+        values: [case][launch] to what the gate keeps of samples, where there are none; else empty.
+    """
+
+    name: str
+    case_ids: tuple[str, ...]
+    samples_s: Sequence[Sequence[Floats]]
+    origin: str
+    values: Sequence[Sequence[Value]] = ()
+
+    @property
+    def num_launches(self) -> int:
+        """Launches in the series."""
+        return len(self.values[0] if self.values else self.samples_s[0])
+
+
+def stored(path: Path) -> RecordedSeries:
+    """The launches of a stored baseline, with the cases that all of them measured. Raises as `read_baseline`."""
+    launches = sorted(read_baseline(path), key=lambda launch: launch.started_at)
+    ids = [one for one in launches[0].cases if all(one in each.cases for each in launches)]
+    origin = json.dumps({name: launches[0].facts[name] for name in ORIGIN})
+    return RecordedSeries(path.stem, tuple(ids), (), origin, [[each.cases[one] for each in launches] for one in ids])
+
+
+def recorded(folder: Path) -> RecordedSeries:
+    """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
+
+    Run files of one `distbench run` are one launch, whose cases are those of all its scenarios.
+
+    Raises:
+        UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
+    """
+    invocations: dict[str, list[tuple[Launch, Run]]] = {}
+    for run in map(read_run, run_files_in(folder)):
+        invocations.setdefault(run.about.invocation_id or str(run.path), []).append((launch_of(run), run))
+    whole = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
+    whole.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
+    if len(whole) < MIN_LAUNCHES:
+        failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(whole)) else ""
+        raise UserError(f"{folder} holds {len(whole)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
+    measured = [_samples(runs) for runs in whole]
+    keys = [key for key in measured[0] if all(key in launch for launch in measured)]
+    if not keys:
+        raise UserError(f"no case was measured by every launch below {folder}; record launches of the same scenarios")
+    several = len({scenario for scenario, _ in keys}) > 1
+    ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
+    origin = json.dumps({name: whole[0][0][0].facts[name] for name in ORIGIN})
+    return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
+
+
+def _samples(runs: Sequence[tuple[Launch, Run]]) -> dict[tuple[str, str], Floats]:
+    """(scenario, case id) to the samples of each case that was measured and right."""
+    return {
+        (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
+        for launch, run in runs
+        for record in run.cases
+        if record["status"] == "ok"
+    }
+
+
+# Comparisons made of a series of unchanged launches, a slowdown put into one case: what the gate says of them.
+#
+# Windows of consecutive launches are taken as `distbench ab` would have launched them, from every start, a coin for the
+# order of each pair. So what drifts, and what a launch leaves behind for the next one, is in them as it was.
+# Overlapping
+# windows are not independent: a rate is known no better than the launches allow.
+
+TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
+SPOILED_FACTOR = 3.0
+
+
+class Change(NamedTuple):
+    """What is put into the launches of a window.
+
+    Args:
+        factor: what one case's candidate samples are multiplied by; None for a tail.
+        spoils: whether one launch of either side is SPOILED_FACTOR times slower in all cases.
+    """
+
+    factor: float | None = 1.0
+    spoils: bool = False
+
+
+BESIDE_SPOILED = ", one launch 3x slower"
+CHANGES = {
+    "none": Change(),
+    "+10 %": Change(1.1),
+    "+20 %": Change(1.2),
+    "+50 %": Change(1.5),
+    "tail": Change(None),
+    f"none{BESIDE_SPOILED}": Change(spoils=True),
+    f"+20 %{BESIDE_SPOILED}": Change(1.2, spoils=True),
+}
+
+
+class Judged(NamedTuple):
+    """Each case's verdict, how many pairs of launches were judged in the end, and whether the headline is PASS."""
+
+    verdicts: NDArray[np.str_]
+    num_pairs: int
+    is_pass: bool = False
+
+
+@dataclass
+class Rates:
+    """What one rule did in many comparisons with one change.
+
+    Args:
+        false_jobs: comparisons in which any unchanged case was called slower.
+        false_verdicts: comparisons in which any unchanged case was called slower or faster.
+        found: comparisons in which the changed case was called slower.
+        passed: comparisons in which the changed case was called a pass.
+        headed_pass: comparisons whose headline is PASS.
+        num_pairs: pairs of launches that were judged in the end, summed.
+    """
+
+    num_comparisons: int = 0
+    false_jobs: int = 0
+    false_verdicts: int = 0
+    found: int = 0
+    passed: int = 0
+    headed_pass: int = 0
+    num_pairs: int = 0
+
+    def add(self, window: "Window", judged: Judged) -> None:
+        """Count one comparison."""
+        verdicts = judged.verdicts
+        slower = verdicts == REGRESSION
+        is_unchanged = (np.arange(len(slower)) != window.changed) | (window.factor == 1.0)
+        self.num_comparisons += 1
+        self.false_jobs += bool((slower & is_unchanged).any())
+        self.false_verdicts += bool(((slower | (verdicts == IMPROVEMENT)) & is_unchanged).any())
+        self.found += bool(slower[window.changed])
+        self.passed += bool(verdicts[window.changed] == PASS)
+        self.headed_pass += judged.is_pass
+        self.num_pairs += judged.num_pairs
+
+
+@dataclass(frozen=True)
+class Window:
+    """One comparison: which launches are the baseline's and which the candidate's, and what was changed.
+
+    Args:
+        baseline: indexes of launches, in time order; likewise `candidate`, each next to its partner in time.
+        changed: row of the changed case.
+        factor: what its candidate samples are multiplied by; None for a tail.
+        seed: which samples a tail hits.
+        spoiled: the launch that is SPOILED_FACTOR times slower in all cases, or None.
+    """
+
+    baseline: Sequence[int]
+    candidate: Sequence[int]
+    changed: int
+    factor: float | None
+    seed: int
+    spoiled: int | None = None
+
+    def slowed(self, row: int, launch: int, samples_s: Floats) -> Floats:
+        """A candidate launch's samples of one case, with the change put in where it belongs."""
+        if row != self.changed or self.factor == 1.0:
+            return samples_s
+        if self.factor is not None:
+            return samples_s * self.factor
+        draw = np.random.default_rng((self.seed, launch))
+        return np.where(draw.random(samples_s.shape) < TAIL_SHARE, TAIL_FACTOR, 1.0) * samples_s
+
+
+@dataclass
+class QualityTrial:
+    """A series with what is computed of it once: [case][launch] to what the gate keeps of its samples."""
+
+    series: RecordedSeries
+    values: Sequence[Sequence[Value]] = field(init=False)
+
+    def __post_init__(self) -> None:
+        samples_s = self.series.samples_s
+        self.values = self.series.values or [[_value(samples) for samples in launches] for launches in samples_s]
+
+    def num_starts(self, num_pairs: int) -> int:
+        """Launches at which a window of so many pairs can begin."""
+        return max(self.series.num_launches - 2 * num_pairs + 1, 0)
+
+    def window(self, number: int, num_pairs: int, change: Change, draw: np.random.Generator) -> Window:
+        """The window of a number, modulo how many starts there are; orders and the changed case are drawn."""
+        first = number % self.num_starts(num_pairs) + 2 * np.arange(num_pairs)
+        is_second = draw.integers(2, size=num_pairs)  # the candidate
+        changed = int(draw.integers(len(self.series.case_ids)))
+        seed = int(draw.integers(1 << 30))
+        sides = (first + 1 - is_second).tolist(), (first + is_second).tolist()
+        spoiled = int(first[0]) + seed % (2 * num_pairs) if change.spoils else None
+        return Window(*sides, changed, change.factor, seed, spoiled)
+
+    def sides(self, window: Window) -> tuple[list[Launch], list[Launch]]:
+        """Both sides of a window as the gate takes them."""
+        baseline = [self._launch(window, index, False) for index in window.baseline]
+        return baseline, [self._launch(window, index, True) for index in window.candidate]
+
+    def _launch(self, window: Window, index: int, candidate: bool) -> Launch:
+        cases = {case_id: self.values[row][index] for row, case_id in enumerate(self.series.case_ids)}
+        if candidate and window.factor != 1.0:
+            changed_id = self.series.case_ids[window.changed]
+            if window.factor is None:
+                samples_s = np.asarray(self.series.samples_s[window.changed][index])
+                cases[changed_id] = _value(window.slowed(window.changed, index, samples_s))
+            else:
+                cases[changed_id] = _times(cases[changed_id], window.factor)
+        if index == window.spoiled:
+            cases = {case_id: _times(value, SPOILED_FACTOR) for case_id, value in cases.items()}
+        return Launch(
+            f"launch-{index}", "", self.series.name, 1.0 + index, 1.5 + index, "", Header().facts, None, True, cases
+        )
+
+    def judged(self, gated: Gated) -> Judged:
+        """A comparison's verdicts in the order of the series' cases, and its pairs."""
+        verdicts = {case.case_id: case.verdict for case in gated.cases}
+        in_order = np.array([verdicts[case_id] for case_id in self.series.case_ids])
+        return Judged(in_order, gated.num_baseline, gated.exit_code() == 0 and not gated.is_open)
+
+
+Rule = Callable[[QualityTrial, Window], Judged]
+
+
+def _value(samples_s: Floats) -> Value:
+    return value_of({"status": "ok", "samples_s": samples_s.tolist()})
+
+
+def _times(value: Value, factor: float) -> Value:
+    return value._replace(mean_s=value.mean_s * factor, p10_s=value.p10_s * factor)
+
+
+def gate_rule(trial: QualityTrial, window: Window, options: Options | None = None) -> Judged:
+    """All pairs at once, as `distbench gate` does; usual terms unless given others."""
+    return trial.judged(gate(*trial.sides(window), options or Options()))
+
+
+def rates(
+    trial: QualityTrial, num_pairs: int, change: str, num_comparisons: int, seed: int, rule: Rule = gate_rule
+) -> Rates:
+    """What a rule does in many comparisons.
+
+    Args:
+        num_pairs: of launches in each comparison.
+        change: one of CHANGES.
+        num_comparisons: more than there are starts take the same launches in another order.
+        seed: of orders and of which case is changed; every rule sees the same comparisons.
+        rule: what judges; it may leave out the last pairs.
+    """
+    draw = np.random.default_rng(seed)
+    found = Rates()
+    step = _coprime_step(trial.num_starts(num_pairs))
+    for number in range(num_comparisons):
+        window = trial.window(number * step, num_pairs, CHANGES[change], draw)
+        found.add(window, rule(trial, window))
+    return found
+
+
+def _coprime_step(count: int) -> int:
+    """A stride that visits all of `count` starts, far apart from one to the next."""
+    return next(step for step in range(max(int(0.618 * count), 1), 0, -1) if np.gcd(step, count) == 1)
+
+
+OURS = "distbench gate"
+
+
+def table(trial: QualityTrial, num_pairs: int, num_comparisons: int, seed: int, rules: Mapping[str, Rule]) -> str:
+    """A row a rule, a column a change, in percent of comparisons.
+
+    Args:
+        num_pairs: of launches in each comparison.
+        num_comparisons: for each change, and without one.
+        seed: of orders and of which case is slowed down.
+        rules: by name; the gate's is OURS, and only it has passes.
+    """
+    found = [name for name, change in CHANGES.items() if change.factor != 1.0]
+    lines = [
+        f"{trial.series.name}: {num_pairs} pairs, {len(trial.series.case_ids)} cases, {trial.series.num_launches} "
+        f"launches: {num_comparisons} comparisons a column, in windows from {trial.num_starts(num_pairs)} starts",
+        "",
+        "| rule | any false alarm | "
+        + " | ".join(f"{change} found" for change in found)
+        + " | +20 % called a pass | +20 % headed PASS |",
+        "|:---|---:|" + "---:|" * (len(found) + 2),
+    ]
+    for name, rule in rules.items():
+        of = {change: rates(trial, num_pairs, change, num_comparisons, seed, rule) for change in ("none", *found)}
+        none = of["none"]
+        cells = [percent(none.false_jobs, none), *(percent(of[change].found, of[change]) for change in found)]
+        slower = of["+20 %"]
+        cells += [percent(each, slower) if name == OURS else "-" for each in (slower.passed, slower.headed_pass)]
+        lines.append(f"| {' | '.join([name, *cells])} |")
+    return "\n".join(lines)
+
+
+def percent(count: int, of: Rates) -> str:
+    """So many of all comparisons, `12.5`; a dash where there were none."""
+    return f"{100 * count / of.num_comparisons:.1f}" if of.num_comparisons else "-"

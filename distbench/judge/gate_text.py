@@ -1,0 +1,274 @@
+"""A comparison in each form of `gate --format`, those that machines read made here: JSON, JUnit, annotations."""
+
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from itertools import accumulate
+from pathlib import Path
+from statistics import geometric_mean, stdev
+from typing import Any
+
+from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
+from distbench.records.baselines import load_record, read_baseline
+from distbench.records.launches import Value
+from distbench.records.run_file import MUST_AGREE
+from distbench.show.blocks import Block, Heading, Lines, Table, markdown_of
+from distbench.show.ci import TOOL, CiOutcome, annotation, junit_xml
+from distbench.show.ci import annotations as annotation_lines
+from distbench.show.terminal import text_of
+from distbench.show.units import NOTHING, time_text
+from distbench.spec.printable import clean, count_text
+from distbench.statistics.verdicts import BROKEN, INCONCLUSIVE, JUDGED, METRICS, NEW, PASS, REGRESSION
+
+# One stored baseline as a person reads it.
+
+PROVENANCE = ("git_commit", "torch", "nccl", "python")
+
+
+def baseline_page(path: Path) -> str:
+    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart."""
+    record, launches = load_record(path), read_baseline(path)
+    facts = record["facts"]
+    facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
+    lines = (f"{count_text(len(launches), 'launch', 'launches')}, saved at {record['saved_at']}", ", ".join(facts_text))
+    ids = dict.fromkeys(case_id for launch in launches for case_id in launch.cases)
+    rows = [_baseline_row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in ids]
+    columns = ("<case", "launches", "mean", "p10")
+    notes = [
+        "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
+    ]
+    title = f"{count_text(len(rows), 'case')}:"
+    return text_of(
+        [
+            Heading(f"baseline {record['scenario']}", 1),
+            Lines(lines),
+            Table(title, columns, rows, notes, optional=("launches",)),
+        ]
+    )
+
+
+def _baseline_row(case_id: str, values: Sequence[Value]) -> tuple[str, ...]:
+    good = [value for value in values if value.status == "ok"]
+    if not good:
+        return case_id, "0", values[0].status, NOTHING
+    mean, p10 = _over_launches([value.mean_s for value in good]), _over_launches([value.p10_s for value in good])
+    return case_id, str(len(good)), mean, p10
+
+
+def _over_launches(times: Sequence[float]) -> str:
+    """`1.00 ms, 1.9 %`: geometric mean, and the standard deviation of the logarithms."""
+    spread = f"{100 * stdev(map(math.log, times)):.1f} %" if len(times) > 1 else NOTHING
+    return f"{time_text(geometric_mean(times))}, {spread}"
+
+
+# A comparison as a person reads it: text, and Markdown for a step summary. The worst first.
+
+MAX_ROWS = 40
+MAX_PASSES = 10  # where all is well
+MAX_NAMED = 20
+MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
+SCENARIO = ("<scenario",)  # where there are several
+OPTIONAL = ("more", "finds", "scenario", "of", "baseline")
+COLUMNS = ("<verdict", "<case", "<of", "baseline", "change", "95 % interval", "finds", "more")
+NOTES = (
+    "change: of the geometric mean over launches; finds: the smallest slowdown that these launches would have found "
+    "four times in five; more: further launches a side (pairs) that would settle it, were the change the truth."
+)
+
+
+def text(gated: Gated, strict: bool = False) -> str:
+    """The comparison as text."""
+    return text_of(_blocks(gated, strict))
+
+
+def markdown(gated: Gated, strict: bool = False) -> str:
+    """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded away."""
+    page = markdown_of(_blocks(gated, strict))
+    head = "\n\n<details><summary>Every case and metric</summary>\n\n```\n"
+    tail = "\n```\n\n</details>\n"
+    room = MAX_MARKDOWN_BYTES - len((page + head + tail).encode()) - 100
+    folded = [_all_cases(case) for case in gated.cases]
+    num_kept = sum(size <= room for size in accumulate(len(lines.encode()) + 1 for lines in folded))
+    kept = folded[:num_kept]
+    if num_kept < len(folded):
+        kept.append(f"... {len(folded) - num_kept} more cases: distbench gate --format json")
+    return page + head + "\n".join(kept) + tail
+
+
+def _blocks(gated: Gated, strict: bool) -> list[Block]:
+    sides = (gated.num_baseline, "baseline"), (gated.num_candidate, "candidate")
+    counts = ", ".join(f"{count} {side} launch{'es' * (count != 1)}" for count, side in sides)
+    lines = [f"{counts}; {_terms(gated)}"]
+    lines += gated.designs
+    lines += [f"allowed to differ: {stamp}" for stamp in gated.stamps]
+    lines += [f"differs: {sentence}" for sentence in gated.shown]
+    lines += [f"warning: {sentence}" for sentence in gated.warnings]
+    heading = Heading(f"gate: {gated.headline(strict)}", 1)
+    return [heading, Lines(tuple(_capped(lines))), *_tables(gated), *_bottom(gated)]
+
+
+def _terms(gated: Gated) -> str:
+    options = gated.options
+    shares = {metric: f"{100 * options.tolerances[metric]:g} %" for metric in METRICS}
+    is_common = len(set(shares.values())) == 1
+    tolerance = shares[METRICS[0]] if is_common else ", ".join(f"{metric} {share}" for metric, share in shares.items())
+    floor = f" and {options.floor_s * 1e6:g} us" if options.floor_s else ""
+    return f"tolerance {tolerance}{floor}, alpha {options.alpha:g} over {count_text(gated.num_tests, 'test')}"
+
+
+def _capped(lines: Sequence[str]) -> list[str]:
+    more = [f"... {len(lines) - MAX_NAMED} more such lines: --format json"] if len(lines) > MAX_NAMED else []
+    return [*lines[:MAX_NAMED], *more]
+
+
+def _tables(gated: Gated) -> list[Block]:
+    blocks: list[Block] = []
+    several = len({case.scenario for case in gated.cases}) > 1
+    untimed = [case for case in gated.cases if case.verdict not in JUDGED]
+    if untimed:
+        reasons = [(case.verdict, *_names(case, several), case.reason) for case in untimed[:MAX_ROWS]]
+        left_out = _left_out(untimed, MAX_ROWS)
+        columns = ("<verdict", "<case", *SCENARIO[:several], "<why")
+        blocks.append(Table("cases without a comparison:", columns, reasons, left_out, prose="why"))
+    timed = [case for case in gated.cases if case.metrics]
+    worth = [case for case in timed if case.verdict != PASS] or timed
+    if worth:
+        cap = MAX_PASSES if worth[0].verdict == PASS else MAX_ROWS
+        rows = [_row(case, several) for case in worth[:cap]]
+        title = f"{len(worth)} of {len(timed)} compared cases:"
+        columns = (*COLUMNS[:2], *SCENARIO[:several], *COLUMNS[2:])
+        blocks.append(Table(title, columns, rows, [*_left_out(worth, cap), NOTES], optional=OPTIONAL))
+    return blocks
+
+
+def _left_out(cases: Sequence[CaseVerdict], cap: int) -> list[str]:
+    return [f"... {len(cases) - cap} more: --format json"] if len(cases) > cap else []
+
+
+def _names(case: CaseVerdict, several: bool) -> tuple[str, ...]:
+    return (case.case_id, case.scenario) if several else (case.case_id,)
+
+
+def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
+    first = case.metrics[0]
+    verdict = f"{case.verdict} ({case.suspected}?)" if case.suspected else case.verdict
+    finds = NOTHING if first.detectable is None else f"{100 * first.detectable:.0f} %"
+    change = change_text(first.change), interval_text(first)
+    names = _names(case, several)
+    return verdict, *names, first.metric, time_text(first.baseline_s), *change, finds, _more_text(first)
+
+
+def change_text(share: float | None) -> str:
+    """A change as `+12.3 %`."""
+    return NOTHING if share is None else f"{100 * share:+.1f} %"
+
+
+def interval_text(metric: MetricVerdict) -> str:
+    """A change's interval as `[+3.1, +22.0]`, in percent."""
+    if metric.low is None or metric.high is None:
+        return NOTHING
+    return f"[{100 * metric.low:+.1f}, {100 * metric.high:+.1f}]"
+
+
+def _more_text(metric: MetricVerdict) -> str:
+    if metric.verdict != INCONCLUSIVE:
+        return ""
+    if metric.suspected:
+        return NOTHING  # more launches of this kind would not help
+    return "> 1000" if metric.num_more is None else f"+{metric.num_more}"
+
+
+def _bottom(gated: Gated) -> list[Block]:
+    """Why cases are inconclusive, and what passed or was left out."""
+    counted = Counter(case.reason for case in gated.cases if case.verdict == INCONCLUSIVE)
+    lines = [f"inconclusive ({count}): {reason}" for reason, count in counted.items()]
+    passed = [case for case in gated.cases if case.verdict == PASS]
+    if passed:
+        worst = max(metric.high or 0.0 for case in passed for metric in case.metrics)
+        lines.append(f"{len(passed)} pass; the least certain of them is at most {100 * worst:.1f} % slower")
+    if gated.num_not_run:
+        lines.append(f"{count_text(gated.num_not_run, 'case')} skipped or unsupported on both sides")
+    return [Lines(tuple(_capped(lines)))] if lines else []
+
+
+def _all_cases(case: CaseVerdict) -> str:
+    """One case, every metric, a line each: what is folded away."""
+    head = f"{case.verdict}: {case.scenario}: {case.case_id}"
+    parts = [head if not case.reason else f"{head}: {case.reason}"]
+    for metric in case.metrics:
+        numbers = f"{time_text(metric.baseline_s)} -> {time_text(metric.candidate_s)}, {change_text(metric.change)}"
+        p = "" if metric.p is None else f", adjusted p {metric.p:.2g}"
+        parts.append(f"    {metric.metric}: {metric.verdict}: {numbers} {interval_text(metric)}{p}")
+    parts += [f"    note: {note}" for note in case.notes]
+    return "\n".join(map(clean, parts)).replace("```", "'''")
+
+
+def sentence(case: CaseVerdict) -> str:
+    """One case in one line, for annotations and JUnit: what changed, how sure that is, and why the verdict."""
+    if not case.metrics:
+        return f"{case.case_id}: {case.reason}"
+    first = case.metrics[0]
+    times = f"{time_text(first.baseline_s)} -> {time_text(first.candidate_s)}"
+    interval = f", 95 % interval {interval_text(first)} %" if first.low is not None else ""
+    return f"{case.case_id}: {first.metric} {times}, {change_text(first.change)}{interval}: {case.reason}"
+
+
+JUNIT_TAGS = {REGRESSION: "failure", **dict.fromkeys(BROKEN, "error"), **dict.fromkeys((INCONCLUSIVE, NEW), "skipped")}
+
+
+def json_text(gated: Gated, strict: bool = False) -> str:
+    """Everything that was found, as JSON; times in seconds, changes as shares."""
+    record = {
+        "exit_code": gated.exit_code(strict),
+        "headline": gated.headline(strict),
+        "counts": gated.counts,
+        **{name: value for name, value in asdict(gated).items() if name != "cases"},
+        "cases": [{**asdict(case), "suspected": case.suspected} for case in gated.cases],
+    }
+    return json.dumps(_finite(record), indent=1, allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    """The same without nan and infinity, for which JSON has no word."""
+    if isinstance(value, dict):
+        return {name: _finite(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def junit_text(gated: Gated, _: bool = False) -> str:
+    """JUnit XML: a regression is a failure; missing, invalid and incomparable are errors; inconclusive is skipped."""
+    outcomes = [
+        CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {sentence(case)}", JUNIT_TAGS.get(case.verdict))
+        for case in gated.cases
+    ]
+    if gated.num_judged == 0:
+        outcomes.append(CiOutcome(TOOL, "something was compared", gated.why_nothing, "error"))
+    elif gated.is_open:
+        outcomes.append(CiOutcome(TOOL, "the comparison is decided", gated.headline(), "skipped"))
+    return junit_xml(outcomes)
+
+
+def annotations(gated: Gated, strict: bool = False) -> str:
+    """GitHub's workflow commands, one a line, the worst first; the last of a level says how many were left out."""
+    levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
+    level_of = {**dict.fromkeys((REGRESSION, *BROKEN), "error"), INCONCLUSIVE: "error" if strict else "warning"}
+    if gated.is_open:
+        levels[level_of[INCONCLUSIVE]].append((TOOL, gated.headline(strict)))
+    for case in gated.cases:
+        if level := level_of.get(case.verdict):
+            levels[level].append((f"{case.verdict}: {case.scenario}", sentence(case)))
+    lines = annotation_lines(levels)
+    if gated.num_judged == 0:
+        lines.insert(0, annotation("error", TOOL, gated.headline(strict)))
+    return "\n".join(lines)
+
+
+# As `--format` names them; the exact gate has the same in judge/signature.py.
+FORMS: dict[str, Callable[[Gated, bool], str]] = {
+    **{"table": text, "markdown": markdown},
+    **{"json": json_text, "junit": junit_text, "github": annotations},
+}

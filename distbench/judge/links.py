@@ -1,0 +1,527 @@
+"""Which rank, host or link is slow: what a run of scenario `links` says about it."""
+
+import itertools
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+from distbench.records.run_file import Run
+from distbench.spec import UserError
+from distbench.spec.printable import count_text
+from distbench.statistics.intervals import Floats
+
+# The links of one run: what each rank, pair and group took, pass by pass.
+
+LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
+# Messages up to this size, in bytes, tell latency.
+SMALL_BYTES = 4096
+# Of fewer things nobody can say which is unlike the others.
+MIN_LIKE = 4
+Ranks = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Things that ought to take equally long.
+
+    Args:
+        quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
+        level: of pairs: where their ranks are; of groups: their mesh dim.
+        members: the ranks of each: two of a pair, one that computes.
+        times_s: seconds, shape (passes, members).
+        size_bytes: of a message; 0 for what sends none.
+    """
+
+    quantity: str
+    level: str
+    members: tuple[Ranks, ...]
+    times_s: Floats
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class LinkRun:
+    """A run's measured links.
+
+    Args:
+        hosts: each rank's host, in rank order.
+        alike: what was measured.
+        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not say.
+        is_relative: whether times are over those of an earlier run.
+        segments: host to the TCP segments that it sent in the first pass, and to those of them that it sent again.
+    """
+
+    hosts: tuple[str, ...]
+    alike: tuple[Alike, ...]
+    devices: tuple[str, ...] = ()
+    is_relative: bool = False
+    segments: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+
+
+def link_run_of(run: Run) -> LinkRun | None:
+    """The links that a run measured; None where it measured none, or too little of them is there to compare."""
+    cases = [case for case in run.cases if case["case"].get("kind") == "links" and case["status"] == "ok"]
+    known = [(case["case"].get("params"), _by_pass(case)) for case in cases]
+    whole = [(params, times) for params, times in known if times is not None and _has_hosts(params, times.shape[1])]
+    if not whole:
+        return None
+    hosts = tuple(map(str, whole[0][0]["hosts"]))
+    whole = [(params, times) for params, times in whole if tuple(map(str, params["hosts"])) == hosts]
+    num_passes = min(len(times) for _, times in whole)
+    taken: dict[tuple[str, str, int], list[tuple[Ranks, Floats]]] = {}
+    for params, times in whole:
+        for key, members, column in _columns(params, times[:num_passes], hosts):
+            taken.setdefault(key, []).append((members, column))
+    alike = []
+    for (quantity, level, size_bytes), columns in taken.items():
+        columns.sort(key=lambda column: column[0])
+        times_s = np.column_stack([column for _, column in columns])
+        alike.append(Alike(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
+    told = [params["devices"] for params, _ in whole if isinstance(params.get("devices"), list)]
+    devices = tuple(map(str, told[0])) if told and len(told[0]) == len(hosts) else ()
+    return LinkRun(hosts, tuple(alike), devices, segments=_segments_of(cases, hosts)) if alike else None
+
+
+def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[str, tuple[int, int]]:
+    """Return each host's segments. Ranks of a host have the same counts, unless each has a network of its own."""
+    counters = [case.get("counters") or {} for case in cases]
+    known = [(one.get("tcp_segments"), one.get("tcp_segments_again")) for one in counters]
+    whole = [np.array(both) for both in known if all(isinstance(one, list) and len(one) == len(hosts) for one in both)]
+    if not whole:
+        return {}
+    sent, again = (part.tolist() for part in np.sum(whole, axis=0))
+    worst = {host: max((again[at], sent[at]) for at, name in enumerate(hosts) if name == host) for host in hosts}
+    return {host: (of_host[1], of_host[0]) for host, of_host in worst.items()}
+
+
+def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
+    """What each took over what the same took in an earlier run: these ought to be alike even where links are not.
+
+    What only one of the runs has is left out.
+
+    Raises:
+        UserError: the runs have other ranks on their hosts, or nothing in common.
+    """
+    places = [[hosts.index(host) for host in hosts] for hosts in (links.hosts, earlier.hosts)]
+    if places[0] != places[1]:
+        what = (
+            f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}, "
+            f"the earlier run {len(earlier.hosts)} on"
+        )
+        raise UserError(f"this run has {what} {len(set(earlier.hosts))}; give a run with the same ranks on each host")
+    known = {(one.quantity, one.level, one.size_bytes, one.members): one for one in earlier.alike}
+    alike = []
+    for one in links.alike:
+        if before := known.get((one.quantity, one.level, one.size_bytes, one.members)):
+            center_s = np.exp(np.log(np.maximum(before.times_s, 1e-9)).mean(axis=0))
+            alike.append(replace(one, times_s=one.times_s / center_s))
+    if not alike:
+        raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
+    return LinkRun(links.hosts, (*_few_together(alike),), links.devices, True, links.segments)
+
+
+def _few_together(alike: Sequence[Alike]) -> Iterator[Alike]:
+    """Pairs of different levels as one kind where each has too few: held against themselves they are all alike."""
+    few: dict[tuple[str, int], list[Alike]] = {}
+    for one in alike:
+        if one.quantity in (LATENCY, BANDWIDTH) and len(one.members) < MIN_LIKE:
+            few.setdefault((one.quantity, one.size_bytes), []).append(one)
+        else:
+            yield one
+    for (quantity, size_bytes), parts in few.items():
+        members = tuple(itertools.chain.from_iterable(one.members for one in parts))
+        yield Alike(quantity, "", members, np.column_stack([one.times_s for one in parts]), size_bytes)
+
+
+def _by_pass(case: Mapping[str, Any]) -> Floats | None:
+    """Each rank's median of each pass, seconds, shape (passes, ranks); of a burst of products, for each of them."""
+    rows = case.get("ranks_by_pass") or [case.get("rank_median_s") or []]
+    if any(not isinstance(row, list) or not row or len(row) != len(rows[0]) for row in rows):
+        return None
+    repeats = (case.get("counters") or {}).get("repeats")
+    return np.array(rows, dtype=np.float64) / (repeats if isinstance(repeats, int) and repeats > 0 else 1)
+
+
+def _has_hosts(params: Any, num_ranks: int) -> bool:
+    """Whether a case's parameters name each rank's host."""
+    hosts = params.get("hosts") if isinstance(params, dict) else None
+    return isinstance(hosts, list) and len(hosts) == num_ranks
+
+
+def _sets_of(told: Any, num_ranks: int) -> list[Ranks]:
+    """The pairs or groups of a case, as far as they are ones of its ranks."""
+    sets = told if isinstance(told, list) else []
+    known = range(num_ranks)
+    return [
+        tuple(one) for one in sets if isinstance(one, list) and one and all(type(r) is int and r in known for r in one)
+    ]
+
+
+def _columns(
+    params: Mapping[str, Any], times: Floats, hosts: Sequence[str]
+) -> list[tuple[tuple[str, str, int], Ranks, Floats]]:
+    """What of a case is compared with what: its place, the ranks, and their seconds by pass."""
+    told_bytes, num_ranks = params.get("size_bytes"), times.shape[1]
+    size_bytes = told_bytes if type(told_bytes) is int and told_bytes > 0 else 0
+    if params.get("op") == "matmul":
+        ranks = _sets_of([params.get("ranks")], num_ranks)
+        return [((COMPUTE, "", 0), (rank,), times[:, rank]) for rank in itertools.chain(*ranks)]
+    together: list[Ranks]
+    if params.get("op") == "send_recv":
+        quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
+        together = [pair for pair in _sets_of(params.get("pairs"), num_ranks) if len(pair) == 2]
+        levels = [str(params.get("level") or level_of(pair, hosts)) for pair in together]
+    else:
+        quantity = GROUPS
+        together = _sets_of(params.get("groups"), num_ranks)
+        levels = [str(params.get("mesh_dim") or "")] * len(together)
+    return [
+        ((quantity, level, size_bytes), members, times[:, list(members)].max(axis=1))
+        for members, level in zip(together, levels, strict=True)
+    ]
+
+
+def level_of(pair: Sequence[int], hosts: Sequence[str]) -> str:
+    """Where a pair's ranks are, for rounds of several levels."""
+    return "within a host" if hosts[pair[0]] == hosts[pair[1]] else "across hosts"
+
+
+# What is compared among links: hosts, ranks, pairs and groups, each against the median of its like in each pass.
+
+MIN_RANKS_OF_HOST, MIN_PAIRS_OF_HOST = 2, 3
+THRESHOLD = 0.2  # slower by less is not worth a name
+# Of a host's ranks and pairs, or pairs between two hosts, this share may be like others where the rest are not.
+MAX_LIKE_OTHERS = 0.1
+# What turns a median absolute deviation into a standard deviation, of normal values.
+TO_DEVIATION = 1.4826
+PRIOR_FREEDOM = 8
+# Of a fit by least absolute deviations: how often it is weighted again, and the residual that counts as none.
+ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
+RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
+
+
+class Effects(NamedTuple):
+    """Things of one kind and quantity: logarithms of times over the median of their like."""
+
+    kind: str
+    quantity: str
+    level: str
+    members: tuple[Ranks, ...]
+    center: Floats
+    error: Floats
+    freedom: int
+
+
+def of_hosts(links: LinkRun) -> Iterator[Effects]:
+    """Each host by what its ranks compute: held against the middle one, of two against the faster.
+
+    It is slow only where nearly all of its ranks are.
+    """
+    names = list(dict.fromkeys(links.hosts))
+    for alike in links.alike:
+        places = [[at for at, (rank, *_) in enumerate(alike.members) if links.hosts[rank] == name] for name in names]
+        if alike.quantity != COMPUTE or len(names) < 2 or min(map(len, places)) < MIN_RANKS_OF_HOST:
+            continue
+        logs = np.log(np.maximum(alike.times_s, 1e-9))
+        by_host = np.column_stack([logs[:, of_host].mean(axis=1) for of_host in places])
+        middle = np.median(by_host, axis=1) if len(names) > 2 else by_host[:, [int(by_host.mean(axis=0).argmin())]].T[0]
+        members = tuple(tuple(alike.members[at][0] for at in of_host) for of_host in places)
+        found = effects_of(HOST, COMPUTE, "", members, by_host - middle[:, None])
+        # How ranks of one host scatter says how far hosts that are alike may be apart.
+        within = [logs[:, of_host].mean(axis=0).var(ddof=1) / len(of_host) for of_host in places]
+        own = [(logs[:, of_host] - middle[:, None]).mean(axis=0) for of_host in places]
+        error = np.sqrt(found.error**2 + float(np.median(within)))
+        yield found._replace(center=np.minimum(found.center, _of_nearly_all(own)), error=error)
+
+
+def of_host_links(links: LinkRun) -> Iterator[Effects]:
+    """Each host by the links within it; against an earlier run also each two hosts by the links between them, since a
+    link that is held against itself is like any other.
+
+    They are slow only where nearly all of their pairs are: a slow rank is in half of them.
+    """
+    for (quantity, _), same in groupby(sorted(links.alike, key=_size_of), key=_size_of):
+        taken: dict[Ranks, Floats] = {}
+        for alike in same if quantity in (LATENCY, BANDWIDTH) else ():
+            taken.update(zip(alike.members, np.log(np.maximum(alike.times_s, 1e-9)).T, strict=True))
+        of: dict[frozenset[str], list[Ranks]] = {}
+        for pair in taken:
+            of.setdefault(frozenset(links.hosts[rank] for rank in pair), []).append(pair)
+        if not links.is_relative:
+            of = {hosts: pairs for hosts, pairs in of.items() if len(hosts) == 1}
+            of = of if all(len(pairs) >= MIN_PAIRS_OF_HOST for pairs in of.values()) else {}
+        # How pairs that belong together scatter says how far those that are alike may be apart.
+        if len(of) > 1 and sum(map(len, of.values())) > len(of):
+            yield from _of_host_pairs(quantity, of, taken)
+
+
+def _of_host_pairs(
+    quantity: str, of: Mapping[frozenset[str], list[Ranks]], taken: Mapping[Ranks, Floats]
+) -> Iterator[Effects]:
+    medians = np.column_stack([np.median([taken[pair] for pair in pairs], axis=0) for pairs in of.values()])
+    middle = medians[:, int(medians.mean(axis=0).argmin())] if len(of) == 2 else np.median(medians, axis=1)
+    own = [np.array([(taken[pair] - middle).mean() for pair in pairs]) for pairs in of.values()]
+    apart = sum(float(((centers - np.median(centers)) ** 2).sum()) for centers in own)
+    variance = apart / (sum(map(len, own)) - len(own))
+    ranks = [tuple(sorted({rank for pair in pairs for rank in pair})) for pairs in of.values()]
+    for kind, level, size in ((HOST, "within it", 1), (HOSTS, "between them", 2)):
+        kept = [at for at, hosts in enumerate(of) if len(hosts) == size]
+        if kept:
+            found = effects_of(
+                kind, quantity, level, tuple(ranks[at] for at in kept), (medians - middle[:, None])[:, kept]
+            )
+            error = np.sqrt(found.error**2 + variance / np.array([len(own[at]) for at in kept]))
+            yield found._replace(center=np.minimum(found.center, _of_nearly_all(own)[kept]), error=error)
+
+
+def _of_nearly_all(parts: Sequence[Floats]) -> Floats:
+    """How slow nearly all parts of each thing are: what a few of them do is not the thing's."""
+    return np.array([np.quantile(centers, MAX_LIKE_OTHERS, method="lower") for centers in parts])
+
+
+def _size_of(alike: Alike) -> tuple[str, int]:
+    return alike.quantity, alike.size_bytes
+
+
+def of_ranks(links: LinkRun) -> Iterator[Effects]:
+    """Each rank's own speed, and what it adds to its pairs."""
+    for alike in links.alike:
+        if alike.quantity == COMPUTE and len(alike.members) >= MIN_LIKE:
+            yield effects_of(RANK, COMPUTE, "", alike.members, against_like(alike.times_s))
+    for quantity in (LATENCY, BANDWIDTH):
+        of_quantity = [one for one in links.alike if one.quantity == quantity and len(one.members) >= MIN_LIKE]
+        pairs = [pair for one in of_quantity for pair in one.members]
+        counts = Counter(rank for pair in pairs for rank in pair)
+        if len(counts) >= MIN_LIKE and min(counts.values()) >= MIN_LIKE - 1:
+            logs = np.column_stack([np.log(np.maximum(one.times_s, 1e-9)) for one in of_quantity])
+            levels = [at for at, one in enumerate(of_quantity) for _ in one.members]
+            ranks = sorted(counts)
+            effects = rank_effects(logs, pairs, levels, ranks)
+            effects -= np.median(effects, axis=1)[:, None]
+            yield effects_of(RANK, quantity, "", tuple((rank,) for rank in ranks), effects)
+
+
+def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ranks: Sequence[int]) -> Floats:
+    """Return what each rank adds to its pairs' logarithms in each pass, shape (passes, ranks), up to a constant.
+
+    A pair's logarithm is fitted to its level and to the effects of both ranks. The median of a level is no reference
+    where about half of its pairs have a slow rank, as with one slow rank on each of two hosts. A link that is slow
+    itself, and a pair of two slow ranks, which is as slow as one of them, are left out by their weights: those of
+    least absolute deviations, by iterated least squares, from the mean over the passes.
+
+    Args:
+        logs: shape (passes, pairs).
+        pairs, levels: of each column, its ranks and the number of its level.
+        ranks: all of them.
+    """
+    # Three unknowns of each pair: of its two ranks, and of its level.
+    unknowns = np.column_stack([np.searchsorted(ranks, pairs), len(ranks) + np.asarray(levels)])
+    weights = np.ones(len(pairs))
+    for _ in range(ROUNDS_OF_FIT):
+        fitted = _fitted(logs.mean(axis=0, keepdims=True), unknowns, weights)[0]
+        weights = 1 / np.maximum(np.abs(logs.mean(axis=0) - fitted[unknowns].sum(axis=1)), LEAST_RESIDUAL)
+    return _fitted(logs, unknowns, weights)[:, : len(ranks)]
+
+
+def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Floats:
+    """Return the unknowns of each row by weighted least squares; of those that are not determined, the least ones."""
+    size = int(unknowns.max()) + 1
+    normal, right = np.zeros((size, size)), np.zeros((size, len(logs)))
+    for one in unknowns.T:
+        np.add.at(right, one, (weights * logs).T)
+        for other in unknowns.T:
+            np.add.at(normal, (one, other), weights)
+    normal += RIDGE * np.trace(normal) * np.eye(size)
+    return np.asarray(np.linalg.solve(normal, right).T)
+
+
+def of_links(alike: Alike, known: set[tuple[int, str]], explained: set[tuple[Ranks, str]]) -> Iterator[Effects]:
+    """Pairs and groups without those of ranks that are named already, and pairs that are: `explained`."""
+    if alike.quantity == COMPUTE:
+        return
+    kept = [
+        at
+        for at, members in enumerate(alike.members)
+        if (members, alike.quantity) not in explained and not any((rank, alike.quantity) in known for rank in members)
+    ]
+    if len(kept) >= MIN_LIKE:
+        kind = GROUP if alike.quantity == GROUPS else LINK
+        members, against = tuple(alike.members[at] for at in kept), against_like(alike.times_s[:, kept])
+        yield effects_of(kind, alike.quantity, alike.level, members, against)
+
+
+def against_like(times_s: Floats) -> Floats:
+    """Logarithms of times over the median of their pass; shape (passes, things)."""
+    logs = np.log(np.maximum(times_s, 1e-9))
+    return np.asarray(logs - np.median(logs, axis=1)[:, None])
+
+
+def effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...], against: Floats) -> Effects:
+    """Of few things how they scatter says nothing."""
+    num_passes = len(against)
+    center = against.mean(axis=0)
+    spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
+    # A variance of few passes is itself uncertain: that of its like counts as so many more of them.
+    own, freedom = against.var(axis=0, ddof=1), num_passes - 1
+    moderated = (freedom * own + PRIOR_FREEDOM * np.median(own)) / (freedom + PRIOR_FREEDOM)
+    # What noise alone makes its like scatter is in their errors already.
+    scatter = max(spread**2 - float(np.median(own)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
+    error = np.sqrt(moderated / num_passes + scatter)
+    return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
+
+
+# Ranks, hosts and links that are slower than their like, by how much, and how sure that is.
+#
+# A thing is held against the median of its like within each pass, so that what slows all of them down does not count.
+# What it takes longer than that median, as a logarithm, is an estimate with two errors: its own over the passes, and
+# how
+# far its like scatter (median absolute deviation). It is named where Student's t puts it above the threshold at a
+# family-wise level of 5 % (Holm; hosts, ranks, and links with groups have a third of it each).
+# Variances are moderated by those of its like, as in G. K. Smyth, "Linear models and empirical Bayes methods for
+# assessing differential expression in microarray experiments" (2004), with a fixed prior.
+
+LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
+
+
+@dataclass(frozen=True)
+class Outlier:
+    """What is slower than its like.
+
+    Args:
+        kind: RANK, HOST, HOSTS (the links between two), LINK or GROUP.
+        ranks: whose it is.
+        host: their host, or hosts.
+        quantity: in which it is slow.
+        slowdown, low, high: times as long as its like, with the bounds of its 95 % interval.
+        level: where its pairs' ranks are.
+    """
+
+    kind: str
+    ranks: Ranks
+    host: str
+    quantity: str
+    slowdown: float
+    low: float
+    high: float
+    level: str = ""
+
+
+@dataclass(frozen=True)
+class LinkVerdict:
+    """What was found.
+
+    Args:
+        outliers: slowest first.
+        num_compared: ranks, links and groups that were held against their like.
+        num_passes: of the run.
+        detectable: what takes so many times as long as its like would have been named four times in five; nan for
+            quantities that could not be compared.
+        why_not: why nothing could be compared; "" where it could.
+        too_few: links that were left out, being too few of their kind: how many, and where.
+    """
+
+    outliers: tuple[Outlier, ...]
+    num_compared: int
+    num_passes: int
+    detectable: dict[str, float]
+    why_not: str = ""
+    too_few: tuple[str, ...] = ()
+
+
+def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
+    """Who is slower than their like by more than `threshold` (0.2: takes 1.2 times as long)."""
+    num_passes = min(len(alike.times_s) for alike in links.alike)
+    if num_passes < MIN_PASSES:
+        why = f"{_too_few(num_passes, 'pass', 'passes')} to name anything; measure with --passes {MIN_PASSES} or more"
+        return LinkVerdict((), 0, num_passes, {}, why)
+    if len(links.hosts) < MIN_LIKE:
+        few = _too_few(len(links.hosts), "rank", "ranks")
+        why = f"{few} to tell which is slower than the others; {MIN_LIKE} are needed"
+        return LinkVerdict((), 0, num_passes, {}, why)
+    hosts, ranks = [*of_hosts(links), *of_host_links(links)], list(of_ranks(links))
+    slow_hosts = _named(hosts, threshold, links)
+    computing = {one.ranks for one in slow_hosts if one.quantity == COMPUTE}
+    slow_hosts = [one for one in slow_hosts if one.quantity == COMPUTE or one.ranks not in computing]
+    of_slow = {(rank, one.quantity) for one in slow_hosts if one.kind == HOST for rank in one.ranks}
+    slow_ranks = [
+        one
+        for one in _named(ranks, threshold, links)
+        if one.quantity != COMPUTE or (one.ranks[0], one.quantity) not in of_slow
+    ]
+    known = {(rank, quantity) for one in slow_ranks for rank in one.ranks for quantity in _explained(one.quantity)}
+    explained = {(pair, one.quantity) for one in slow_hosts for pair in _pairs_of(one, links)}
+    others = [effects for alike in links.alike for effects in of_links(alike, known, explained)]
+    found = [*slow_hosts, *slow_ranks, *_named(others, threshold, links)]
+    found.sort(key=lambda one: -one.slowdown)
+    counted = sum(len(effects.members) for effects in (*hosts, *ranks, *others))
+    too_few = _too_few_alike(links)
+    return LinkVerdict(tuple(found), counted, num_passes, _detectable([*ranks, *others], threshold), "", too_few)
+
+
+def _too_few_alike(links: LinkRun) -> tuple[str, ...]:
+    """Links of which there are too few of a kind to hold one against the others."""
+    few = [one for one in links.alike if one.quantity in (LATENCY, BANDWIDTH) and len(one.members) < MIN_LIKE]
+    return tuple(dict.fromkeys(f"{len(one.members)} {one.level or 'of all'}" for one in few))
+
+
+def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
+    """The pairs within a slow host, or between two hosts whose links are."""
+    wanted = {links.hosts[rank] for rank in slow.ranks}
+    if slow.quantity == COMPUTE or len(wanted) != (2 if slow.kind == HOSTS else 1):
+        return []
+    pairs = [pair for one in links.alike if one.quantity == slow.quantity for pair in one.members]
+    return [pair for pair in pairs if {links.hosts[rank] for rank in pair} == wanted]
+
+
+def _too_few(number: int, one: str, several: str) -> str:
+    return f"{number} {one} is too few" if number == 1 else f"{number} {several} are too few"
+
+
+def _explained(quantity: str) -> tuple[str, ...]:
+    """In which quantities a rank's links and groups are slow because the rank is."""
+    return (LATENCY, BANDWIDTH, GROUPS) if quantity in (COMPUTE, BANDWIDTH) else (quantity,)
+
+
+def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
+    """Holm's step-down over all things of these kinds: those that are surely above the threshold."""
+    tests = []
+    for effects in family:
+        excess = (effects.center - np.log1p(threshold)) / np.maximum(effects.error, 1e-12)
+        p_values = stdtr(effects.freedom, -excess)
+        tests += [(float(p), effects, at) for at, p in enumerate(p_values)]
+    tests.sort(key=lambda test: test[0])
+    found = []
+    for place, (p, effects, at) in enumerate(tests):
+        if p * (len(tests) - place) > LEVEL / NUM_FAMILIES:
+            break
+        found.append(_outlier(effects, at, links))
+    return found
+
+
+def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
+    reach = float(stdtrit(effects.freedom, 0.975)) * effects.error[at]
+    center = effects.center[at]
+    ranks = effects.members[at]
+    hosts = " and ".join(dict.fromkeys(links.hosts[rank] for rank in ranks))
+    slowdown, low, high = (float(np.exp(value)) for value in (center, center - reach, center + reach))
+    return Outlier(effects.kind, ranks, hosts, effects.quantity, slowdown, low, high, effects.level)
+
+
+def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:
+    """By quantity, the slow-down that a thing of median error would have been named with four times in five."""
+    num_tests = sum(len(effects.members) for effects in family)
+    found: dict[str, float] = {}
+    for effects in family:
+        needed = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests) + stdtrit(effects.freedom, 0.8)
+        reach = float(np.exp(np.log1p(threshold) + needed * np.median(effects.error)))
+        found[effects.quantity] = max(found.get(effects.quantity, 0.0), reach)
+    return found
+
+
+__all__ = ["LinkRun", "LinkVerdict", "Outlier", "link_run_of", "verdict_of"]

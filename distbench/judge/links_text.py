@@ -1,0 +1,384 @@
+"""A picture of the links: how much longer than its like each pair takes, rank by rank and host by host."""
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from distbench.judge.links import (
+    BANDWIDTH,
+    COMPUTE,
+    GROUPS,
+    HOST,
+    HOSTS,
+    LATENCY,
+    LINK,
+    RANK,
+    Alike,
+    LinkRun,
+    LinkVerdict,
+    Outlier,
+    link_run_of,
+    relative_to,
+    verdict_of,
+)
+from distbench.records.run_file import Run
+from distbench.show import plots as style
+from distbench.show.blocks import Table, table_of
+from distbench.show.plots import Spot, hover
+from distbench.show.units import bandwidth_text, brief_time_text, decimals_for, ratio_text
+from distbench.spec import UserError
+from distbench.spec.devices import DRIVER_FIELDS
+from distbench.spec.printable import count_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# What a run says about its links: the verdict in sentences, the ranking, and a matrix of bandwidths.
+
+UNKNOWN = "UNKNOWN: "
+# Segments sent again, as a share and as a number, from which a host's network loses packets.
+MAX_LOSS, LEAST_AGAIN = 0.001, 20
+MAX_NAMED, MAX_MATRIX = 4, 16
+MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
+# A check that would have missed half of the speed has not shown that all is well.
+UNNOTICED = 2.0
+# Fields of the environment, as a header has them.
+DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
+SLOW_IN = {
+    LATENCY: "small messages",
+    BANDWIDTH: "large messages",
+    GROUPS: "all_reduce",
+    COMPUTE: "computing",
+}
+
+
+def name_of(one: Outlier, links: LinkRun) -> str:
+    """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `hosts a and b`, `link 2-7 (on a and b)`."""
+    if one.kind in (HOST, HOSTS):
+        return f"{one.kind} {one.host}"
+    where = [f"on {one.host}"] if len(set(links.hosts)) > 1 else []
+    if one.kind == RANK and links.devices:
+        where.insert(0, links.devices[one.ranks[0]])
+    ranks = "-".join(map(str, one.ranks)) if one.kind in (RANK, LINK) else ",".join(map(str, one.ranks))
+    return f"{one.kind} {ranks}" + (f" ({' '.join(where)})" if where else "")
+
+
+class Judged(NamedTuple):
+    """What a run says about its links: sentences, whether anything is slow, and whether that could be told."""
+
+    lines: tuple[str, ...]
+    is_slow: bool
+    is_told: bool
+
+
+def link_lines(run: Run) -> Iterator[str]:
+    """The verdict for the first screen; nothing where no links were measured."""
+    if found := judged(run):
+        yield from found.lines
+        yield from loss_lines(run)
+
+
+def loss_lines(run: Run) -> Iterator[str]:
+    """Sentences on hosts whose packets are lost: TCP sends them again, so a lossy link may look fast."""
+    links = link_run_of(run)
+    for host, (sent, again) in links.segments.items() if links else ():
+        if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
+            what = f"host {host} sent {again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
+            yield f"warning: {what}: packets are lost. Run `ip -s link` and `ethtool -S` there, and see its switch port"
+
+
+def judged(run: Run, earlier: Run | None = None) -> Judged | None:
+    """The verdict, or that on what has changed since an earlier run; None where no links were measured.
+
+    Raises:
+        UserError: the earlier run measured other links, or none.
+    """
+    if (links := link_run_of(run)) is None:
+        return None
+    links = _since(links, earlier) if earlier else links
+    verdict = verdict_of(links)
+    if verdict.why_not:
+        return Judged((f"{UNKNOWN}{verdict.why_not}",), False, False)
+    named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
+    more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
+    has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
+    is_told = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
+    if not named:
+        return Judged((f"{'' if is_told else UNKNOWN}{_nothing(verdict)}",), False, is_told)
+    return Judged((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_told)
+
+
+def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
+    """Sentences where the earlier run was on other hosts, or by other means: each rank is held against the one of its
+    number there."""
+    links, before = link_run_of(run), link_run_of(earlier)
+    now, then = (list(dict.fromkeys(one.hosts)) if one else [] for one in (links, before))
+    if now != then:
+        yield f"caution: it was measured on {_hosts(then)}, this run on {_hosts(now)}: other hardware may be compared"
+    for name in DRIVEN_BY:
+        was, is_now = (getattr(one.about.environment, name, None) for one in (earlier, run))
+        if was and is_now and was != is_now:
+            said = f"its {name.replace('_', ' ')} was {was}, this run's is {is_now}"
+            yield f"caution: {said}: what differs need not be the hardware's fault"
+
+
+def _hosts(names: Sequence[str]) -> str:
+    shown, more = ", ".join(names[:MAX_NAMED]), len(names) - MAX_NAMED
+    return f"{'hosts' if len(names) > 1 else 'host'} {shown}" + (f" and {more} more" if more > 0 else "")
+
+
+def _since(links: LinkRun, earlier: Run) -> LinkRun:
+    if (before := link_run_of(earlier)) is None:
+        raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
+    return relative_to(links, before)
+
+
+def sentence_of(one: Outlier, links: LinkRun) -> str:
+    """`rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`."""
+    times = ratio_text(one.slowdown, one.low, one.high)
+    level = f" {one.level}" if one.level else ""
+    verb, whose = ("take", "their") if one.kind == HOSTS else ("takes", "its")
+    like = f"{whose} like in {SLOW_IN[one.quantity]}{level}"
+    return f"{name_of(one, links)} {verb} {times} times as long as {like}"
+
+
+def _nothing(verdict: LinkVerdict) -> str:
+    return f"no rank or link stands out among {verdict.num_compared} compared; {_found_from(verdict)}"
+
+
+def _found_from(verdict: LinkVerdict) -> str:
+    within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_TOLD}
+    found = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
+    untold = [SLOW_IN[quantity] for quantity in verdict.detectable if quantity not in within]
+    passes = count_text(verdict.num_passes, "pass", "passes")
+    if not found:
+        more = "told nothing more: what is alike" if verdict.outliers else "could have told nothing: what is alike"
+        said = [f"{passes} {more} differs too much, or the machine was busy; measure again, with more passes"]
+    else:
+        said = [f"{passes}: what takes {', '.join(found)} would have been found"]
+        said += [f"nothing could be told in {' and '.join(untold)}, where what is alike differs too much"] * bool(
+            untold
+        )
+    return "; ".join([*said, *([_left_out(verdict)] if verdict.too_few else [])])
+
+
+def _left_out(verdict: LinkVerdict) -> str:
+    return f"not compared are links of which there are too few of a kind: {', '.join(verdict.too_few)}"
+
+
+def link_tables(run: Run) -> list[Table]:
+    """The ranking, and what each pair reached."""
+    if (links := link_run_of(run)) is None:
+        return []
+    verdict = verdict_of(links)
+    return [_ranking(verdict, links), *_matrices(links, verdict)]
+
+
+def _ranking(verdict: LinkVerdict, links: LinkRun) -> Table:
+    columns = [
+        ("<what", lambda one: name_of(one, links)),
+        ("<slow in", lambda one: SLOW_IN[one.quantity]),
+        ("<where", lambda one: one.level or "-"),
+        ("time over its like's", lambda one: ratio_text(one.slowdown, one.low, one.high)),
+    ]
+    notes = [verdict.why_not or (_found_from(verdict) if verdict.outliers else _nothing(verdict))]
+    return table_of("Slower than its like", columns, verdict.outliers, notes)
+
+
+def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
+    """Each pair's median, rank by rank, where they fit a screen; what stands out has a mark."""
+    if len(links.hosts) > MAX_MATRIX:
+        return
+    for quantity, what in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
+        pairs = pair_values(links, quantity)
+        if not pairs:
+            continue
+        slow = slow_pairs(verdict, quantity)
+        rows = []
+        for rank, host in enumerate(links.hosts):
+            cells = [_cell(pairs, rank, other, quantity, slow) for other in range(len(links.hosts))]
+            rows.append((f"{rank} ({host})" if len(set(links.hosts)) > 1 else str(rank), *cells))
+        columns = ("<rank", *map(str, range(len(links.hosts))))
+        yield Table(what, columns, rows, ["!: slower than its like" if slow else "none is slower than its like"])
+
+
+def _cell(pairs: dict[tuple[int, int], float], rank: int, other: int, quantity: str, slow: set[tuple[int, int]]) -> str:
+    pair = (min(rank, other), max(rank, other))
+    if pair not in pairs:
+        return "-"
+    text = bandwidth_text(pairs[pair]).strip() if quantity == BANDWIDTH else brief_time_text(pairs[pair])
+    return f"{text}!" if pair in slow else text
+
+
+def pair_values(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
+    """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds."""
+    found: dict[tuple[int, int], float] = {}
+    for alike in links.alike:
+        if alike.quantity == quantity:
+            found.update(zip(((a, b) for a, b in alike.members), _values(alike), strict=True))
+    return found
+
+
+def _values(alike: Alike) -> Sequence[float]:
+    medians = np.median(alike.times_s, axis=0)
+    values: list[float] = (alike.size_bytes / medians / 1e9 if alike.quantity == BANDWIDTH else medians).tolist()
+    return values
+
+
+def slow_pairs(verdict: LinkVerdict, quantity: str) -> set[tuple[int, int]]:
+    """Links that are outliers themselves."""
+    of = [one for one in verdict.outliers if one.kind == LINK and one.quantity == quantity]
+    return {(one.ranks[0], one.ranks[1]) for one in of}
+
+
+# Of seconds or GB/s: what a unit is called, and how many of it there are.
+UNITS = {BANDWIDTH: (("GB/s", 1.0), ("MB/s", 1e3)), LATENCY: (("ms", 1e3), ("\u00b5s", 1e6))}
+WHAT = {BANDWIDTH: "Large messages: algbw each way", LATENCY: "Small messages: time each way"}
+# Times as long as its like: where colour begins, and where it is full.
+PALEST, DARKEST = 1.0, 3.0
+PALE = 0.4  # how opaque the colour of what is not named is
+MAX_HOSTS = 16  # whose names fit beside an axis
+
+
+def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
+    """(name, figure) of a run's links; nothing where it measured none."""
+    links = link_run_of(run)
+    if links is None:
+        return
+    shown = [quantity for quantity in (BANDWIDTH, LATENCY) if pair_values(links, quantity)]
+    if not shown:
+        return
+    verdict = verdict_of(links)
+    side = min(2.6 + 0.46 * len(links.hosts), 9.0)
+    figure, axes = style.new_figure(len(shown), 1.6 + side * len(shown), side + 1.5, share=False)
+    for panel, quantity in zip(axes, shown, strict=True):
+        image = _panel(panel, links, verdict, quantity)
+    bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, extend="max")
+    ticks = (1, 1.5, 2, 3)
+    bar.set_ticks(np.log(ticks).tolist(), labels=[f"{tick:g}x" for tick in ticks])
+    bar.set_label("time over that of its like")
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
+    style.caption(
+        figure,
+        (
+            f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}; framed: surely "
+            "slower than its like; pale: may be chance"
+        ),
+    )
+    yield "links", figure
+
+
+def _found(verdict: LinkVerdict, links: LinkRun) -> str:
+    """`slow: rank 5 (on b), 2.0 times as long in large messages`; of several, the names."""
+    slow = verdict.outliers
+    if not slow:
+        return "no rank or link stands out"
+    if len(slow) == 1:
+        return f"slow: {name_of(slow[0], links)}, {slow[0].slowdown:.2g} times as long in {SLOW_IN[slow[0].quantity]}"
+    return f"slow: {', '.join(dict.fromkeys(name_of(one, links) for one in slow))}"
+
+
+def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> Any:
+    from matplotlib.colors import LinearSegmentedColormap
+
+    count, pairs = len(links.hosts), pair_values(links, quantity)
+    slow = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
+    colors = slow.with_extremes(bad=style.GRID)
+    ratios = _square({pair: np.log(ratio) for pair, ratio in _ratios(links, quantity).items()}, count)
+    # What may be chance is there to see, but not the first thing that is seen.
+    opaque = np.where(_is_named(verdict, quantity, count) | np.isnan(ratios), 1.0, PALE)
+    image = axes.imshow(
+        ratios, cmap=colors, vmin=np.log(PALEST), vmax=np.log(DARKEST), aspect="equal", alpha=opaque.tolist()
+    )
+    _frames(axes, links, verdict, quantity)
+    # The unit in which the middle pair is no fraction.
+    middle = float(np.median(list(pairs.values())))
+    unit, scale = next(((name, by) for name, by in UNITS[quantity] if middle * by >= 1), UNITS[quantity][-1])
+    axes.set_title(f"{WHAT[quantity]} ({unit})", fontweight="normal", pad=24 if len(set(links.hosts)) > 1 else 6)
+    if count <= MAX_MATRIX:
+        for (row, column), value in np.ndenumerate(_square(pairs, count) * scale):
+            if np.isfinite(value):
+                text = f"{value:,.{decimals_for(value)}f}"
+                axes.text(column, row, text, ha="center", va="center", fontsize=7.5)
+    hover(axes, [_spot(links, pair, value, quantity) for pair, value in pairs.items()])
+    _name_ranks(axes, links.hosts)
+    return image
+
+
+def _ratios(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
+    """Each pair's median time over that of the middle one of its like."""
+    found: dict[tuple[int, int], float] = {}
+    for alike in links.alike:
+        if alike.quantity == quantity:
+            medians = np.median(alike.times_s, axis=0)
+            found.update(zip(((a, b) for a, b in alike.members), medians / np.median(medians), strict=True))
+    return found
+
+
+def _square(pairs: dict[tuple[int, int], float], count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+    """Values by row and column, each pair's in both of its places."""
+    values = np.full((count, count), np.nan)
+    for (first, second), value in pairs.items():
+        values[first, second] = values[second, first] = value
+    return values
+
+
+def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
+    """Where a pair is that is named itself, or through one of its ranks."""
+    found = np.zeros((count, count), dtype=bool)
+    for one in verdict.outliers:
+        if one.kind == RANK and one.quantity == quantity:
+            found[list(one.ranks), :] = found[:, list(one.ranks)] = True
+        if one.kind == HOST and one.quantity == quantity:
+            found[np.ix_(one.ranks, one.ranks)] = True
+    for first, second in slow_pairs(verdict, quantity):
+        found[first, second] = found[second, first] = True
+    return found
+
+
+def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> None:
+    """Round the row and the column of a slow rank, round the two places of a slow link; lines between hosts."""
+    from matplotlib.patches import Rectangle
+
+    count, places = len(links.hosts), []
+    for one in verdict.outliers:
+        if one.kind == RANK and one.quantity == quantity:
+            places += [(-0.5, one.ranks[0] - 0.5, count, 1), (one.ranks[0] - 0.5, -0.5, 1, count)]
+    for first, second in slow_pairs(verdict, quantity):
+        places += [(first - 0.5, second - 0.5, 1, 1), (second - 0.5, first - 0.5, 1, 1)]
+    for left, top, width, height in places:
+        frame = Rectangle((left, top), width, height, fill=False, edgecolor=style.BLACK, linewidth=2.2, clip_on=False)
+        frame.set_zorder(3)
+        axes.add_patch(frame)
+    for edge in [at for at in range(1, count) if links.hosts[at] != links.hosts[at - 1]]:
+        axes.axhline(edge - 0.5, color=style.GREY, linewidth=1)
+        axes.axvline(edge - 0.5, color=style.GREY, linewidth=1)
+
+
+def _name_ranks(axes: "Axes", hosts: Sequence[str]) -> None:
+    """Ranks at the ticks of both axes, and the hosts beside them where they fit."""
+    step = max(len(hosts) // MAX_MATRIX, 1)
+    ticks = range(0, len(hosts), step)
+    spans = [(name, [rank for rank, _ in ranks]) for name, ranks in groupby(enumerate(hosts), key=lambda one: one[1])]
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ticks, labels=list(map(str, ticks)))
+        axis.set_tick_params(length=0)
+        axis.set_label_text("rank")
+    if 1 < len(spans) <= MAX_HOSTS:
+        for name, ranks in spans:
+            at, host = (ranks[0] + ranks[-1]) / 2, f"host {name}"
+            axes.text(at, 1.01, host, transform=axes.get_xaxis_transform(), ha="center", va="bottom")
+            axes.text(1.01, at, host, transform=axes.get_yaxis_transform(), ha="left", va="center", rotation=270)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+
+
+def _spot(links: LinkRun, pair: tuple[int, int], value: float, quantity: str) -> Spot:
+    text = f"{value:.3g} GB/s" if quantity == BANDWIDTH else brief_time_text(value)
+    hosts = " and ".join(dict.fromkeys(links.hosts[rank] for rank in pair))
+    return Spot(pair[1], pair[0], f"ranks {pair[0]} and {pair[1]} ({hosts})\n{text}")

@@ -1,0 +1,441 @@
+"""Two sides as a person reads them: what differs, the cases, and in plain words what that can and cannot tell."""
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
+from distbench.records.frame import frame_of
+from distbench.records.launches import launch_of
+from distbench.records.run_file import SIMULATED, Run, basis_text
+from distbench.records.run_file_fields import Record
+from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
+from distbench.show.units import decimal_text, spread_of, time_ci_text, time_text
+from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
+from distbench.statistics.intervals import median
+from distbench.statistics.significance import TURNS, Pairing
+from distbench.statistics.verdicts import (
+    FASTER,
+    IMPROVEMENT,
+    INCOMPARABLE,
+    INCONCLUSIVE,
+    METRICS,
+    MISSING,
+    NEW,
+    PASS,
+    REGRESSION,
+    SLOWER,
+    WITHIN_NOISE,
+    Options,
+)
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# Two sides of ordinary runs, case by case: what was measured, how far apart it is, and what may be said of that.
+#
+# Where both sides have several launches, the gate's engine says it, with no tolerance. One launch a side is another
+# matter: a launch has a level of its own, so two of them are shown, each with its own passes' interval, and not judged.
+
+# Of the gate's verdicts, without a tolerance: b against a.
+WORDS = {REGRESSION: SLOWER, IMPROVEMENT: FASTER, PASS: WITHIN_NOISE, INCONCLUSIVE: WITHIN_NOISE}
+NOT_TOLD = "not told"
+# Of cases that stand on one side.
+ALONE = {MISSING: "only in A", NEW: "only in B"}
+LAUNCH_COLUMNS = ("median_s", "q1_s", "q3_s", "ci_low_s", "ci_high_s")
+Key = tuple[str, str]  # scenario, case id
+
+
+@dataclass(frozen=True)
+class ComparedCase:
+    """One case.
+
+    Args:
+        verdict: "slower", "faster" (b against a), "within noise" or "not told"; or why there is no ratio: "only in A",
+            "only in B", "invalid", "missing", "incomparable".
+        why: of a verdict that is no verdict on times, one sentence.
+        of: what the times are: "median" of one launch a side, else the mean or 10th percentile over launches; or
+            "predicted", where a side is simulated.
+        a: column of LAUNCH_COLUMNS to seconds, of one launch a side; likewise `b`. None where there are several.
+        a_s: seconds, nan where there is none; likewise `b_s`.
+        ratio: b over a; between `ratio_low` and `ratio_high` (95 %), which one launch a side cannot give.
+        num_launches: pairs, or launches of the smaller side.
+    """
+
+    scenario: str
+    case_id: str
+    verdict: str
+    why: str = ""
+    of: str = ""
+    a: dict[str, float] | None = None
+    b: dict[str, float] | None = None
+    a_s: float = math.nan
+    b_s: float = math.nan
+    ratio: float = math.nan
+    ratio_low: float = math.nan
+    ratio_high: float = math.nan
+    num_launches: int = 0
+
+
+@dataclass(frozen=True)
+class SideBySide:
+    """Two sides.
+
+    Args:
+        names: what the user called them.
+        cases: in the order in which they were measured.
+        gated: what the gate's engine says, with designs, differences of the environment and warnings.
+        load: that others kept the machine busy on one side more than on the other, or "".
+    """
+
+    names: tuple[str, str]
+    cases: list[ComparedCase]
+    gated: Gated
+    load: str = ""
+
+    @property
+    def single(self) -> list[ComparedCase]:
+        """Cases that one launch a side measured."""
+        return [case for case in self.cases if case.a is not None]
+
+    @property
+    def repeated(self) -> list[ComparedCase]:
+        """Cases with more launches than that."""
+        return [case for case in self.cases if case.a is None and case.num_launches]
+
+    @property
+    def uncompared(self) -> list[ComparedCase]:
+        """Cases without a ratio."""
+        return [case for case in self.cases if not case.num_launches]
+
+    @property
+    def frame(self) -> "pd.DataFrame":
+        """One row a case: FRAME_COLUMNS, times in seconds."""
+        import pandas as pd
+
+        return pd.DataFrame([_row(case) for case in self.cases], columns=FRAME_COLUMNS)
+
+
+# docs/run-file.md says what each is.
+FRAME_COLUMNS = (
+    *("scenario", "case", "verdict", "why", "of", "num_launches", "a_s", "b_s"),
+    *("a_low_s", "a_high_s", "b_low_s", "b_high_s", "ratio", "ratio_low", "ratio_high"),
+)
+
+
+def _row(case: ComparedCase) -> dict[str, Any]:
+    row = {name: getattr(case, name) for name in FRAME_COLUMNS if hasattr(case, name)} | {"case": case.case_id}
+    for side, launch in (("a", case.a), ("b", case.b)):
+        bounds = {} if launch is None else launch
+        row |= {f"{side}_{end}_s": bounds.get(f"ci_{end}_s", math.nan) for end in ("low", "high")}
+    return row
+
+
+def side_by_side(
+    a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], options: Options, warnings: Sequence[str] = ()
+) -> SideBySide:
+    """Compare two sides.
+
+    Args:
+        a: the runs of the first side, one a launch and scenario; likewise `b`.
+        names: what messages call the sides.
+        options: what may differ, and how sure a verdict must be; its tolerances are not used.
+
+    Raises:
+        UserError: nothing of one side can be compared with anything of the other; or a run stands on both.
+    """
+    left, right = ([launch_of(run) for run in side] for side in (a, b))
+    told = gate(left, right, replace(options, tolerances=dict.fromkeys(METRICS, 0.0)), warnings)
+    frames = frame_of(a), frame_of(b)
+    sides, computes = [_measured_once(frame) for frame in frames], [_computes_of(frame) for frame in frames]
+    differing = {
+        key: (computes[0][key], text) for key, text in computes[1].items() if computes[0].get(key, text) != text
+    }
+    order = {case["case"]["id"]: number for number, case in enumerate(case for run in (*a, *b) for case in run.cases)}
+    cases = [_compared(case, sides, differing.get(_key_of(case)), told.options) for case in told.cases]
+    cases.sort(key=lambda case: (case.scenario, order.get(case.case_id, 0)))
+    if not any(case.num_launches for case in cases):
+        raise UserError(_nothing_to_compare(cases, names))
+    unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=TURNS)
+    return SideBySide(names, cases, told, load_conflict(left, right, unpaired, options.load_share) or "")
+
+
+def _measured_once(frame: "pd.DataFrame") -> dict[Key, dict[str, float]]:
+    """LAUNCH_COLUMNS of each case that only one launch of this side measured."""
+    frame = frame[frame["status"] == "ok"]
+    keys = list(zip(frame["scenario"], frame["id"], strict=True))
+    counts = Counter(keys)
+    rows = zip(*(frame[name].tolist() for name in LAUNCH_COLUMNS), strict=True)
+    return {
+        key: dict(zip(LAUNCH_COLUMNS, row, strict=True))
+        for key, row in zip(keys, rows, strict=True)
+        if counts[key] == 1
+    }
+
+
+def _computes_of(frame: "pd.DataFrame") -> dict[Key, str]:
+    """What each step computes, where its run file says."""
+    known = frame[frame["computes"].notna()]
+    return {
+        (name, case_id): text
+        for name, case_id, text in zip(known["scenario"], known["id"], known["computes"], strict=True)
+    }
+
+
+def _key_of(case: CaseVerdict) -> Key:
+    # What stands behind the name tells apart groups of launches of one scenario.
+    return case.scenario.partition(" (")[0], case.case_id
+
+
+def _compared(
+    case: CaseVerdict, sides: Sequence[dict[Key, dict[str, float]]], differing: tuple[str, str] | None, options: Options
+) -> ComparedCase:
+    if not case.metrics:
+        return ComparedCase(case.scenario, case.case_id, ALONE.get(case.verdict, case.verdict), case.reason)
+    if differing:
+        why = f"the two steps compute differently ({differing[0]} in the baseline, {differing[1]} in the candidate)"
+        return ComparedCase(case.scenario, case.case_id, INCOMPARABLE, why)
+    first = case.metrics[0]
+    a, b = (side.get(_key_of(case)) for side in sides)
+    if a and b:
+        found = ComparedCase(case.scenario, case.case_id, NOT_TOLD, "one launch a side", "median", a, b)
+        return replace(found, a_s=a["median_s"], b_s=b["median_s"], ratio=b["median_s"] / a["median_s"], num_launches=1)
+    is_told = case.verdict != INCONCLUSIVE or _is_enough(case, options)
+    return ComparedCase(
+        case.scenario,
+        case.case_id,
+        WORDS[case.verdict] if is_told else NOT_TOLD,
+        "" if is_told else case.reason,
+        first.metric,
+        a_s=first.baseline_s,
+        b_s=first.candidate_s,
+        ratio=1 + first.change,
+        ratio_low=math.nan if first.low is None else 1 + first.low,
+        ratio_high=math.nan if first.high is None else 1 + first.high,
+        num_launches=first.num_launches,
+    )
+
+
+def _is_enough(case: CaseVerdict, options: Options) -> bool:
+    """Whether an inconclusive case had the launches that a verdict takes, and nothing else stood against one."""
+    enough = any(metric.num_launches >= options.least_launches(case.paired) for metric in case.metrics)
+    return enough and not case.suspected
+
+
+def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -> str:
+    a, b = names
+    alone = [{case.scenario for case in cases if case.verdict == word} for word in ALONE.values()]
+    if cases and alone[0] | alone[1] == {case.scenario for case in cases} and not alone[0] & alone[1]:
+        held = [", ".join(sorted(some)) or "no scenario" for some in alone]
+        return f"{a} and {b} cannot be compared: {a} holds {held[0]}, {b} holds {held[1]}; give runs of one scenario"
+    reasons = list(dict.fromkeys(case.why for case in cases if case.verdict == INCOMPARABLE))
+    reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither holds a case"]
+    more = f" (and {len(reasons) - 1} more such reasons)" if len(reasons) > 1 else ""
+    allow = "; what may differ is named by --allow-different FIELD" if "in the candidate" in reasons[0] else ""
+    return f"nothing of {a} (the baseline) can be compared with {b} (the candidate): {reasons[0]}{more}{allow}"
+
+
+# Two sides of which one or both are simulated: predicted times side by side, and a ratio that nothing bounds.
+
+PREDICTED = "predicted"
+MAX_LISTED = 3
+
+
+def predicted_side_by_side(
+    a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], options: Options, warnings: Sequence[str] = ()
+) -> SideBySide:
+    """Compare two sides by predicted times, and medians where a side was measured; as `side_by_side`.
+
+    Raises:
+        UserError: no case is on both sides.
+    """
+    sides = [_times(runs) for runs in (a, b)]
+    if not sides[0].keys() & sides[1].keys():
+        held = [_listed([name for _, name in times]) for times in sides]
+        why = f"they have no step in common: the first holds {held[0]}, the second {held[1]}"
+        raise UserError(f"{names[0]} and {names[1]} cannot be compared: {why}; simulate both with the same inputs")
+    cases = [_predicted_case(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
+    gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_said(a, b)])
+    return SideBySide(names, cases, gated)
+
+
+def _listed(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
+    return f"{', '.join(names[:MAX_LISTED])}{more}" if names else "no step"
+
+
+def _times(runs: Sequence[Run]) -> dict[Key, float]:
+    """Seconds of each step: predicted where it is simulated, else the median of all samples."""
+    found: dict[Key, list[float]] = {}
+    for run in runs:
+        for case in run.cases:
+            if case["status"] == "ok" and (times := _times_of(case)):
+                found.setdefault((run.scenario, case["case"]["id"]), []).append(median(times))
+    return {key: median(values) for key, values in found.items()}
+
+
+def _times_of(case: Record) -> Sequence[float]:
+    if not case.get(SIMULATED):
+        return case.get("samples_s") or ()
+    predicted_s = (case.get("counters") or {}).get("predicted_s")
+    return [predicted_s] if predicted_s else ()
+
+
+def _predicted_case(key: Key, a: dict[Key, float], b: dict[Key, float]) -> ComparedCase:
+    if key not in a or key not in b:
+        return ComparedCase(*key, "only in A" if key in a else "only in B", "the other side lacks it")
+    why = "a simulation predicts a time and no interval"
+    return ComparedCase(*key, PREDICTED, why, PREDICTED, a_s=a[key], b_s=b[key], ratio=b[key] / a[key], num_launches=1)
+
+
+def _said(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    said = []
+    for letter, runs in (("A", a), ("B", b)):
+        on = {str(run.about.environment.device_name) for run in runs if run.is_simulated}
+        where = [f"simulated on {', '.join(sorted(on))}"] if on else []
+        machines = {str(run.about.environment.machine) for run in runs if not run.is_simulated}
+        where += [f"measured on {', '.join(sorted(machines))}"] if machines else []
+        said.append(f"{letter} is {' and '.join(where)}")
+        said += dict.fromkeys(f"{letter}: {basis_text(run.about.simulated)}" for run in runs if run.is_simulated)
+    return said
+
+
+MAX_ROWS = 60
+MORE = "more cases: --format csv"
+# What docs/ci.md has of neighbouring launches of unchanged code.
+ONE_LAUNCH = (
+    "One launch a side cannot say which is faster: a launch has a level of its own, that of its processes, memory and "
+    "neighbours. Neighbouring launches of unchanged code lay 5 to 17 % apart where that was measured (standard "
+    "deviation, docs/ci.md), and more on a busy machine. An interval is that of the passes within its launch, and says "
+    "nothing of the next one.",
+    "It does tell what failed, what is missing, what differs in the environment, and a ratio far beyond that spread. "
+    "To know more, launch both in turn: distbench ab; or give distbench compare 5 launches a side and more.",
+)
+
+TAIL = "Times are latencies of a forward pass; a tail (p90, p99) is not compared: distbench report prints each run's."
+
+
+def blocks_of(found: SideBySide) -> list[Block]:
+    """The comparison as blocks."""
+    if any(case.of == PREDICTED for case in found.cases):
+        return _predicted_blocks(found)
+    gated, (a, b) = found.gated, found.names
+    lines = [f"A, the baseline: {a} ({count_text(gated.num_baseline, 'run file')})"]
+    lines += [f"B, the candidate: {b} ({count_text(gated.num_candidate, 'run file')})"]
+    differing = [*gated.stamps, *gated.shown, *([found.load] if found.load else [])]
+    lines += [f"differs: {sentence}" for sentence in differing] or ["the environments agree"]
+    lines += [f"warning: {sentence}" for sentence in gated.warnings]
+    blocks: list[Block] = [Heading(f"compare: {_headline(found)}", 1), Lines(tuple(lines))]
+    blocks += [_uncompared(found.uncompared)] if found.uncompared else []
+    of_tail = [TAIL] if any(sentence.endswith(OF_LATENCIES) for sentence in gated.designs) else []
+    blocks += [_single(found.single), Lines((*ONE_LAUNCH, *of_tail))] if found.single else []
+    blocks += [_repeated(found), Lines(tuple(_designs(found)))] if found.repeated else []
+    return blocks
+
+
+def _predicted_blocks(found: SideBySide) -> list[Block]:
+    both = [case for case in found.cases if case.num_launches]
+    columns: TableColumns = (
+        ("<case", lambda case: case.case_id),
+        ("A", lambda case: time_text(case.a_s)),
+        ("B", lambda case: time_text(case.b_s)),
+        ("B/A", lambda case: decimal_text(case.ratio)),
+    )
+    notes = ["a simulation predicts a time and no interval, so there is no verdict; docs/simulation.md says how well"]
+    title = "predicted times, and medians where a side is measured:"
+    lines = [f"{letter}: {name}" for letter, name in zip("AB", found.names, strict=True)]
+    return [
+        Heading(f"compare: {_span(both)}; predicted, so none is called faster or slower", 1),
+        Lines((*lines, *found.gated.warnings)),
+        *([_uncompared(found.uncompared)] if found.uncompared else []),
+        capped(table_of(title, columns, both, notes, _breaks(both)), MAX_ROWS, MORE),
+    ]
+
+
+def _headline(found: SideBySide) -> str:
+    """`30 cases on both sides, B/A 0.81 to 1.20; one launch a side: nothing is called faster or slower`."""
+    both = [*found.single, *found.repeated]
+    cases = _span(both)
+    if not found.repeated:
+        return f"{cases}; one launch a side, so none is called faster or slower"
+    counts = Counter(case.verdict for case in both)
+    words = [f"{counts[word]} {word}" for word in (SLOWER, FASTER, WITHIN_NOISE, NOT_TOLD) if counts[word]]
+    return f"{cases}: {', '.join(words)}"
+
+
+def _span(both: Sequence[ComparedCase]) -> str:
+    """`30 cases on both sides, B/A 0.81 to 1.20`."""
+    ratios = [case.ratio for case in both if math.isfinite(case.ratio)]
+    span = f", B/A {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
+    return f"{count_text(len(both), 'case')} on both sides{span}"
+
+
+def _uncompared(cases: Sequence[ComparedCase]) -> Table:
+    """One row a reason."""
+    groups: dict[tuple[str, str], list[ComparedCase]] = {}
+    for case in cases:
+        groups.setdefault((case.verdict, case.why), []).append(case)
+    rows = [
+        (verdict, why, some[0].case_id + (f"\nand {len(some) - 1} more" if len(some) > 1 else ""))
+        for (verdict, why), some in groups.items()
+    ]
+    table = Table(f"without a comparison: {count_text(len(cases), 'case')}", ("<verdict", "<why", "<case"), rows)
+    return capped(table, MAX_ROWS, "more reasons: --format csv")
+
+
+def _single(cases: Sequence[ComparedCase]) -> Table:
+    spread, _ = spread_of([launch for case in cases for launch in (case.a, case.b) if launch])
+    is_ci = spread == "95 % CI"
+
+    def bounds(launch: dict[str, float] | None) -> str:
+        found = launch or {}
+        ends = [found.get(name, math.nan) for name in (("ci_low_s", "ci_high_s") if is_ci else ("q1_s", "q3_s"))]
+        return time_ci_text(found.get("median_s", math.nan), *ends)
+
+    columns: TableColumns = (
+        ("<case", lambda case: case.case_id),
+        ("A", lambda case: time_text(case.a_s)),
+        (spread, lambda case: bounds(case.a)),
+        ("B", lambda case: time_text(case.b_s)),
+        (spread, lambda case: bounds(case.b)),
+        ("B/A", lambda case: decimal_text(case.ratio)),
+    )
+    title = "one launch a side, median of each:"
+    return capped(table_of(title, columns, cases, (), _breaks(cases), optional=(spread,)), MAX_ROWS, MORE)
+
+
+def _repeated(found: SideBySide) -> Table:
+    columns: TableColumns = (
+        ("<case", lambda case: case.case_id),
+        ("<of", lambda case: case.of),
+        ("A", lambda case: time_text(case.a_s)),
+        ("B", lambda case: time_text(case.b_s)),
+        ("B/A", lambda case: decimal_text(case.ratio)),
+        ("95 % interval", _interval),
+        ("<verdict", lambda case: case.verdict),
+    )
+    cases = found.repeated
+    notes = ["B against A; verdicts hold for all cases together, with 5 % chance of any false one"]
+    optional = ("of", "A", "B", "95 % interval")
+    table = table_of("several launches a side:", columns, cases, notes, _breaks(cases), optional)
+    return capped(table, MAX_ROWS, MORE)
+
+
+def _interval(case: ComparedCase) -> str:
+    if not math.isfinite(case.ratio_low + case.ratio_high):
+        return "-"
+    return f"[{case.ratio_low:.2f}, {case.ratio_high:.2f}]"
+
+
+def _breaks(cases: Sequence[ComparedCase]) -> list[int]:
+    return [row for row in range(1, len(cases)) if cases[row].scenario != cases[row - 1].scenario]
+
+
+def _designs(found: SideBySide) -> list[str]:
+    """How launches were held against each other, and why cases were not told."""
+    whys = Counter(case.why for case in found.repeated if case.verdict == NOT_TOLD and case.why)
+    return [*found.gated.designs, *(f"not told ({count}): {why}" for why, count in whys.items())]

@@ -1,0 +1,150 @@
+"""Words of --launcher-args that would have the launcher start something else than what was asked for."""
+
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from distbench.processes import start_supervised, stop_supervised
+from distbench.spec import UserError
+
+# One `distbench run` on many nodes, and the words of its command.
+
+LAUNCHERS = ("torchrun", "slurm", "torchx")
+END_TIMEOUT_S = 15.0  # for ranks that end their run files
+
+
+@dataclass(frozen=True)
+class NodeLaunch:
+    """What is to be launched, and on how many nodes.
+
+    Args:
+        arguments: the words after `distbench run`, without those that say where it runs.
+        num_nodes, ranks_per_node: both at least 1; the mesh multiplies to their product.
+        device: type of device that each rank takes one of.
+        out: results folder, which all nodes share.
+        name: for the job, from what is measured.
+        extra: further words for the launcher.
+        timeout_s: after which ranks that get no further are given up.
+    """
+
+    arguments: tuple[str, ...]
+    num_nodes: int
+    ranks_per_node: int
+    device: str
+    out: Path
+    name: str
+    extra: tuple[str, ...] = ()
+    timeout_s: float = 300.0
+
+    @property
+    def command(self) -> list[str]:
+        """What each rank runs: this Python, and the command."""
+        return [sys.executable, "-m", "distbench", "run", *self.arguments]
+
+
+def launcher_here() -> str:
+    """Slurm where its commands are, else torchrun."""
+    return "slurm" if shutil.which("sbatch") else "torchrun"
+
+
+def require_program(name: str, launcher: str, advice: str, path: str | None = None) -> None:
+    """Refuse a launcher whose program is not here.
+
+    Raises:
+        UserError: `name` is not on `path`, by default this process's.
+    """
+    if not shutil.which(name, path=path):
+        others = ", ".join(one for one in LAUNCHERS if one != launcher)
+        raise UserError(f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {others}")
+
+
+def run_here(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    watch: Callable[["subprocess.Popen[bytes]"], None] | None = None,
+    stderr: int | None = None,
+) -> int:
+    """Run a launcher to its end, with this process's streams; its exit code, 130 after Ctrl-C.
+
+    What it started ends with it, and it ends with this process.
+
+    Args:
+        command, environment: of its process.
+        watch: called with that on a thread of its own.
+        stderr: subprocess.PIPE where the watch reads what it complains of; None for this process's.
+
+    Raises:
+        UserError: it cannot be started.
+    """
+    try:
+        process = start_supervised(command, environment=environment, grace_s=END_TIMEOUT_S, stderr=stderr)
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started ({error}); see `--dry-run` for the command") from error
+    if watch:
+        threading.Thread(target=watch, args=(process,), daemon=True).start()
+    try:
+        return _code(process.wait())
+    except KeyboardInterrupt:
+        stop_supervised(process, END_TIMEOUT_S)
+        raise
+
+
+def _code(returned: int) -> int:
+    return returned if returned >= 0 else 128 - returned
+
+
+# Options by name, with their short form: how many nodes and ranks there are is distbench's to say.
+COUNTS = {
+    "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--standalone": ""},
+    "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
+    "torchx": {"--j": "-j"},
+}
+# Words of sbatch for something else than one job whose output is shown; with --chdir, results would be elsewhere.
+NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
+
+
+def require_own_counts(asked: NodeLaunch, launcher: str) -> None:
+    """Refuse words that say how many nodes or ranks there are.
+
+    Raises:
+        UserError: there is one.
+    """
+    if word := _first_of(COUNTS[launcher], asked.extra):
+        what = f"--launcher-args {word}: how many nodes and ranks there are is said by --nodes and --ranks-per-node"
+        raise UserError(f"{what}; leave it out")
+
+
+def require_one_job(words: Sequence[str]) -> None:
+    """Refuse words with which sbatch makes no job, several, or puts their output elsewhere.
+
+    Raises:
+        UserError: there is one.
+    """
+    if word := _first_of(NOT_FOLLOWED, words):
+        what = f"--launcher-args {word}: distbench submits one job and shows its output"
+        raise UserError(f"{what}; leave it out, or give the file that --dry-run shows to sbatch yourself")
+
+
+def require_one_line(words: Sequence[str]) -> None:
+    """Refuse words of several lines: a batch file has one option a line, and would run what follows.
+
+    Raises:
+        UserError: there is one.
+    """
+    if word := next((one for one in words if set(one) & set("\r\n")), ""):
+        raise UserError(f"--launcher-args {word!r}: a word of several lines; leave it out")
+
+
+def _first_of(options: Mapping[str, str], words: Sequence[str]) -> str:
+    """The first word that is one of the options, which launchers also take shortened."""
+    for word in words:
+        told = word.partition("=")[0].replace("_", "-")
+        for name, short in options.items():
+            is_long = len(told) > len("--") and told.startswith("--") and name.startswith(told)
+            if is_long or (short and word.startswith(short)):
+                return word
+    return ""

@@ -1,0 +1,116 @@
+"""The processes that ranks run in: started for a job, kept for the jobs after it that fit, and never left behind."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from itertools import takewhile
+from pathlib import Path
+from types import TracebackType
+
+from distbench.launch.rendezvous import Joined, launcher_command, rank_environment
+from distbench.processes import start_supervised, stop_supervised
+from distbench.spec import Job, UserError
+from distbench.spec.job import JOB_FILE, LAUNCH_LOG
+from distbench.spec.mesh import mesh_size
+
+
+class RankProcesses:
+    """The processes of the ranks of some jobs, which are run in their order.
+
+    Jobs that follow one another and have as many ranks, on the same device, share a launch: the launcher is started
+    for the first of them, and forks the ranks of each of the others as soon as its file is written. A launch that ends
+    before is started again with the jobs that are left.
+
+    Args:
+        jobs: all of them; their log folders must not change but for a relaunch.
+        joined: the launch this process is a rank of, or None to start the ranks here.
+        module: what a rank runs: a Python file, or -m and a module (tests put a mutant here).
+    """
+
+    def __init__(self, jobs: Sequence[Job], joined: Joined | None, module: tuple[str, ...]) -> None:
+        self.joined = joined
+        self.log = Path()
+        self._jobs, self._module = list(jobs), module
+        self._process: subprocess.Popen[bytes] | None = None
+        self._expected: list[Path] = []
+
+    def __enter__(self) -> "RankProcesses":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def pid(self) -> int:
+        """Of the supervisor of the launcher, or of the only rank here."""
+        return self._process.pid if self._process else 0
+
+    @property
+    def exit_code(self) -> int | None:
+        """Of the launcher, or of the only rank here; None while it or anything that it started runs."""
+        return self._process.poll() if self._process else None
+
+    @property
+    def are_kept(self) -> bool:
+        """Whether the ranks wait for another job when this one has ended."""
+        return bool(self._expected)
+
+    def begin(self, job: Job) -> None:
+        """Have a job run, whose file is written, by ranks that wait for it or new ones.
+
+        Raises:
+            UserError: this machine starts no more processes.
+            OSError: the log folder cannot be written.
+        """
+        path = Path(job.log_dir) / JOB_FILE
+        if self._process and self._process.poll() is None and self._expected[:1] == [path]:
+            del self._expected[0]
+            self.log = path.parent / LAUNCH_LOG
+            return
+        self.stop()
+        self._expected = [Path(after.log_dir) / JOB_FILE for after in self.after(job)]
+        self._start(job, [path, *self._expected])
+
+    def after(self, job: Job) -> list[Job]:
+        """The jobs after this one that share its launch."""
+        if self.joined:
+            return []
+        place = next(number for number, one in enumerate(self._jobs) if one.run_id == job.run_id)
+        return list(takewhile(lambda one: _needs(one) == _needs(job), self._jobs[place + 1 :]))
+
+    def _start(self, job: Job, paths: Sequence[Path]) -> None:
+        """The launcher, or the only rank here."""
+        num_ranks, log_dir, joined = mesh_size(job.mesh), Path(job.log_dir), self.joined
+        if joined:
+            command, here = (
+                [sys.executable, *self._module, *map(str, paths)],
+                int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
+            )
+            self.log = log_dir / f"launch-rank{joined.rank}.log"
+        else:
+            command, here = launcher_command(num_ranks, self._module, paths), num_ranks
+            self.log = log_dir / LAUNCH_LOG
+        environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
+        with self.log.open("ab") as output:
+            try:
+                self._process = start_supervised(
+                    command, environment=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=output
+                )
+            except OSError as error:
+                raise UserError(
+                    f"the ranks cannot be started ({error}); see `ulimit -a` for what this shell allows"
+                ) from error
+
+    def stop(self) -> None:
+        """End the launch if it still runs, and all that the ranks started."""
+        process, self._expected = self._process, []
+        if process is not None:
+            stop_supervised(process)
+
+
+def _needs(job: Job) -> tuple[int, str]:
+    """What jobs of one launch have in common."""
+    return mesh_size(job.mesh), job.device

@@ -1,0 +1,289 @@
+"""Ranks that another launcher started meet at an address: what is wrong with it is said, and soon."""
+
+import contextlib
+import os
+import re
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from distbench.records.machine import slug
+from distbench.spec import UserError
+from distbench.spec.printable import printable
+
+# Who the ranks are: started by us, or this process is one, started by torchrun or srun.
+
+# Below the ports that Linux hands out by itself (ip_local_port_range).
+FIRST_PORT, NUM_PORTS, PORTS_A_STEP = 20_000, 10_000, 101
+MAX_NODES = 1 << 16
+
+
+@dataclass(frozen=True)
+class Joined:
+    """This process is one rank of a launch that somebody else made.
+
+    Args:
+        variables: rank variables to set for the worker.
+        address: where the ranks meet.
+        launch: a name of the launch that all its ranks on this host know, fit for a folder; "" where it has none.
+    """
+
+    rank: int
+    world_size: int
+    variables: dict[str, str]
+    address: str = ""
+    launch: str = ""
+
+
+def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
+    """The launch that this process is a rank of, or None when we must launch ranks ourselves.
+
+    Raises:
+        UserError: rank variables that no launcher sets: some are missing, are no numbers, or make no sense.
+    """
+    if "RANK" in environ or "WORLD_SIZE" in environ:
+        if missing := [name for name in ("RANK", "WORLD_SIZE") if not environ.get(name)]:
+            raise UserError(f"of RANK and WORLD_SIZE, which launchers set, {missing[0]} is missing; set or unset both")
+        variables = {}
+    elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and num_tasks(environ) != "1":
+        variables = _srun(environ)
+    else:
+        # A step of one task is somebody's shell (`srun --pty`), or a node to start ranks on.
+        return None
+    told = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
+    try:
+        rank, world_size, port = (int(told[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+    except ValueError as error:
+        raise UserError(f"rank variables are set but are not numbers ({error}); unset RANK and WORLD_SIZE") from error
+    if not 0 <= rank < world_size:
+        what = f"RANK={rank} is no rank of WORLD_SIZE={world_size}, which has 0 to {world_size - 1}"
+        raise UserError(f"{what}; set both as a launcher does, or unset them")
+    if not 0 < port < 1 << 16:
+        raise UserError(f"MASTER_PORT={port} is no port; set one from 1 to 65535")
+    return Joined(rank, world_size, variables, f"{told['MASTER_ADDR']}:{port}", _launch_of(environ))
+
+
+def _launch_of(environ: Mapping[str, str]) -> str:
+    """Slurm's job and step; else the torchrun that started this process, which is one a host."""
+    if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
+        return slug(f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
+    if "TORCHELASTIC_RUN_ID" in environ:
+        # The run's own id is "none" unless it was given, and may be given again.
+        return slug(f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{os.getppid()}-{_started(os.getppid())}")
+    return ""
+
+
+def _started(pid: int) -> str:
+    """When a process began, in the system's ticks: with its pid no other's."""
+    try:
+        # proc(5): the 22nd field, of which the second may hold blanks.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    except (OSError, IndexError):
+        return "0"
+
+
+def num_tasks(environ: Mapping[str, str]) -> str:
+    """Of this step of a Slurm job; a step may have fewer than its job."""
+    return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
+
+
+def _srun(environ: Mapping[str, str]) -> dict[str, str]:
+    return {
+        "RANK": environ["SLURM_PROCID"],
+        "WORLD_SIZE": num_tasks(environ),
+        "LOCAL_RANK": environ.get("SLURM_LOCALID", "0"),
+        "LOCAL_WORLD_SIZE": str(tasks_on_node(environ)),
+        "MASTER_ADDR": environ.get("MASTER_ADDR") or first_host(environ.get("SLURM_STEP_NODELIST", "127.0.0.1")),
+        "MASTER_PORT": environ.get("MASTER_PORT", str(slurm_port(environ))),
+    }
+
+
+def slurm_port(environ: Mapping[str, str]) -> int:
+    """Where ranks of a step meet: jobs that share a node, and steps of one job at the same time, have others."""
+    job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
+    numbers = [int(number) if number.isdecimal() else 0 for number in (job, step)]
+    return FIRST_PORT + (numbers[0] + PORTS_A_STEP * numbers[1]) % NUM_PORTS
+
+
+def tasks_on_node(environ: Mapping[str, str]) -> int:
+    """This step's tasks on this node: SLURM_STEP_TASKS_PER_NODE has them by node, `"4(x2),3"` for 4, 4 and 3."""
+    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    counts = [
+        int(count)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", told)
+        for _ in range(min(int(times or 1), MAX_NODES))
+    ]
+    node = environ.get("SLURM_NODEID", "0")
+    if node.isdecimal() and int(node) < len(counts):
+        return counts[int(node)]
+    asked = environ.get("SLURM_NTASKS_PER_NODE", "1")
+    return int(asked) if asked.isdecimal() else 1
+
+
+def first_host(nodelist: str) -> str:
+    """First host of a Slurm node list: `"gpu[03-07,9],x1"` to `"gpu03"`, `"rack[1-2]n[04,7]"` to `"rack1n04"`."""
+    match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
+    return re.sub(r"\[([^,\]-]*)[^\]]*\]", r"\1", match[0]) if match else nodelist
+
+
+def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> list[str]:
+    """What starts the ranks of some jobs on this host, each running a program: see `worker/launcher.py`."""
+    return [sys.executable, "-m", "distbench.worker.launcher", str(num_ranks), *program, *map(str, job_files)]
+
+
+def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:
+    """Environment of the ranks: ours, rank variables, and threads so that the ranks of a host share its CPUs."""
+    threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cpus // max(num_ranks_here, 1)))
+    return {**os.environ, "OMP_NUM_THREADS": threads, **extra}
+
+
+# Name servers may need a moment, right after a node came up.
+RESOLVE_S = 5.0
+# For an answer of Slurm's controller.
+ASK_S = 10.0
+# After which a rank that waits for the others says so; they may have begun later, and import torch more slowly.
+TOLD_AFTER_S, CONNECT_S = 15.0, 3.0
+
+
+def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
+    """Refuse a MASTER_ADDR that has no address, for which torch would wait in silence.
+
+    A name of Slurm's that no name server knows becomes the address by which Slurm itself reaches that node.
+
+    Returns:
+        The launch, with an address that resolves.
+
+    Raises:
+        UserError: its name did not resolve within `wait_s` seconds; or this is rank 0, and the others would not reach
+            it there.
+    """
+    host, _, port = joined.address.rpartition(":")
+    is_slurms = "SLURM_JOB_ID" in os.environ and "MASTER_ADDR" not in os.environ
+    if is_slurms and not _resolves(host) and (address := address_by_slurm(host)):
+        return replace(joined, variables={**joined.variables, "MASTER_ADDR": address}, address=f"{address}:{port}")
+    require_host(host, wait_s)
+    told = {**os.environ, **joined.variables}
+    # Under torchrun it is torchrun that listens there.
+    if joined.rank == 0 and host and "MASTER_PORT" in told and "TORCHELASTIC_RUN_ID" not in told:
+        require_own(joined.address)
+    return joined
+
+
+def _resolves(host: str) -> bool:
+    with contextlib.suppress(OSError, UnicodeError):
+        return bool(socket.getaddrinfo(host, None))
+    return False
+
+
+def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
+    """Refuse a name that has no address.
+
+    Raises:
+        UserError: it did not resolve within `wait_s` seconds.
+    """
+    until = time.monotonic() + wait_s
+    while host:
+        try:
+            socket.getaddrinfo(host, None)
+            return
+        except (OSError, UnicodeError) as error:
+            if time.monotonic() >= until:
+                what = f"MASTER_ADDR={host} is no name or address that this host knows ({error})"
+                raise UserError(f"{what}; set it to the first node's address, alike for all ranks") from error
+        time.sleep(RESOLVE_S / 10)
+
+
+def require_own(address: str) -> None:
+    """Refuse a `HOST:PORT` at which this host, where the others are to meet, is not reached, or whose port is taken.
+
+    A name need not be this host's own: something in between may pass on what is sent there.
+
+    Raises:
+        UserError: what is sent there does not arrive here, or another process listens there.
+    """
+    host, _, port = address.rpartition(":")
+    try:
+        server = socket.create_server(("", int(port)), family=_family(), dualstack_ipv6=socket.has_dualstack_ipv6())
+    except OSError as error:
+        what = (
+            f"ranks cannot meet at {address}: port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"
+        )
+        raise UserError(f"{what}; give all ranks another MASTER_PORT (torchrun: --master-port)") from error
+    with server:
+        if _is_local(host):
+            return
+        server.settimeout(CONNECT_S)
+        try:
+            with socket.create_connection((host, int(port)), CONNECT_S), server.accept()[0]:
+                return
+        except OSError as error:
+            what = f"ranks cannot meet at {address}: that is not this host, where rank 0 is, and what is sent there"
+            advice = "MASTER_ADDR (torchrun: --master-addr) must be an address of rank 0's host"
+            raise UserError(f"{what} does not arrive here ({error}); {advice}") from error
+
+
+def _family() -> socket.AddressFamily:
+    return socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+
+
+def _is_local(host: str) -> bool:
+    """Whether one of a name's addresses is this host's: only those can be bound."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, _, _, (there, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as one:
+                one.bind((there, 0))
+                return True
+    return False
+
+
+def address_by_slurm(node: str) -> str:
+    """By which Slurm reaches a node; "" where it does not say."""
+    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
+        command = ("scontrol", "show", "node", "--oneliner", node)
+        done = subprocess.run(
+            command, capture_output=True, timeout=ASK_S, check=False, encoding="utf-8", errors="replace"
+        )
+        # A comment of the site's behind it may hold what looks like one.
+        return next((part.partition("=")[2] for part in done.stdout.split() if part.startswith("NodeAddr=")), "")
+    return ""
+
+
+class Meeting:
+    """Says once, from the first rank of each host, that the others are waited for.
+
+    Args:
+        joined: the launch, or None for one of our own, of which nothing is said.
+    """
+
+    def __init__(self, joined: Joined | None) -> None:
+        local_rank = (joined.variables if joined else {}).get("LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
+        self._joined = joined if joined and joined.address and local_rank == "0" else None
+
+    def waited(self, seconds: float) -> None:
+        """Tell, if it is time to."""
+        if self._joined and seconds > TOLD_AFTER_S:
+            print(printable(f"distbench: {why_waiting(self._joined, seconds)}"), file=sys.stderr, flush=True)
+            self._joined = None
+
+
+def why_waiting(joined: Joined, seconds: float) -> str:
+    """What a rank that waits can tell about the address, in one sentence."""
+    what = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
+    if error := why_no_answer(joined.address):
+        advice = "MASTER_ADDR must be the host of rank 0, and its MASTER_PORT open to the others"
+        return f"{what}, and nothing answers there ({error}); {advice}"
+    return f"{what}, and goes on waiting; something answers there"
+
+
+def why_no_answer(address: str) -> str:
+    """Why nobody answers at `HOST:PORT`; "" where somebody does."""
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), CONNECT_S).close()
+    except OSError as error:
+        return str(error)
+    return ""

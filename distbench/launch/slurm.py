@@ -1,0 +1,332 @@
+"""Slurm: a batch job that is written, submitted and followed; or srun, inside of an allocation."""
+
+import os
+import re
+import shlex
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from distbench.launch.nodes import (
+    NodeLaunch,
+    require_one_job,
+    require_one_line,
+    require_own_counts,
+    require_program,
+    run_here,
+)
+from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, slurm_port
+from distbench.spec import UserError
+from distbench.spec.files import unique_stem
+from distbench.spec.printable import count_text
+
+# What Slurm says of a job, in its own words, and what they mean to whoever waits for it.
+
+# Not one of Slurm's words: its controller does not say.
+UNANSWERED = "UNANSWERED"
+# Slurm's words for a job that is over, of squeue(1), JOB STATE CODES; each version has further ones for what is not.
+OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
+OVER |= {"REVOKED", "TIMEOUT", ""}
+# Why a job waits that will wait for ever unless somebody changes it, of squeue(1), JOB REASON CODES.
+IN_VAIN = {
+    "PartitionNodeLimit": "its partition has fewer nodes; give fewer --nodes, or another partition",
+    "PartitionTimeLimit": "its partition gives no job so much time; give less with --launcher-args '--time=MINUTES'",
+    "BadConstraints": "no node is as asked for; change --launcher-args",
+    "InvalidAccount": "there is no such account; give one with --launcher-args '--account=NAME'",
+    "InvalidQOS": "there is no such quality of service; give one with --launcher-args '--qos=NAME'",
+    "AccountNotAllowed": "its partition takes no such account; give another one with --launcher-args '--account=NAME'",
+    "QOSNotAllowed": "there it may not have that quality of service; give another with --launcher-args '--qos=NAME'",
+    "DependencyNeverSatisfied": "what it depends on has failed; leave --dependency out",
+    **dict.fromkeys(("AssocMaxNodePerJobLimit", "QOSMaxNodePerJobLimit"), "no job of yours gets so many --nodes"),
+    **dict.fromkeys(
+        ("AssocMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit"),
+        "no job of yours gets so much time; give less with --launcher-args '--time=MINUTES'",
+    ),
+}
+# What may be done about a reason that may pass.
+ADVICE = {
+    "PartitionConfig": "its partition may never have so many nodes or CPUs; Ctrl-C cancels it",
+    "JobHeldUser": "it is held, as asked for; `scontrol release {job_id}` lets it begin",
+    "JobHeldAdmin": "whoever runs this cluster holds it; ask there",
+    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+}
+WHY = {
+    "TIMEOUT": "its time limit was over; give it more with --launcher-args '--time=MINUTES'",
+    "NODE_FAIL": "a node was lost; Slurm's own log says which (scontrol show job {job_id})",
+    "CANCELLED": "it was cancelled",
+    "OUT_OF_MEMORY": "a node had no memory left",
+    "PREEMPTED": "another job took its nodes",
+}
+COMPLETED, PENDING = "COMPLETED", "PENDING"
+FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StartTime)=([^\s,]*(?:, ?[^\s,]+)*)")
+
+
+@dataclass(frozen=True)
+class JobState:
+    """What Slurm says of a job.
+
+    Args:
+        word: Slurm's own, such as RUNNING; "" where it does not know the job any more.
+        exit_code: of the script, once it has ended.
+        reason: why it waits, or why it ended, in Slurm's words.
+        begins: when Slurm expects it to begin; "" where it does not say.
+    """
+
+    word: str
+    exit_code: int = 0
+    reason: str = ""
+    begins: str = ""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it has ended, however."""
+        return self.word in OVER
+
+    @property
+    def why(self) -> str:
+        """Slurm's word for the reason, without what may stand behind it (`ReqNodeNotAvail, UnavailableNodes:n1`)."""
+        return self.reason.partition(",")[0]
+
+
+# Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
+LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
+COMMAND_TIMEOUT_S, AT_ONCE_S = 60.0, 5.0
+# Seconds between two words on a job that goes on waiting; and for a node's file to be seen here: NFS may take a minute.
+SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
+JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
+# Exit codes with which a rank's command has said why.
+LAST_OWN_CODE, INTERRUPTED = 3, 130
+# Slurm's reason where a node could not even open the output file.
+NOT_BEGUN = "JobLaunchFailure"
+# Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
+# for in vain.
+PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
+
+
+def slurm_script(asked: NodeLaunch) -> str:
+    """The batch file. Each rank is a task of one srun; ranks meet at the first node's address, since its name need not
+    resolve on all.
+
+    Raises:
+        UserError: a further word has several lines.
+    """
+    require_one_line(asked.extra)
+    options = [
+        f"--job-name={asked.name}",
+        # What was measured before a node was lost is in the run file: nobody wants all of it again, hours later.
+        "--no-requeue",
+        f"--nodes={asked.num_nodes}",
+        f"--ntasks-per-node={asked.ranks_per_node}",
+        *([f"--gpus-per-node={asked.ranks_per_node}"] if asked.device != "cpu" else []),
+        *([shlex.join(asked.extra)] if asked.extra else []),
+    ]
+    head = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
+    address = "export MASTER_ADDR=$(scontrol show node \"$head\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"
+    return "\n".join(
+        [
+            "#!/bin/bash",
+            *(f"#SBATCH {option}" for option in options),
+            head,
+            address,
+            f"export MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))",
+            shlex.join(["srun", *PATIENT, *asked.command]),
+            "",
+        ]
+    )
+
+
+def slurm_text(asked: NodeLaunch) -> str:
+    """What `run_by_slurm` would start: srun within an allocation, else the batch file."""
+    if "SLURM_JOB_ID" not in os.environ:
+        return slurm_script(asked)
+    return " ".join(
+        [*(f"{name}={value}" for name, value in _meeting_of(os.environ).items()), shlex.join(srun_words(asked))]
+    )
+
+
+def has_gpus() -> bool | None:
+    """Return whether some node of this cluster has GPUs; None where Slurm does not answer at once."""
+    code, output, _ = _ask("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)
+    return None if code else "gpu" in output.lower()
+
+
+def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
+    """Run in the allocation that this shell has, or submit a job and follow it to its end; the exit code.
+
+    Raises:
+        UserError: Slurm is not here, or does not take the job.
+    """
+    require_own_counts(asked, "slurm")
+    if "SLURM_JOB_ID" in os.environ:
+        require_program("srun", "slurm", "start this where Slurm's commands are")
+        _require_nodes(asked.num_nodes, os.environ.get("SLURM_JOB_NUM_NODES", ""))
+        return run_here(srun_words(asked), {**os.environ, **_meeting_of(os.environ)})
+    require_program("sbatch", "slurm", "start this on a login node")
+    require_one_job(asked.extra)
+    folder = (asked.out / "slurm").resolve()
+    # Whoever submits several at once wants each to have a file of its own.
+    stem = unique_stem(time.time(), asked.name)
+    script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        script.write_text(slurm_script(asked), encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise UserError(f"{script} cannot be written ({error}); give another --out") from error
+    job_id = _submit(script, log, say)
+    try:
+        say(f"Slurm job {job_id}: {script}; its output follows, and is in {log}")
+        state = _follow(job_id, log, say)
+    except KeyboardInterrupt:
+        code, _, complaint = _ask(*_of_job("scancel", job_id))
+        done = f"could not be cancelled ({complaint}), and may go on" if code else "is cancelled"
+        say(f"Slurm job {job_id} {done}; what it measured is in {asked.out}")
+        raise
+    if state.word == PENDING:
+        _ask(*_of_job("scancel", job_id))
+        raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
+    if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
+        what = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
+        say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
+        return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
+    return _end(job_id, state, asked.out, say)
+
+
+def _require_nodes(wanted: int, told: str) -> None:
+    """Refuse more nodes than this allocation has, as far as Slurm has said how many that are."""
+    if told.isdecimal() and wanted > int(told):
+        what = f"--nodes {wanted}: this allocation has {count_text(int(told), 'node')}"
+        raise UserError(f"{what}; give at most as many, or start this outside of it for a job of its own")
+
+
+def srun_words(asked: NodeLaunch) -> list[str]:
+    """srun within an allocation; `--overlap`, since the shell that asks may be a step itself."""
+    where = [f"--nodes={asked.num_nodes}", f"--ntasks={asked.num_nodes * asked.ranks_per_node}"]
+    where.append(f"--ntasks-per-node={asked.ranks_per_node}")
+    return ["srun", "--overlap", *PATIENT, *where, *asked.extra, *asked.command]
+
+
+def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
+    """Where ranks of this allocation meet."""
+    hosts = _ask("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
+    address = address_by_slurm(hosts[0]) if hosts else ""
+    return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
+
+
+def _ask(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
+    """One of Slurm's commands: its exit code, output and complaint. Never raises."""
+    try:
+        # What users and sites write into a job's fields need not be text.
+        done = subprocess.run(
+            command, capture_output=True, timeout=timeout_s, check=False, encoding="utf-8", errors="replace"
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, "", str(error)
+    return done.returncode, done.stdout, done.stderr.strip()
+
+
+def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
+    """The job's number, with `;CLUSTER` behind it where Slurm says which of several clusters took it."""
+    # Slurm replaces %j and the like, in folders' names too.
+    code, output, complaint = _ask("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
+    found = JOB_ID.findall(output)  # what a site has its sbatch print besides is none
+    if code or not found:
+        why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
+        raise UserError(f"sbatch refuses {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
+    if complaint:
+        say(complaint)
+    number, cluster = found[-1]
+    return f"{number};{cluster}" if cluster else str(number)
+
+
+def _of_job(command: str, job_id: str, *words: str) -> list[str]:
+    """A command of Slurm about a job, to the cluster that has it."""
+    number, _, cluster = job_id.partition(";")
+    return [command, *([f"--clusters={cluster}"] if cluster else []), *words, number]
+
+
+def state_of(job_id: str) -> JobState:
+    """A job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
+    code, output, complaint = _ask(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
+    if code:
+        return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
+    fields = dict(reversed(FIELD.findall(output)))  # a comment behind them may hold what looks like one
+    status, _, number = fields.get("ExitCode", "0:0").partition(":")
+    exit_code = int(status) if status.isdigit() else 1
+    signalled = int(number) if number.isdigit() else 0
+    begins = fields.get("StartTime", "")
+    return JobState(
+        fields.get("JobState", ""),
+        exit_code or (128 + signalled if signalled else 0),
+        fields.get("Reason", ""),
+        "" if begins == "Unknown" else begins,
+    )
+
+
+def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
+    """Show a job's output until it is over, or would wait for ever."""
+    began, shown, told, told_s = time.monotonic(), 0, "", 0.0
+    while True:
+        state = state_of(job_id)
+        shown = _show(log, shown, say)
+        if state.is_over or (state.word == PENDING and state.why in IN_VAIN):
+            return state
+        waited_s = time.monotonic() - began
+        waits = state.word in (PENDING, UNANSWERED) and state.reason != "None"
+        if waits and (state.reason != told or waited_s - told_s > SAY_AGAIN_S):
+            told, told_s = state.reason, waited_s
+            say(_why_waiting(job_id, state, waited_s))
+        time.sleep(LOOK_S if waited_s < LATER_S else LATER_LOOK_S)
+
+
+def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
+    if state.word == UNANSWERED:
+        what = (
+            f"Slurm does not answer ({state.reason}); job {job_id} goes on without, if it runs, and is asked for again"
+        )
+        return f"{what}. Its run file grows as long as it runs"
+    after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
+    begins = f"; Slurm expects to begin it at {state.begins}" if state.begins else ""
+    advice = f" ({ADVICE[state.why].format(job_id=job_id.partition(';')[0])})" if state.why in ADVICE else ""
+    return f"Slurm job {job_id} waits{after}: {state.reason}{advice}{begins}"
+
+
+def _show(log: Path, shown: int, say: Callable[[str], None]) -> int:
+    """Print the lines that are complete since `shown` bytes; how many bytes that makes."""
+    try:
+        with log.open("rb") as file:
+            # A job that was queued again writes it anew.
+            shown = shown if log.stat().st_size >= shown else 0
+            file.seek(shown)
+            news = file.read()
+    except OSError:
+        return shown
+    whole = news[: news.rfind(b"\n") + 1]
+    if whole:
+        say(whole.decode(errors="replace").rstrip("\n"))
+    return shown + len(whole)
+
+
+def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) -> int:
+    if state.word in (COMPLETED, "FAILED", ""):
+        if not state.word:
+            say(f"Slurm does not know job {job_id} any more; see {out} for what it measured")
+        elif state.exit_code > LAST_OWN_CODE and state.exit_code != INTERRUPTED:
+            say(
+                f"Slurm job {job_id} ended with {state.exit_code}, as srun says above; finished cases are kept in {out}"
+            )
+        return state.exit_code
+    why = WHY.get(state.word, f"{state.word}, {state.reason}").replace("{job_id}", job_id.partition(";")[0])
+    say(f"Slurm ended job {job_id}: {why}; finished cases are kept in {out}")
+    return state.exit_code or 1
+
+
+def _is_missing(log: Path, wait_s: float) -> bool:
+    """Whether a job that is over left no output here, even after a while for a disk that nodes share."""
+    until = time.monotonic() + wait_s
+    while not log.exists():
+        if time.monotonic() > until:
+            return True
+        time.sleep(POLL_S)
+    return False

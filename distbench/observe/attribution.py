@@ -1,0 +1,405 @@
+"""What a step communicates: each collective with its phase, source, mesh dim, owning module and redistribution.
+
+Each module notes autograd's sequence number when its forward begins and ends. A node of backward carries the number
+that its forward had, so the innermost module around that number owns what the node communicates. What a hook on a
+finished gradient communicates belongs to the parameter's module; what runs after the model or before backward reaches
+it to the loss; and in the optimizer's phase all is the optimizer's.
+"""
+
+import contextlib
+import threading
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+
+from distbench.plans.training_step import SCHEDULE
+from distbench.ranks.context import RankContext, dtype_name
+from distbench.ranks.measure import Call
+from distbench.records.run_file import busbw_factor
+from distbench.spec import ParallelPlan
+from distbench.spec.plan import ULYSSES
+from distbench.torch_private import (
+    BACKEND_OPS,
+    PEERS,
+    CollectiveCall,
+    Label,
+    Labels,
+    Message,
+    autograd_position,
+    each_collective,
+    finished_parameter,
+    labelled_communication,
+    next_autograd_position,
+)
+
+# Which module runs now, and which one a node of backward belongs to.
+
+
+class RunningModules:
+    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to.
+
+    Each thread numbers its nodes itself. Where checkpointing computes a forward again on autograd's thread, as on
+    accelerators, nodes of backward still have the numbers of the first one: of the thread that this was made on.
+    """
+
+    def __init__(self, model: nn.Module | None = None) -> None:
+        self._model = model
+        self._stack: list[tuple[str, int]] = []
+        self._spans: list[tuple[int, int, str]] = []
+        self._thread = threading.get_ident()
+
+    @property
+    def has_run(self) -> bool:
+        """Whether a module's forward has ended."""
+        return bool(self._spans)
+
+    def is_after(self, position: int | None) -> bool:
+        """Whether a node was made after all modules had run: the loss's."""
+        return position is not None and position >= max(end for _, end, _ in self._spans)
+
+    def holder_of(self, parameter: object) -> str | None:
+        """The name of the module that has a parameter, empty for the root; None where it is none of the model's."""
+        if parameter is None or self._model is None:
+            return None
+        names = (name for name, one in self._model.named_parameters() if one is parameter)
+        name = next(names, None)
+        return None if name is None else name.rpartition(".")[0]
+
+    def enter(self, name: str, *_: object) -> None:
+        """A module's forward begins."""
+        self._stack.append((name, next_autograd_position()))
+
+    def leave(self, *_: object) -> None:
+        """The innermost module's forward ends."""
+        name, start = self._stack.pop()
+        if threading.get_ident() == self._thread:
+            self._spans.append((start, next_autograd_position(), name))
+
+    @property
+    def running(self) -> str | None:
+        """The innermost module whose forward has begun and not ended."""
+        return self._stack[-1][0] if self._stack else None
+
+    def owner(self, running: str | None, position: int | None) -> str | None:
+        """The module that ran, or that the node of this sequence number belongs to; empty for the root, or None."""
+        if running is not None or position is None:
+            return running
+        around = [(end - start, name) for start, end, name in self._spans if start <= position < end]
+        return min(around)[1] if around else None
+
+
+@contextlib.contextmanager
+def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
+    """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
+    modules = RunningModules(model)
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules() if model is not None else ():
+            hooks.enter_context(module.register_forward_pre_hook(partial(modules.enter, name), prepend=True))
+            hooks.enter_context(module.register_forward_hook(modules.leave, always_call=True))
+        yield modules
+
+
+# One collective of a step, as path tables, signatures and timelines have it.
+
+UNKNOWN_GROUP = "?"
+# Owners that are no modules.
+LOSS, OPTIMIZER = "(loss)", "(optimizer)"
+# With find_unused_parameters, which parameters any rank has a gradient for: DDP's only all-reduce of i32.
+USED_PARAMETERS = "DDP used parameters"
+
+
+@dataclass(frozen=True)
+class Communication:
+    """One collective of a step.
+
+    Args:
+        phase: "forward", "backward" or "optimizer"; "call" where there is no step.
+        source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over others), "autograd", or "model".
+        kind: as in CollectiveCall, and so are op and dtype.
+        mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
+        payload_bytes: nccl-tests' S.
+        owner: the module's name, empty for the root; LOSS or OPTIMIZER.
+        owner_known: whether an owner was found at all.
+        redistribution: `"S(0)R->RR"`, empty where it was none.
+        explicit: whether that redistribution was asked for; an operator's own is implicit. None where it was none.
+        group: global ranks of the group, sorted, joined by commas; of a message who sends, then who receives it.
+    """
+
+    phase: str
+    source: str
+    kind: str
+    op: str
+    mesh_dim: str
+    group_size: int
+    dtype: str
+    payload_bytes: int
+    owner: str
+    owner_known: bool
+    redistribution: str
+    explicit: bool | None
+    group: str
+
+
+# The rows of a trace record: every rank's collectives and phases of every traced step.
+
+COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
+PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
+COLUMNS = (
+    *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
+    *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
+    *("issued_s", "completed_s", "exposed_s"),
+)
+
+
+class TracedRow(NamedTuple):
+    """One collective of one traced step; moments are seconds of this rank's clock, None where not taken."""
+
+    what: Communication
+    issued_s: float | None = None
+    completed_s: float | None = None
+    exposed_s: float | None = None
+
+
+class Traced(NamedTuple):
+    """One traced step of one rank: when it began, when each phase ended, its CPU seconds, its collectives, and of a
+    pipeline when it worked on its stages."""
+
+    start_s: float
+    ends_s: list[float]
+    cpu_s: float
+    rows: list[TracedRow]
+    working: Sequence[tuple[float, float]] = ()
+
+
+def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext, clock_shared: bool) -> dict[str, Any]:
+    """All ranks' steps, phases and rows, as the trace record has them."""
+    by_rank: list[Sequence[Traced]] = context.gather(steps)
+    lengths, phase_rows, rows, working = [], [], [], []
+    for number, ranks in enumerate(zip(*by_rank, strict=True)):
+        lengths += [max(one.ends_s[-1] - one.start_s for one in ranks)] if all(one.ends_s for one in ranks) else []
+        last_in = max(one.start_s for one in ranks)
+        for rank, one in enumerate(ranks):
+            zero = last_in if clock_shared else one.start_s
+            starts = [one.start_s, *one.ends_s]
+            phase_rows += [
+                [rank, number, phase, begun - zero, ended - zero]
+                for phase, begun, ended in zip(phases, starts, one.ends_s, strict=False)
+            ]
+            working += [[rank, number, begun - zero, ended - zero] for begun, ended in one.working]
+            rows += _rows_of(rank, number, one.rows, zero, context.backend)
+    return {
+        "num_steps": len(steps),
+        # Of each step, or of none: who reads them takes the n-th for the n-th step's.
+        "steps_s": lengths if len(lengths) == len(steps) else [],
+        "phases": {"columns": PHASE_COLUMNS, "rows": phase_rows},
+        "columns": COLUMNS,
+        "rows": rows,
+        **({"computing": {"columns": COMPUTING_COLUMNS, "rows": working}} if working else {}),
+    }
+
+
+def _rows_of(rank: int, step: int, rows: Sequence[TracedRow], zero: float, backend: str) -> list[list[Any]]:
+    seen: Counter[str] = Counter()
+    found = []
+    for what, issued_s, completed_s, exposed_s in rows:
+        values = {
+            **vars(what),
+            "rank": rank,
+            "step": step,
+            "seq": seen[what.group],
+            "backend_op": BACKEND_OPS.get((backend, what.kind), what.kind),
+            "wire_bytes": wire_bytes_of(what),
+            "issued_s": None if issued_s is None else issued_s - zero,
+            "completed_s": None if completed_s is None else completed_s - zero,
+            "exposed_s": exposed_s,
+        }
+        seen[what.group] += 1
+        found.append([values[name] for name in COLUMNS])
+    return found
+
+
+def wire_bytes_of(what: Communication) -> int | None:
+    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of. Who
+    receives a message sends nothing."""
+    if what.kind in PEERS:
+        return what.payload_bytes if what.kind == "send" else 0
+    try:
+        return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
+    except ValueError:
+        return None
+
+
+def communications_of(
+    call: Call, phases: Sequence[str], plan: ParallelPlan, context: RankContext, model: nn.Module | None = None
+) -> list[Communication]:
+    """Every collective of one call, in the order of issue; all ranks of a real group must do this together.
+
+    Args:
+        call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
+        phases: what it stamps; none counts as one phase named "call".
+        plan: names the mesh dims of tensor and context parallel.
+        model: whose modules own what is communicated, if there is one.
+    """
+    found: list[Communication] = []
+    with (
+        tracked_collectives(model, phases, plan, context) as tracker,
+        each_collective(lambda issued: found.append(tracker.communication(issued, tracker.issue_context(issued)))),
+    ):
+        call(tracker.stamp)
+    return found
+
+
+class IssueContext(NamedTuple):
+    """What is known at the moment a collective is issued; its owner is derived from this later.
+
+    Args:
+        label: which of FSDP and DTensor issues it.
+        fsdp_owner: the module for which FSDP communicates.
+        module: the innermost module whose forward has begun.
+        position: the sequence number of the node whose backward runs.
+        finished: the module of the parameter whose gradient has just been finished, and whose hooks run.
+        turn: phases that have ended before.
+        message: of a pipeline, where it is one.
+    """
+
+    phase: str
+    label: Label | None
+    fsdp_owner: str | None
+    module: str | None
+    position: int | None
+    finished: str | None = None
+    turn: int = 0
+    message: Message | None = None
+
+
+class CollectiveTracker:
+    """Follows a call's phases, labels and modules, and attributes each collective to its owner."""
+
+    def __init__(
+        self, phases: Sequence[str], labels: Labels, modules: "RunningModules", plan: ParallelPlan, context: RankContext
+    ) -> None:
+        self._names = iter(phases or ("call",))
+        self._phase = next(self._names)
+        self._labels, self._modules, self._plan = labels, modules, plan
+        self._groups, self._rank = _mesh_dims_by_ranks(context), context.rank
+        self._turn, self._buckets = 0, Counter[int]()
+
+    def stamp(self) -> None:
+        """A phase has ended."""
+        self._turn += 1
+        self._phase = next(self._names, self._phase)
+
+    def issue_context(self, call: CollectiveCall | None = None) -> IssueContext:
+        """What runs now, with the collective that is issued; cheap."""
+        module = self._modules.running
+        position = autograd_position() if module is None else None
+        finished = self._modules.holder_of(finished_parameter()) if module is None else None
+        label, owner = self._labels.current, self._labels.owner
+        message = None if call is None or call.peer is None else self._labels.messages.get(call.tensor_id)
+        phase = self._phase if self._phase != SCHEDULE else _pass_of(call, label, message)
+        return IssueContext(phase, label, owner, module, position, finished, self._turn, message)
+
+    def owner_of(self, issued_in: IssueContext) -> str | None:
+        """The module for which something was issued, empty for the root; or LOSS, OPTIMIZER, None where none is
+        known."""
+        if issued_in.fsdp_owner is not None:
+            return issued_in.fsdp_owner
+        if issued_in.phase == "optimizer":
+            return OPTIMIZER
+        if issued_in.finished is not None:
+            return issued_in.finished
+        owner = self._modules.owner(issued_in.module, issued_in.position)
+        if owner is not None or not self._modules.has_run:
+            return owner
+        if issued_in.phase == "forward" or self._modules.is_after(issued_in.position):
+            return LOSS
+        return None
+
+    def communication(self, call: CollectiveCall, issued_in: IssueContext) -> Communication:
+        """One collective, with its owner; in the order of issue."""
+        phase, label = issued_in.phase, issued_in.label
+        ranks = tuple(sorted(call.ranks))
+        mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
+        source = _source(label, mesh_dim, phase, self._plan)
+        owner = self.owner_of(issued_in)
+        if issued_in.message is not None:
+            source, owner = "pp", issued_in.message.owner
+        if source == "ddp" and phase == "backward" and call.kind == "all_reduce":
+            owner = USED_PARAMETERS if call.dtype == torch.int32 else self._next_bucket(issued_in.turn)
+        return Communication(
+            phase=phase,
+            source=source,
+            kind=call.kind,
+            op=call.op,
+            mesh_dim=mesh_dim,
+            group_size=len(ranks) if call.peer is None else 2,
+            dtype=dtype_name(call.dtype),
+            payload_bytes=call.payload_numel * call.dtype.itemsize,
+            owner=owner or "",
+            owner_known=owner is not None,
+            redistribution=label.redistribution if label else "",
+            explicit=label.explicit if label and label.redistribution else None,
+            group=",".join(map(str, ranks if call.peer is None else self._ends(call))),
+        )
+
+    def _next_bucket(self, turn: int) -> str:
+        """The reducer starts its buckets in their order."""
+        self._buckets[turn] += 1
+        return f"DDP bucket {self._buckets[turn] - 1}"
+
+    def _ends(self, call: CollectiveCall) -> tuple[int | None, ...]:
+        return (self._rank, call.peer) if call.kind == "send" else (call.peer, self._rank)
+
+
+def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message | None) -> str:
+    """Forward or backward, where they take turns: autograd's is backward's, and so is FSDP's reducing of gradients."""
+    if message is not None:
+        return message.phase
+    is_reduced = call and call.kind in ("reduce_scatter", "all_reduce") and label and label.source == "fsdp"
+    return "backward" if is_reduced or autograd_position() is not None else "forward"
+
+
+@contextlib.contextmanager
+def tracked_collectives(
+    model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
+) -> Iterator[CollectiveTracker]:
+    """Follow one call."""
+    with labelled_communication() as labels, running_modules(model) as modules:
+        yield CollectiveTracker(phases, labels, modules, plan, context)
+
+
+def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) -> str:
+    if label and label.source == "fsdp":
+        return "fsdp"
+    own_dims = {
+        "cp": plan.cp.mesh_dim if plan.cp is not None else None,
+        "ddp": "x".join(plan.ddp.mesh_dims) if plan.ddp is not None else None,
+        "ep": "x".join(plan.ep_dims) if plan.ep else None,
+    }
+    part = next((part for part, own in own_dims.items() if own == mesh_dim), None)
+    # Ulysses exchanges heads and sequence by DTensor.
+    if part and (not label or (part == "cp" and plan.cp is not None and plan.cp.rotate == ULYSSES)):
+        return part
+    if (plan.tp is not None or plan.shard_params) and set(mesh_dim.split("x")) <= set(plan.tp_dims):
+        return "tp"
+    if label:
+        return label.source
+    return "autograd" if phase == "backward" else "model"
+
+
+def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
+    """This rank's group along every choice of mesh dims, by its sorted ranks; the fewest mesh dims name it."""
+    names: Sequence[str] = context.mesh_dims
+    found: dict[tuple[int, ...], str] = {}
+    for count in range(1, len(names) + 1):
+        for chosen in combinations(range(len(names)), count):
+            index = tuple(slice(None) if dim in chosen else at for dim, at in enumerate(context.coordinate))
+            ranks = tuple(sorted(context.mesh.mesh[index].flatten().tolist()))
+            found.setdefault(ranks, "x".join(names[dim] for dim in chosen))
+    return found

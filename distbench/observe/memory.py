@@ -1,0 +1,335 @@
+"""What a rank holds at the peak of a step, measured and predicted: bytes, of which kind, in which phase and module.
+
+On CPU it comes from the allocator's record of a few steps: exact, whatever ran before in the same process, and of
+compiled modules too. Nothing is added to the step but marks.
+"""
+
+import contextlib
+import re
+import sys
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import nn
+from torch.profiler import record_function
+
+from distbench.observe.attribution import RunningModules, running_modules
+from distbench.plans.model import tensors_of
+from distbench.plans.training_step import SCHEDULE, TrainingStep, state_of
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import allocator_peak
+from distbench.ranks.failure import one_line
+from distbench.ranks.measure import no_stamp
+from distbench.spec.devices import known_device
+from distbench.spec.plan import SCHEDULES
+from distbench.torch_private import (
+    Allocation,
+    Unsupported,
+    cpu_allocations,
+    nothing_sent,
+    storages_of,
+    tracked_peak_bytes,
+)
+
+# The peak of a step out of the record of allocations of some steps: plain data in, plain data out.
+
+STEP, MODULE = "distbench step ", "distbench module: "  # marks: a step's number and a phase, a module's name
+# FSDP2's own marks, with the name of the module that it works for; none is the root.
+OF_FSDP = re.compile(r"FSDP::(?:all_gather|pre_|post_)\w*(?: \(([\w.]+)\))?$")
+GRADIENTS, OTHER, LOSS = "gradients", "other", "loss"
+NEVER = sys.maxsize
+
+
+@dataclass(frozen=True)
+class Peak:
+    """The moment of a call at which most was held.
+
+    Args:
+        num_bytes: held then, what was held when the call began included.
+        by_kind: kind to bytes; "other" are activations, gathered parameters, and buffers of communication and
+            operators.
+        phase: of the call.
+        owner: name of the module, empty for the model itself; "loss" for what was computed from its output; None for
+            neither.
+    """
+
+    num_bytes: int
+    by_kind: dict[str, int]
+    phase: str
+    owner: str | None
+
+    def to_counters(self) -> dict[str, Any]:
+        """For a row."""
+        named = {"peak_bytes": self.num_bytes, "peak_phase": self.phase, "peak_owner": self.owner}
+        return {**named, "peak_by_kind": self.by_kind}
+
+
+@dataclass
+class _HeldBlock:
+    """Memory that was handed out: in a step, as the `start`th block of it, and taken back before the `end`th block
+    since that step began; both from 0."""
+
+    allocation: Allocation
+    step: int
+    phase: str
+    start: int
+    end: int
+
+    def is_held(self, place: int) -> bool:
+        return self.start <= place < self.end
+
+
+def peak_of(
+    allocations: Sequence[Allocation],
+    held: Mapping[int, tuple[str, int]],
+    gradients: Collection[int],
+    modules: RunningModules,
+) -> Peak:
+    """The peak of the last of some steps.
+
+    A thread of gloo may let go of a buffer long after the step has. When all steps hand out the same blocks, the
+    earliest end of each is what the step itself does. What such threads take for themselves has no mark and is left
+    out.
+
+    Args:
+        allocations: of all steps, in order, under marks as `_marked_phases` sets them.
+        held: before the last step, pointer to kind and bytes.
+        gradients: pointers of gradients when the last step's backward is over.
+        modules: says which module a node of backward belongs to.
+    """
+    *before, last = _steps(allocations) or [[]]
+    count = len(last)
+    kept = dict(held)
+    groups: dict[str, list[_HeldBlock]] = {OTHER: last}
+    for block in before[-1] if before else ():
+        if block.end > count:
+            kind, _ = kept.pop(block.allocation.pointer, (OTHER, 0))
+            carried = replace(block, start=0, end=block.end - count)
+            groups.setdefault(kind, []).append(carried)
+    last_backward = max((block.start for block in last if block.phase == "backward"), default=-1)
+    is_gradient = [block.allocation.pointer in gradients and block.is_held(last_backward) for block in groups[OTHER]]
+    groups[GRADIENTS] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if gradient]
+    groups[OTHER] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if not gradient]
+    place = _fullest(count, [block for blocks in groups.values() for block in blocks])
+    by_kind = dict.fromkeys([*(kind for kind, _ in held.values()), *groups], 0)
+    for kind, num_bytes in kept.values():
+        by_kind[kind] += num_bytes
+    for kind, blocks in groups.items():
+        by_kind[kind] += sum(block.allocation.num_bytes for block in blocks if block.is_held(place))
+    at_peak = last[place].phase if last else ""
+    return Peak(sum(by_kind.values()), by_kind, at_peak, _owner(last[: place + 1], modules))
+
+
+def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
+    """Every block by the step that was handed it, where they agree each with its earliest end."""
+    steps: list[list[_HeldBlock]] = []
+    live: dict[int, _HeldBlock] = {}
+    for one in allocations:
+        if (block := live.pop(one.pointer, None)) is not None:
+            block.end = sum(map(len, steps[block.step :]))
+        if one.num_bytes <= 0 or (marked := _step_of(one.inside)) is None:
+            continue
+        number, phase = marked
+        steps += [[] for _ in range(len(steps), number + 1)]
+        live[one.pointer] = _HeldBlock(one, number, phase, len(steps[-1]), NEVER)
+        steps[-1].append(live[one.pointer])
+    sizes = {tuple(block.allocation.num_bytes for block in blocks) for blocks in steps}
+    if len(sizes) == 1:
+        for same in zip(*steps, strict=True):
+            earliest = min(block.end for block in same)
+            for block in same:
+                block.end = earliest
+    return steps
+
+
+@lru_cache(maxsize=64)
+def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
+    """The number and the phase of the step that the marks around a block name; None where they name none."""
+    mark = next((text for text in inside if isinstance(text, str) and text.startswith(STEP)), None)
+    if mark is None:
+        return None
+    number, phase = mark.removeprefix(STEP).split()
+    return int(number), phase
+
+
+def _fullest(count: int, blocks: Iterable[_HeldBlock]) -> int:
+    """The first of `count` places at which most is held."""
+    change = [0] * (count + 1)
+    for block in blocks:
+        change[block.start] += block.allocation.num_bytes
+        change[min(block.end, count)] -= block.allocation.num_bytes
+    level = list(accumulate(change))
+    return max(range(count), key=level.__getitem__, default=0)
+
+
+def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | None:
+    """Who took the last of these, which is the peak: the innermost module, or the one of the node of backward."""
+    if not until_peak:
+        return None
+    for mark in reversed(until_peak[-1].allocation.inside):
+        if isinstance(mark, int):
+            found = modules.owner(None, mark)
+            return LOSS if found is None else found
+        if mark.startswith(MODULE):
+            return mark.removeprefix(MODULE)
+        if of_fsdp := OF_FSDP.match(mark):
+            return of_fsdp[1] or ""
+    marks = [mark for block in until_peak for mark in block.allocation.inside if isinstance(mark, str)]
+    after_model = until_peak[-1].phase == "forward" and any(mark.startswith(MODULE) for mark in marks)
+    return LOSS if after_model else None
+
+
+NO_PREDICTION = "torch's memory tracker cannot follow this step"
+NOT_IN_STAGES = "torch's memory tracker follows neither several stages on a rank nor a backward in parts"
+NOT_COMPILED = "torch's memory tracker runs compiled modules uncompiled"
+UNCHECKED = "nothing was checked, nor was the peak predicted (--check none)"
+NUM_STEPS = 3
+
+
+def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
+    """The counters of a step's row about memory, of the rank that holds most; runs untimed steps, all ranks together.
+
+    `peak_bytes` (what torch's allocator has handed out), `peak_phase`, `peak_rank`, `predicted_peak_bytes`; on CPU also
+    `peak_owner` and `peak_by_kind` (as in `Peak`), on accelerators `peak_reserved_bytes`. What is not known is None or
+    missing, and `memory_reason` says why.
+    """
+    own: dict[str, Any] = {}
+    reason = None
+    try:
+        if known_device(context.device.type).waits_on_host:
+            own = measured_step_peak(step).to_counters()
+        else:
+            own = allocator_peak(context.device, step, step.phases)
+    except Unsupported as error:
+        reason = str(error)
+    of_ranks = context.gather((own.get("peak_bytes", 0), own))
+    rank = max(range(len(of_ranks)), key=lambda one: of_ranks[one][0])
+    # Of that rank alone: its CPU is the others' too, and it sends nothing meanwhile.
+    foretold: tuple[int | None, str | None] = (None, UNCHECKED)
+    if context.check != "none":
+        foretold = prediction_of(step) if context.rank == rank else (None, None)
+    predicted, no_prediction = context.gather(foretold)[rank]
+    found = {**of_ranks[rank][1], "predicted_peak_bytes": predicted}
+    if found.get("peak_bytes") is not None:
+        found["peak_rank"] = rank
+    why = reason or no_prediction
+    return found | ({"memory_reason": why} if why else {})
+
+
+def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | None, str | None]:
+    """What torch's tracker predicts for this rank, bytes, or why it does not; the step must have run before.
+
+    A compiled step runs uncompiled from then on, so it is not tried unless nothing is measured afterwards.
+    """
+    if step.plan.is_compiled and not of_compiled:
+        return None, NOT_COMPILED
+    if not _can_be_followed(step):
+        return None, NOT_IN_STAGES
+    try:
+        # A thread of gloo may let go of a tensor late, and would add it to the prediction.
+        with nothing_sent():
+            predicted = predicted_peak_bytes(step)
+    except Exception as error:
+        return None, f"torch's memory tracker: {one_line(error)}"
+    return predicted, None if predicted is not None else NO_PREDICTION
+
+
+def _can_be_followed(step: TrainingStep) -> bool:
+    # Where the tracker fails, what it hooked into gradients stays there, and raises in later steps.
+    pipeline = step.plan.pipeline
+    return pipeline is None or SCHEDULES[pipeline.schedule].stages_per_rank == 1
+
+
+def predicted_peak_bytes(step: TrainingStep) -> int | None:
+    """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
+
+    None where it cannot follow the step, which must have run before.
+    """
+    if not _can_be_followed(step):
+        return None
+    # torch's tracker follows what its own optimizers keep; of any other it is given the tensors.
+    own = isinstance(step.optimizer, torch.optim.Optimizer)
+    kept = [step.optimizer] if own else [tensor for _, tensor in tensors_of(state_of(step.optimizer))]
+    return tracked_peak_bytes(lambda: step(no_stamp), step.model, *kept, *step.cache_tensors)
+
+
+def largest_known(of_ranks: Sequence[int | None]) -> int | None:
+    """The largest; None unless all ranks know theirs."""
+    known = [theirs for theirs in of_ranks if theirs is not None]
+    return max(known) if len(known) == len(of_ranks) else None
+
+
+def measured_step_peak(step: TrainingStep) -> Peak:
+    """The peak of a step on this rank, from the record of NUM_STEPS of them; all ranks do this together."""
+    step.model.zero_grad(set_to_none=True)
+    held: dict[int, tuple[str, int]] = {}
+    gradients: set[int] = set()
+
+    def some_steps() -> None:
+        for number in range(NUM_STEPS):
+            # Of the last step in the end.
+            held.clear()
+            held.update(_held_by(step))
+            with _marked_phases(step, number, gradients) as stamp:
+                step(stamp)
+
+    with running_modules(step.model) as modules, _marked_modules(step.model):
+        allocations = cpu_allocations(some_steps)
+    return peak_of(allocations, held, gradients, modules)
+
+
+@contextlib.contextmanager
+def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iterator[Callable[[], None]]:
+    """Each phase of a step in a mark of its own; yields the stamp that ends one, and reads off the gradients' pointers
+    when backward is over."""
+    names = list(step.phases)
+    with contextlib.ExitStack() as phase:
+        phase.enter_context(record_function(f"{STEP}{number} {names[0]}"))
+
+        def stamp() -> None:
+            phase.close()
+            if names.pop(0) in ("backward", SCHEDULE):
+                gradients.clear()
+                gradients.update(storages_of([parameter.grad for parameter in step.model.parameters()]))
+            if names:
+                phase.enter_context(record_function(f"{STEP}{number} {names[0]}"))
+
+        yield stamp
+
+
+def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
+    """What a step holds between two runs: pointer to kind and bytes."""
+    kinds: dict[str, Any] = {
+        # A module may keep tensors of its own, a mask say, that are neither parameters nor buffers.
+        OTHER: [dict(vars(module)) for module in step.model.modules()],
+        "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
+        "buffers": list(step.model.buffers()),
+        "optimizer": state_of(step.optimizer),
+        "parameters": list(step.model.parameters()),
+    }
+    if step.cache_tensors:
+        kinds["cache"] = step.cache_tensors
+    return {pointer: (kind, size) for kind, found in kinds.items() for pointer, size in storages_of(found).items()}
+
+
+@contextlib.contextmanager
+def _marked_modules(model: nn.Module) -> Iterator[None]:
+    """Every module's forward in a mark, with its hooks: what FSDP gathers for it is its own."""
+    marks: list[record_function] = []
+
+    def enter(name: str, *_: object) -> None:
+        marks.append(record_function(MODULE + name))
+        marks[-1].__enter__()
+
+    def leave(*_: object) -> None:
+        marks.pop().__exit__(None, None, None)
+
+    with contextlib.ExitStack() as hooks:
+        for name, module in model.named_modules():
+            hooks.enter_context(module.register_forward_pre_hook(partial(enter, name), prepend=True))
+            hooks.enter_context(module.register_forward_hook(leave, always_call=True))
+        yield

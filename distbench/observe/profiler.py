@@ -1,0 +1,642 @@
+"""One step under torch's profiler: when each of its collectives ran on the accelerator. It is never timed itself."""
+
+import contextlib
+import json
+import re
+import tempfile
+import time
+import traceback
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from itertools import accumulate
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch.profiler import profile, record_function
+
+from distbench.observe.attribution import Communication, Traced, TracedRow
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import profiler_activities, synchronize
+from distbench.torch_private import FAMILIES, OTHERS, PEERS, kind_of, ranks_by_group_name
+
+# Where in the program the work of a device was launched: host calls, and phases of a step, out of a profiler's events.
+#
+# kineto gives each kernel and copy the `correlation` of the runtime call that launched it, on whatever thread:
+# backward's
+# are autograd's. Annotations that it draws on the device itself are of no use here: it keeps the innermost alone, and
+# `Optimizer.step` and `FSDP::...` lie inside ours, one a stream, and those of other threads are not seen.
+
+MICRO = 1e-6
+# kineto's categories (ActivityType.h), and those that vendors put beside them: "gpu_memcpy", "mlu_memset", ...
+COPIES = ("memcpy", "memset")
+ON_DEVICE = ("kernel", *COPIES, "collective_comm", "mtia_ccp_events")
+ANNOTATION, HOST_OPERATOR, FLOW = "user_annotation", "cpu_op", "ac2g"
+HOST_CALLS = ("_runtime", "_driver", "hpu_op")  # CUDA's, ROCm's under the same name, XPU's, Gaudi's, ...
+PHASE = "distbench:"
+Event = Mapping[str, Any]
+Span = tuple[float, float]
+
+
+class HostCall(NamedTuple):
+    """A host call that gave a device work: when, in seconds of the profiler's clock, and on which thread."""
+
+    at_s: float
+    thread: Any
+
+
+class Phase(NamedTuple):
+    """A phase of a step: when the host went through it, and when what it launched ran; seconds.
+
+    A phase that launched nothing, or nothing that is known, ends on the device where the one before it did.
+    """
+
+    name: str
+    host: Span
+    begun_s: float
+    ended_s: float
+
+
+def is_on_device(event: Event) -> bool:
+    """Whether an event is a kernel, a copy or a fill."""
+    return event.get("ph") == "X" and str(event.get("cat")).lower().endswith(ON_DEVICE)
+
+
+def is_copy(event: Event) -> bool:
+    """Whether an event of the device is a copy or a fill."""
+    return str(event.get("cat")).lower().endswith(COPIES)
+
+
+def span_of(event: Event) -> Span:
+    """Seconds of the profiler's clock; events have microseconds."""
+    begun = float(event["ts"]) * MICRO
+    return begun, begun + max(float(event.get("dur", 0.0)), 0.0) * MICRO
+
+
+class HostCalls:
+    """The host calls of one rank's events, by what they launched."""
+
+    def __init__(self, events: Iterable[Event]) -> None:
+        self._by_number: dict[Any, HostCall] = {}
+        self._by_operator: dict[Any, HostCall] = {}
+        self._flow_ends: dict[tuple[Any, Any, float], Any] = {}
+        self._by_flow: dict[Any, HostCall] = {}
+        for event in events:
+            kind, cat = event.get("ph"), str(event.get("cat"))
+            facts = event.get("args") or {}
+            if kind == "X" and cat.endswith(HOST_CALLS):
+                self._note(self._by_number, facts.get("correlation"), event)
+                self._note(self._by_operator, facts.get("External id"), event)
+            elif kind == "X" and cat == HOST_OPERATOR:
+                self._note(self._by_operator, facts.get("External id"), event)
+            elif cat == FLOW and kind == "s":
+                self._note(self._by_flow, event.get("id"), event)
+            elif cat == FLOW and kind == "f":
+                self._flow_ends[_place(event)] = event.get("id")
+
+    @staticmethod
+    def _note(where: dict[Any, HostCall], number: Any, event: Event) -> None:
+        """A runtime call that makes a driver's has its number too: the outer one came first. 0 is no number: vendors'
+        libraries give it to what they could not tell."""
+        launch = HostCall(float(event["ts"]) * MICRO, event.get("tid"))
+        if number and (number not in where or launch.at_s < where[number].at_s):
+            where[number] = launch
+
+    def of(self, event: Event) -> HostCall | None:
+        """What launched an event of the device; None where the trace does not tell."""
+        facts = event.get("args") or {}
+        number, flow = facts.get("correlation"), self._flow_ends.get(_place(event))
+        # kineto numbers a flow as its call; others number flows by themselves.
+        found = self._by_number.get(number) or self._by_flow.get(flow) or self._by_flow.get(number)
+        return found or self._by_number.get(flow) or self._by_operator.get(facts.get("External id"))
+
+
+def _place(event: Event) -> tuple[Any, Any, float]:
+    return event.get("pid"), event.get("tid"), float(event["ts"])
+
+
+def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Phase]:
+    """Our phases, in the order in which the host went through them, with the time that what they launched took.
+
+    A launch belongs to the phase whose annotation was open then, whatever the thread: while autograd's works, the one
+    that opened it waits.
+    """
+    launches = launches or HostCalls(events)
+    hosts = _hosts_phases(events)
+    ran: list[list[Span]] = [[] for _ in hosts]
+    for event in filter(is_on_device, events):
+        launch = launches.of(event)
+        if launch and (place := _place_among(hosts, launch)) is not None:
+            ran[place].append(span_of(event))
+    began = min((begun for spans in ran for begun, _ in spans), default=0.0)
+    found: list[Phase] = []
+    for (host, name), spans in zip(hosts, ran, strict=True):
+        before = found[-1].ended_s if found else began
+        first = min((begun for begun, _ in spans), default=before)
+        found.append(Phase(name, host, first, max((ended for _, ended in spans), default=before)))
+    return found if any(ran) else []
+
+
+def _hosts_phases(events: Iterable[Event]) -> list[tuple[Span, str]]:
+    """Our annotations of the host, in order."""
+    return sorted(
+        (span_of(event), str(event["name"]).removeprefix(PHASE))
+        for event in events
+        if event.get("ph") == "X" and event.get("cat") == ANNOTATION and str(event.get("name", "")).startswith(PHASE)
+    )
+
+
+def _place_among(hosts: Sequence[tuple[Span, str]], launch: HostCall) -> int | None:
+    """Which phase was open at a launch."""
+    place = bisect_right(hosts, launch.at_s, key=lambda phase: phase[0][0]) - 1
+    return place if place >= 0 and launch.at_s <= hosts[place][0][1] else None
+
+
+def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int, int]:
+    """How many of a device's events have no launch in the trace, how many were launched in none of our phases (by a
+    thread that goes on after them, say), and how many there are."""
+    hosts = _hosts_phases(events)
+    found = [launches.of(event) for event in events if is_on_device(event)]
+    outside = sum(launch is not None and _place_among(hosts, launch) is None for launch in found)
+    return found.count(None), outside, len(found)
+
+
+# The host's calls of collectives (`record_param_comms`), and which of them a kernel was launched for.
+#
+# kineto puts a call's facts with a kernel that was launched while it was open. NCCL launches what is sent and
+# received in
+# one batch (`batch_isend_irecv`, and whatever else torch coalesces) when the batch ends, and then no call is open any
+# more: those kernels say nothing, and belong to the calls before them that have no kernel.
+
+# Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), libraries made after them (MCCL,
+# CNCL), MSCCL, oneCCL and Ascend's HCCL, torch's over symmetric memory, vLLM's; some profilers leave C++ names as they
+# are.
+OF_COMMUNICATION = re.compile(
+    r"(?:nccl|rccl|mccl|cncl)\w*kernel|msccl|oneccl_|hcom_|nvshmem|_shot_all_reduce|multimem_all_|cross_device_reduce",
+    re.IGNORECASE,
+)
+COLLECTIVE, NUMBER, GROUP = "Collective name", "External id", "Process Group Name"
+
+
+class HostCollective:
+    """One call: its facts as the profiler has them, and from when to when it was open, seconds of the profiler's
+    clock."""
+
+    def __init__(self, facts: Event, at_s: float, ended_s: float) -> None:
+        self.facts, self.at_s, self.ended_s = facts, at_s, ended_s
+        self.within: HostCollective | None = None
+        self.has_kernel = False
+
+    @property
+    def communicates(self) -> bool:
+        """Whether it is one that has a kernel: others wait, or set something up."""
+        return kind_of(str(self.facts[COLLECTIVE])) in (*FAMILIES, *OTHERS)
+
+
+@cache
+def communicates(kernel: str) -> bool:
+    """Whether a kernel is one of a communication library, by its name; names are long, and few."""
+    return OF_COMMUNICATION.search(kernel) is not None
+
+
+class HostCollectives:
+    """The calls of one rank's events, by what they launched."""
+
+    def __init__(self, events: Sequence[Event], launches: HostCalls) -> None:
+        self._launches = launches
+        self._by_number: dict[Any, HostCollective] = {}
+        self._by_thread: dict[Any, list[HostCollective]] = {}
+        for event in events:
+            facts = event.get("args") or {}
+            if event.get("cat") == HOST_OPERATOR and event.get("ph") == "X" and facts.get(COLLECTIVE):
+                call = HostCollective(facts, *span_of(event))
+                self._by_thread.setdefault(event.get("tid"), []).append(call)
+                if number := facts.get(NUMBER):
+                    self._by_number[number] = call
+        for calls in self._by_thread.values():
+            _nest(calls)
+        self._of_kernels = self._find([event for event in events if is_on_device(event)])
+
+    def of(self, event: Event) -> tuple[HostCollective, ...] | None:
+        """What a kernel was launched for, () where it communicates and nobody tells what; None for other work."""
+        return self._of_kernels.get(id(event))
+
+    def _find(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...] | None]:
+        found: dict[int, tuple[HostCollective, ...] | None] = {}
+        silent = []
+        for event in events:
+            facts = event.get("args") or {}
+            if facts.get(COLLECTIVE):
+                found[id(event)] = (self._told(event),)
+            elif not is_copy(event) and communicates(str(event.get("name", ""))):
+                found[id(event)] = self._open_at(event)
+                silent += [event] if not found[id(event)] else []
+        return found | self._of_batches(silent) | self._of_copies(events)
+
+    def _told(self, event: Event) -> HostCollective:
+        """The call of a kernel's facts; each other kernel that bears its number is of it too."""
+        facts, launch = event["args"], self._launches.of(event)
+        number = facts.get(NUMBER)
+        call = self._by_number.get(number) if number else self._around(launch)
+        if call is None or call.facts[COLLECTIVE] != facts[COLLECTIVE]:
+            at_s = launch.at_s if launch else span_of(event)[0]
+            call = HostCollective(facts, at_s, at_s)
+            if number:
+                self._by_number[number] = call
+        call.has_kernel = True
+        return call
+
+    def _open_at(self, event: Event) -> tuple[HostCollective, ...]:
+        if (call := self._around(self._launches.of(event))) is None:
+            return ()
+        call.has_kernel = True
+        return (call,)
+
+    def _around(self, launch: HostCall | None) -> HostCollective | None:
+        """The innermost call of its thread that was open at a launch."""
+        if launch is None:
+            return None
+        calls = self._by_thread.get(launch.thread, [])
+        place = bisect_right(calls, launch.at_s, key=lambda call: call.at_s) - 1
+        call = calls[place] if place >= 0 else None
+        while call is not None and call.ended_s < launch.at_s:
+            call = call.within
+        return call
+
+    def _of_batches(self, kernels: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
+        """Of kernels launched while no call was open: the calls of that thread since the one before that have none.
+
+        A kernel like it that follows on its stream without a call in between is of the same batch.
+        """
+        launched = [(launch, event) for event in kernels if (launch := self._launches.of(event))]
+        found: dict[int, tuple[HostCollective, ...]] = {}
+        seen: dict[Any, tuple[int, Any, tuple[HostCollective, ...]]] = {}
+        for launch, event in sorted(launched, key=lambda one: one[0].at_s):
+            calls = self._by_thread.get(launch.thread, [])
+            since, like, before = seen.get(launch.thread, (0, None, ()))
+            until = bisect_right(calls, launch.at_s, key=lambda call: call.at_s)
+            own = [call for call in calls[since:until] if call.communicates and not call.has_kernel]
+            batch = tuple(call for call in own if call.facts.get(GROUP) == own[-1].facts.get(GROUP))
+            this = event.get("tid"), event.get("name")
+            if since == until and like == this:
+                batch = before
+            seen[launch.thread] = until, this, batch
+            found[id(event)] = batch
+        return found
+
+    def _of_copies(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
+        """Of copies that bear the number of a call without a kernel: NCCL over symmetric memory lets copy engines move
+        what nobody reduces, and kineto gives facts to kernels alone."""
+        found: dict[int, tuple[HostCollective, ...]] = {}
+        for event in filter(is_copy, events):
+            call = self._by_number.get((event.get("args") or {}).get(NUMBER))
+            if call is not None and call.communicates and not call.has_kernel:
+                found[id(event)] = (call,)
+        return found
+
+
+def _nest(calls: list[HostCollective]) -> None:
+    """Order a thread's calls, and tell each which one it was made in."""
+    calls.sort(key=lambda call: (call.at_s, -call.ended_s))
+    around: list[HostCollective] = []
+    for call in calls:
+        while around and around[-1].ended_s < call.at_s:
+            around.pop()
+        call.within = around[-1] if around else None
+        around.append(call)
+
+
+# Collectives among the kernels of a profiled step: when each ran, and how much of it nothing else covered.
+#
+# The profiler writes a collective's name, sizes and process group with its kernel (kineto's `output_json.cpp`), and we
+# read those: kernels are renamed from one NCCL to the next. Where it did not, `host_collectives` finds the host's calls
+# that the kernel was launched for; a kernel without any is known as communication by its name alone, and hides no
+# other.
+# A collective's duration is its kernels', so it includes waiting for the slowest rank, as all NCCL durations do.
+
+# The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.
+DTYPE_BYTES = {
+    **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
+    **dict.fromkeys(("Float", "Int", "UInt32"), 4),
+    **dict.fromkeys(("Half", "BFloat16", "Short", "UInt16"), 2),
+    **dict.fromkeys(("Byte", "Char", "Bool", "Float8_e4m3fn", "Float8_e5m2", "Float8_e4m3fnuz", "Float8_e5m2fnuz"), 1),
+}
+UNNAMED = "unnamed communication"
+MEETING = "barrier"  # has a kernel, and moves nothing
+
+
+class Ran(NamedTuple):
+    """One collective's kernels; moments are seconds of the profiler's clock.
+
+    Args:
+        kind: as in Communication; UNNAMED where the profiler does not tell.
+        group: name of its process group.
+        exposed_s: how long it ran while no other kernel or copy did; of a batch that one kernel moved, an equal part.
+        payload_bytes: nccl-tests' S by the profiler's count, None where it is not recorded.
+        issued_s: when the host called it; when it began, where that is not known.
+    """
+
+    kind: str
+    group: str
+    begun_s: float
+    ended_s: float
+    exposed_s: float
+    payload_bytes: int | None = None
+    issued_s: float = 0.0
+
+
+def collectives_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Ran]:
+    """The collectives that ran on one rank's device, in the order in which they began, among the events of a Chrome
+    trace of `torch.profiler` (`ts` and `dur` in microseconds).
+
+    NCCL may run one in several kernels, and messages of one batch in a single one.
+    """
+    calls = HostCollectives(events, launches or HostCalls(events))
+    covered = Cover(span_of(event) for event in events if is_on_device(event) and calls.of(event) is None)
+    kernels: dict[HostCollective, list[tuple[Span, int]]] = {}
+    unnamed: list[Span] = []
+    for event in filter(is_on_device, events):
+        own = calls.of(event)
+        for call in own or ():
+            kernels.setdefault(call, []).append((span_of(event), len(own or ())))
+        unnamed += [span_of(event)] if own == () else []
+
+    def ran(shared: Sequence[tuple[Span, int]], facts: Mapping[str, Any], issued_s: float) -> Ran:
+        # Copy engines, and several kernels of a split one, may run at once.
+        spans = union(span for span, _ in shared)
+        exposed = sum(max(ended - begun - covered.seconds((begun, ended)), 0.0) for begun, ended in spans)
+        kind = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED
+        group = str(facts.get("Process Group Name", ""))
+        size = max(size for _, size in shared)
+        return Ran(kind, group, spans[0][0], spans[-1][1], exposed / size, _payload_bytes(kind, facts), issued_s)
+
+    found = [ran(shared, call.facts, call.at_s) for call, shared in kernels.items()]
+    found += [ran([(span, 1)], {}, span[0]) for span in unnamed]
+    return sorted(found, key=lambda one: (one.begun_s, one.issued_s))
+
+
+def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
+    numel = facts.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
+    itemsize = DTYPE_BYTES.get(str(facts.get("dtype")))
+    return numel * itemsize if isinstance(numel, int) and itemsize is not None else None
+
+
+def union(spans: Iterable[Span]) -> list[Span]:
+    """Spans that overlap or touch made one, in order."""
+    merged: list[Span] = []
+    for begun, ended in sorted(spans):
+        if merged and begun <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
+        else:
+            merged.append((begun, ended))
+    return merged
+
+
+class Cover:
+    """Times at which something runs; made once, then asked by bisection."""
+
+    def __init__(self, spans: Iterable[Span]) -> None:
+        merged = union(spans)
+        self._begins = [begun for begun, _ in merged]
+        self._ends = [ended for _, ended in merged]
+        self._before = [0.0, *accumulate(ended - begun for begun, ended in merged)]
+
+    def seconds(self, span: Span) -> float:
+        """Of a span, how long something runs."""
+        return max(0.0, self._until(span[1]) - self._until(span[0]))
+
+    def _until(self, moment: float) -> float:
+        place = bisect_right(self._begins, moment) - 1
+        return 0.0 if place < 0 else self._before[place] + min(moment, self._ends[place]) - self._begins[place]
+
+
+def matched(
+    rows: Sequence[Communication], kernels: Sequence[Ran], group_names: Mapping[str, str]
+) -> tuple[list[Ran | None], str | None]:
+    """Each row's kernel: the n-th collective of a group is its n-th kernel, for a group's kernels run in order.
+
+    Messages between two ranks are matched by themselves, in the order in which the host called them; where those are
+    others than the rows have, only they are left without times.
+
+    Args:
+        rows: what the dispatch mode saw of one step on this rank.
+        kernels: of another run of the same step.
+        group_names: process group name to its ranks as a row's `group` has them.
+
+    Returns:
+        One kernel a row, all None with a sentence where the two do not fit together.
+    """
+    none: list[Ran | None] = [None] * len(rows)
+    unnamed = sum(ran.kind == UNNAMED for ran in kernels)
+    messages = sorted((ran for ran in kernels if ran.kind in PEERS), key=lambda ran: ran.issued_s)
+    # A collective of one rank may be a kernel, a copy, or nothing.
+    kernels = [
+        ran
+        for ran in kernels
+        if ran.kind not in (UNNAMED, MEETING, *PEERS) and group_names.get(ran.group, ",").count(",")
+    ]
+    ours = Counter((row.group, row.kind) for row in rows if row.group_size > 1 and row.kind not in PEERS)
+    theirs = Counter((group_names.get(ran.group, f"group {ran.group}"), ran.kind) for ran in kernels)
+    if ours != theirs:
+        more = [f"{kind} over {group}: {count}" for (group, kind), count in (theirs - ours).items()]
+        fewer = [f"{kind} over {group}: {count}" for (group, kind), count in (ours - theirs).items()]
+        differing = "; ".join(
+            [
+                *(f"only among kernels {text}" for text in more),
+                *(f"no kernel of {text}" for text in fewer),
+                *([f"{unnamed} kernels communicate and do not say what"] if unnamed else []),
+            ]
+        )
+        return none, f"the profiler's kernels are not the collectives that were issued: {differing}"
+    waiting: dict[str, list[Ran]] = {}
+    for ran in reversed(kernels):
+        waiting.setdefault(group_names[ran.group], []).append(ran)
+    are_alike = [row.kind for row in rows if row.kind in PEERS] == [ran.kind for ran in messages]
+    in_order = iter(messages if are_alike else ())
+    found = [
+        next(in_order, None) if row.kind in PEERS else waiting[row.group].pop() if row.group_size > 1 else None
+        for row in rows
+    ]
+    for row, its in zip(rows, found, strict=True):
+        if its is not None and its.kind != row.kind:
+            return none, f"kernels of {row.group} ran in another order than they were issued"
+    return found, None
+
+
+def without_kernels(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
+    """How many messages have no kernel of theirs, as a sentence."""
+    of_rows = [ran is None for row, ran in zip(rows, kernels, strict=True) if row.kind in PEERS]
+    if not any(of_rows):
+        return []
+    return [f"of {sum(of_rows)} messages the profiler does not tell which kernel moved them; they have no times"]
+
+
+def differing_bytes(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
+    """Where a row and its kernel do not move as much, as sentences; bytes that the profiler does not report agree."""
+    return [
+        f"{row.kind} over ranks {row.group} of {row.payload_bytes} B; its kernel moved {ran.payload_bytes} B"
+        for row, ran in zip(rows, kernels, strict=True)
+        if ran is not None and ran.payload_bytes not in (None, row.payload_bytes)
+    ]
+
+
+BETWEEN_EVENTS = re.compile(r"[\s,]*")
+# kineto writes names as they are, quotation marks included, and what is divided by nothing as C++ prints it.
+NAMED = re.compile(r'("name": ")(.*)(", "pid": )')
+NO_NUMBER = re.compile(r"(?<=\": )-?(inf|nan)\b")
+END_OF_EVENT = "\n  }"
+ALIVE_EVERY = 20_000  # events; some tenths of a second
+
+
+@dataclass(frozen=True)
+class ProfiledStep:
+    """What came of it.
+
+    Args:
+        traced: moments are seconds of the profiler's clock, of kernels.
+        differences: where kernels and dispatched collectives differ, as sentences.
+        reason: why there are no times, or None.
+    """
+
+    traced: Traced
+    differences: list[str]
+    reason: str | None
+
+
+def profiled_step(
+    step: TrainingStep,
+    context: RankContext,
+    rows: Sequence[Communication],
+    on_progress: Callable[[], None] = lambda: None,
+) -> ProfiledStep:
+    """Run a step under the profiler, all ranks together; `rows` are what another run of it communicated.
+
+    `on_progress` is called now and then: reading a large trace takes minutes.
+    """
+    names = iter(step.phases)
+    _begin_profiling(context.device)
+    synchronize(context.device)  # what an earlier step left behind is none of this one's
+    with profile(activities=profiler_activities(context.device)) as profiler, contextlib.ExitStack() as phase:
+
+        def next_phase() -> None:
+            phase.close()
+            if (name := next(names, None)) is not None:
+                phase.enter_context(record_function(PHASE + name))
+
+        dist.barrier(context.control)
+        before = time.process_time()
+        next_phase()
+        step(next_phase)
+        cpu_s = time.process_time() - before
+        synchronize(context.device)
+    on_progress()
+    try:
+        events = _events_of(profiler, on_progress)
+        return step_of_events(events, step.phases, cpu_s, rows, ranks_by_group_name())
+    except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
+        # A vendor's profiler may write anything; the other ranks wait for this one.
+        traceback.print_exc()
+        reason = f"the profiler's trace cannot be read ({error})"
+        return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
+
+
+def _events_of(profiler: profile, on_progress: Callable[[], None]) -> list[dict[str, Any]]:
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(file))
+        on_progress()
+        return list(events_in(file, on_progress))
+
+
+def _untimed(rows: Sequence[Communication], cpu_s: float) -> Traced:
+    return Traced(0.0, [], cpu_s, [TracedRow(what) for what in rows])
+
+
+@cache
+def _begin_profiling(device: torch.device) -> None:
+    """The first use in a process sets the vendor's library up, which takes seconds and may lose the first kernels."""
+    with profile(activities=profiler_activities(device)):
+        torch.ones(1, device=device)
+        synchronize(device)
+
+
+def step_of_events(
+    events: Sequence[dict[str, Any]],
+    phases: Sequence[str],
+    cpu_s: float,
+    rows: Sequence[Communication],
+    group_names: dict[str, str],
+) -> ProfiledStep:
+    """A profiled step's events (of a Chrome trace) as a traced step; `rows` are its collectives in the order of
+    issue, `group_names` has ranks as `Communication.group` has them."""
+    launches = HostCalls(events)
+    kernels = collectives_among(events, launches)
+    ran, reason = matched(rows, kernels, group_names)
+    found = [
+        TracedRow(what, one.begun_s, one.ended_s, one.exposed_s) if one else TracedRow(what)
+        for what, one in zip(rows, ran, strict=True)
+    ]
+    seen = phases_among(events, launches)
+    if [phase.name for phase in seen] != list(phases):
+        reason = reason or f"the device ran phases {[phase.name for phase in seen]}, not {list(phases)}"
+        return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
+    # What forward launched for later may end after what backward launched first.
+    ends = [*accumulate((phase.ended_s for phase in seen), max)]
+    traced = Traced(min(phase.begun_s for phase in seen), ends, cpu_s, found)
+    if reason:
+        return ProfiledStep(traced, [reason], reason)
+    unnamed = sum(one.kind == UNNAMED for one in kernels)
+    untold = [f"{unnamed} kernels communicate and do not say what; they hide nothing"] if unnamed else []
+    lost, outside, num_events = in_no_phase(events, launches)
+    for count, why in ((lost, "have no launch in the trace"), (outside, "were launched before or after the step")):
+        untold += [f"{count} of {num_events} kernels and copies {why}; they are in no phase"] if count else []
+    return ProfiledStep(traced, [*differing_bytes(rows, ran), *without_kernels(rows, ran), *untold], None)
+
+
+def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
+    """The events of a Chrome trace, one after another: parsed at once, a large one would keep this rank from saying
+    that it is alive.
+
+    Raises:
+        ValueError: it ends in the middle, as on a full disk, or an event is no JSON.
+    """
+    text, decoder = file.read_text(encoding="utf-8", errors="replace"), json.JSONDecoder()
+    at = text.find("[", text.find('"traceEvents"')) + 1 if '"traceEvents"' in text else 0
+    if not at:
+        raise ValueError("it has no list of events")
+    number = 0
+    while text[at := _next_event(text, at)] != "]":
+        try:
+            event, at = decoder.raw_decode(text, at)
+        except json.JSONDecodeError:
+            event, at = _mended(text, at, number)
+        yield event
+        number += 1
+        if number % ALIVE_EVERY == 0:
+            on_progress()
+
+
+def _next_event(text: str, at: int) -> int:
+    match = BETWEEN_EVENTS.match(text, at)
+    assert match is not None
+    if match.end() == len(text):
+        raise ValueError("it ends in the middle; is the disk of temporary files full?")
+    return match.end()
+
+
+def _mended(text: str, at: int, number: int) -> tuple[Any, int]:
+    """An event that kineto wrote as no JSON, as one, and where it ends."""
+    end = text.find(END_OF_EVENT, at) + len(END_OF_EVENT)
+    if end < len(END_OF_EVENT):
+        _next_event(text, len(text))
+    written = NO_NUMBER.sub("null", text[at:end])
+    written = NAMED.sub(lambda match: match[1] + match[2].replace('"', "'") + match[3], written)
+    try:
+        return json.loads(written, strict=False), end
+    except json.JSONDecodeError as error:
+        raise ValueError(f"its event {number} is no JSON: {error}") from error

@@ -1,0 +1,397 @@
+"""All ordered pairs of layouts on one mesh: which planner wins each, and by how much."""
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from distbench.planning.direct_exchange import Exchange, plan_direct
+from distbench.planning.pricing import priced_steps
+from distbench.planning.profile import ALL_TO_ALL, CUT, DIRECT, Line
+from distbench.planning.question import Setting, TorchAnswers, TorchPath
+from distbench.planning.search import cheapest_route
+from distbench.planning.states import NotHandled, State, parse_state
+from distbench.show.units import percent_text, size_text, time_text
+from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS
+
+# Which redistribution planner to use, before anything of the pair is measured: one rule for all who recommend.
+
+# Planners whose predictions are this close count as equal, and the simplest to use is taken.
+EQUAL_SHARE = 0.02
+# One of ours must be predicted faster by this share before torch's own path is left. With less, what measuring gave was
+# noise either way, and now and then a loss: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2) the six that came out
+# slower than the better of torch's two (by 1.5 to 11 %) were predicted 1 to 6 % faster.
+LEAVING_SHARE = 0.10
+
+
+def choose(predicted_s: Mapping[str, float]) -> str:
+    """The planner to use by predicted seconds alone, given simplest to use first, one at least.
+
+    The better of torch's planners (greedy where they are equal), or the fastest of the others where that is predicted
+    faster by more than LEAVING_SHARE, or where torch's are not there.
+    """
+    torchs = _fastest({name: value for name, value in predicted_s.items() if name in TORCH_PLANNERS})
+    ours = _fastest({name: value for name, value in predicted_s.items() if name not in TORCH_PLANNERS})
+    if torchs is None or ours is None:
+        return torchs or ours or next(iter(predicted_s))
+    return ours if predicted_s[ours] < (1 - LEAVING_SHARE) * predicted_s[torchs] else torchs
+
+
+def _fastest(predicted_s: Mapping[str, float]) -> str | None:
+    """The first whose time is as good as the least; None for none."""
+    limit = min(predicted_s.values(), default=0.0) * (1 + EQUAL_SHARE)
+    return next((name for name, value in predicted_s.items() if value <= limit), None)
+
+
+# Each planner's plan for one pair, priced under one cost model, and which one to use.
+
+# Above this many ranks, who sends what to whom is not worked out: it grows with their square.
+MAX_DIRECT_RANKS = 512
+
+
+@dataclass(frozen=True)
+class PlannedStep:
+    """One step of a plan, on the rank that has most to do.
+
+    Args:
+        op: the collective; of a local step one of `costmodel.lines.LOCAL_OPS`.
+        over: the mesh dim's name, or "the mesh".
+        target: the layout after it.
+        error: share by which the predicted seconds may be off; None without a profile.
+        held_bytes: local tensors before and after, together.
+    """
+
+    op: str
+    over: str
+    target: State
+    seconds: float
+    error: float | None
+    sent_bytes: int
+    held_bytes: int
+    is_collective: bool
+
+    @property
+    def text(self) -> str:
+        """`all_gather over tp`, `local cut`."""
+        return f"{self.op} over {self.over}" if self.is_collective else f"local {self.op}"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """One planner's way from the source to the target.
+
+    Args:
+        planner: one of `planner_names.PLANNERS`.
+        path: its layouts, as torch writes them.
+        steps: none where nothing is to be done.
+        received_bytes: that the busiest rank receives; of a ring collective as many as it sends.
+        peak_bytes: the most that a step holds.
+    """
+
+    planner: str
+    path: str
+    source: State
+    steps: tuple[PlannedStep, ...]
+    received_bytes: int
+    peak_bytes: int
+
+    @property
+    def seconds(self) -> float:
+        """Predicted for all steps."""
+        return sum(step.seconds for step in self.steps)
+
+    @property
+    def error(self) -> float | None:
+        """The share by which `seconds` may be off, its steps' errors weighted by their time; None without a profile."""
+        if any(step.error is None for step in self.steps):
+            return None
+        weighted = sum((step.error or 0.0) * step.seconds for step in self.steps)
+        return weighted / self.seconds if self.seconds else 0.0
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes that the busiest rank sends."""
+        return sum(step.sent_bytes for step in self.steps)
+
+    @property
+    def num_collectives(self) -> int:
+        """Steps in which ranks communicate."""
+        return sum(step.is_collective for step in self.steps)
+
+    @property
+    def states(self) -> tuple[State, ...]:
+        """Every layout on the way, the source first."""
+        return (self.source, *(step.target for step in self.steps))
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What is known of one pair.
+
+    Args:
+        plans: planner to its plan, in the order of `planner_names.PLANNERS`; those that have one.
+        missing: planner to why it has none.
+        least_bytes: what the rank that lacks most must receive; None if not known (Partial, or too many ranks).
+    """
+
+    source: State
+    target: State
+    plans: Mapping[str, Plan]
+    missing: Mapping[str, str]
+    least_bytes: int | None
+
+    @property
+    def use(self) -> Plan:
+        """The plan to use, see `choice.choose`."""
+        return self.plans[choose({planner: plan.seconds for planner, plan in self.plans.items()})]
+
+    def received_ratio(self, plan: Plan) -> float | None:
+        """Received bytes over the receive lower bound; None where that is 0 or not known."""
+        return plan.received_bytes / self.least_bytes if self.least_bytes else None
+
+
+def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, number: int = 0) -> Advice:
+    """Every planner's plan for one pair; torch's are its answers of that number."""
+    zero_fill = torch.no_zero_fill is None
+    route = cheapest_route(setting.problem, setting.model, source, target, zero_fill=zero_fill)
+    found: dict[str, Plan | str] = {
+        **dict.fromkeys(PLANNERS, "not priced without ranks"),
+        **{planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS},
+        "calibrated": _stepwise(setting, "calibrated", "->".join(map(str, route.states)), route.states),
+        "direct": _direct_plan(setting, source, target),
+    }
+    plans = {planner: plan for planner, plan in found.items() if isinstance(plan, Plan)}
+    missing = {planner: reason for planner, reason in found.items() if isinstance(reason, str)}
+    least_bytes = plans["direct"].received_bytes if "direct" in plans and not source.partials else None
+    return Advice(source, target, plans, missing, least_bytes)
+
+
+def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str:
+    if answer.path is None:
+        return answer.reason
+    try:
+        states = tuple(parse_state(part, setting.tensor_ndim) for part in answer.path.split("->"))
+        return _stepwise(setting, planner, answer.path, states)
+    except (ValueError, NotHandled) as error:
+        return f"takes {answer.path}, which is not priced here ({error})"
+
+
+def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
+    """A plan of given layouts; ValueError where two neighbours are not one legal step apart."""
+    steps = tuple(
+        PlannedStep(
+            op=step.move.op,
+            over=tuple(setting.mesh)[step.move.mesh_dim],
+            target=step.target,
+            seconds=step.price.seconds,
+            error=setting.error(step.move.op, step.move.mesh_dim),
+            sent_bytes=step.price.sent_bytes,
+            held_bytes=step.price.held_bytes,
+            is_collective=step.price.is_collective,
+        )
+        for step in priced_steps(setting.problem, setting.model, states)
+    )
+    peak = max((step.held_bytes for step in steps), default=setting.problem.local_bytes(states[0]))
+    return Plan(planner, path, states[0], steps, sum(step.sent_bytes for step in steps), peak)
+
+
+def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
+    """One exchange in the place of a path, or two from a partial; or why there is none."""
+    if setting.num_ranks > MAX_DIRECT_RANKS:
+        return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
+    if target.partials:
+        return "makes no Partial"
+    problem = setting.problem
+    num_copies = _num_copies(source, target)
+    stages = plan_direct(
+        source,
+        target,
+        problem.shape,
+        problem.mesh_shape,
+        lambda exchange: _exchange_seconds(setting, exchange, num_copies)[0],
+    )
+    states = (source, *(state for state, _ in stages))
+    if all(exchange.changes_nothing for _, exchange in stages):
+        path = f"{source}->{target}" if source != target else str(source)
+        return Plan("direct", path, source, (), 0, problem.local_bytes(source))
+    exchanges = [exchange for _, exchange in stages]
+    steps = tuple(_exchange_step(setting, *pair, one) for pair, one in zip(pairwise(states), exchanges, strict=True))
+    received = sum(max(exchange.received) for exchange in exchanges) * problem.itemsize
+    return Plan("direct", "->".join(map(str, states)), source, steps, received, max(step.held_bytes for step in steps))
+
+
+def _exchange_step(setting: Setting, source: State, target: State, exchange: Exchange) -> PlannedStep:
+    problem, num_copies = setting.problem, _num_copies(source, target)
+    before, after = problem.local_bytes(source), problem.local_bytes(target)
+    op, communicates = (ALL_TO_ALL, True) if exchange.num_transfers else (CUT, False)
+    if communicates:
+        seconds, error = _exchange_seconds(setting, exchange, num_copies)
+    else:
+        seconds = max(setting.model.seconds(CUT, dim, after, num_copies) for dim in range(len(setting.mesh)))
+        error = 0.0
+    priced, sent = None if setting.profile is None else error, max(exchange.sent) * problem.itemsize
+    return PlannedStep(op, "the mesh", target, seconds, priced, sent, before + after, communicates)
+
+
+def _num_copies(source: State, target: State) -> int:
+    return sum(any(state.orders[1:]) for state in (source, target))
+
+
+def direct_line(setting: Setting) -> Line | None:
+    """The profile's line for this all-to-all over the whole mesh; None where it was not measured."""
+    if setting.profile is None:
+        return None
+    return setting.profile.line(DIRECT, "x".join(setting.mesh), setting.num_ranks)
+
+
+def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
+    """(predicted seconds, the share by which they may be off) of one all-to-all with splits.
+
+    By the profile's own line for it, over what the busiest rank sends or receives, copies and adds, where there is one.
+    Else as one all-to-all after the other over each mesh dim that it crosses: an upper estimate where links of
+    different mesh dims work at the same time.
+    """
+    if line := direct_line(setting):
+        busiest, num_times, num_messages = exchange.load()
+        seconds = line.seconds(busiest * setting.problem.itemsize, num_times, num_messages)
+        return seconds, line.expected_error
+    total, off = 0.0, 0.0
+    for mesh_dim, num_bytes in enumerate(_crossing_bytes(setting, exchange)):
+        if num_bytes:
+            size = setting.problem.mesh_shape[mesh_dim]
+            # A line is over the whole buffer, a rank's own part included, which does not travel.
+            payload = num_bytes * size / (size - 1)
+            seconds = setting.model.seconds(ALL_TO_ALL, mesh_dim, payload, num_copies)
+            total += seconds
+            off += seconds * (setting.error(ALL_TO_ALL, mesh_dim) or 0.0)
+    return total, off / total if total else 0.0
+
+
+def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
+    """For each mesh dim the bytes that the busiest rank sends or receives over it.
+
+    Of the mesh dims that differ between two ranks the outermost counts: the slowest link between them.
+    """
+    cells = np.indices(setting.problem.mesh_shape).reshape(len(setting.mesh), -1)
+    outermost = (cells[:, exchange.senders] != cells[:, exchange.receivers]).argmax(axis=0)
+    elements = np.zeros((len(cells), 2, cells.shape[1]), dtype=np.int64)
+    np.add.at(elements[:, 0], (outermost, exchange.senders), exchange.volumes)
+    np.add.at(elements[:, 1], (outermost, exchange.receivers), exchange.volumes)
+    return [int(most) * setting.problem.itemsize for most in elements.max(axis=(1, 2))]
+
+
+# One sentence on which planner to use and why.
+
+# What to write in training code. Braces: the profile's file, or the layouts of the pair.
+HOW = {
+    "greedy": "DTensor's default, nothing to change",
+    "min_cost": "with torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
+    "calibrated": 'with distbench.calibrated_planning("{profile}")',
+    "direct": 'move = distbench.DirectRedistribution("{source}", "{target}", x.shape, mesh.mesh), then '
+    "move(x.to_local()) in place of redistribute",
+}
+
+
+def verdict(setting: Setting, advice: Advice) -> str:
+    """Which planner to use and why, and how far to trust that."""
+    use, default = advice.use, advice.plans.get(BASELINE)
+    if advice.source == advice.target:
+        return "Nothing to do: source and target are the same."
+    if not use.num_collectives and not use.seconds:
+        reason = "every step is local, so no rank sends anything"
+    elif default is None:
+        reason = f"predicted {time_words(use.seconds)}, the least of those that could be planned"
+    elif use is default:
+        reason = f"none of ours is predicted more than {percent_text(LEAVING_SHARE)} faster, nor min_cost at all"
+    else:
+        reason = _against(use, default)
+    return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {how(setting, advice)}."
+
+
+def how(setting: Setting, advice: Advice) -> str:
+    """What to write in training code to have the recommended plan."""
+    profile = setting.profile_path or "profile.json"
+    return HOW[advice.use.planner].format(profile=profile, source=advice.source, target=advice.target)
+
+
+def _against(use: Plan, default: Plan) -> str:
+    share = f"predicted {time_words(use.seconds)}, {use.seconds / default.seconds:.2f} of {BASELINE}'s time"
+    if use.sent_bytes == default.sent_bytes:
+        return f"{share}, for the same bytes sent by a rank"
+    return f"{share}; a rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
+
+
+def _doubt(setting: Setting, use: Plan, default: Plan | None) -> str:
+    if default is None or use is default:
+        return ""
+    if setting.profile is None:
+        return " (by torch's constants; --profile decides for your machine)"
+    error = max(use.error or 0.0, default.error or 0.0)
+    if 1 - use.seconds / default.seconds < error:
+        return f" (less apart than the prediction's error of {percent_text(error)}: measure both)"
+    return ""
+
+
+def time_words(seconds: float) -> str:
+    """A time inside a sentence: `1.20 s`, `0 us`."""
+    return " ".join(time_text(seconds).split()) if seconds else "0 us"
+
+
+# Who sends what to whom takes time with the square of the ranks: pairs times ranks squared, for some ten seconds.
+MAX_WORK = 4_000_000
+
+
+@dataclass(frozen=True)
+class PairRanking:
+    """Every pair's advice, the most striking first.
+
+    Args:
+        advices: by how many times longer than the best plan DTensor's default is predicted to take.
+        num_used: planner to the number of pairs for which it is the one to use.
+        num_all: ordered pairs that there are; more than `advices` if only some were chosen.
+        num_unasked: pairs for which torch gave no path by one planner at least.
+    """
+
+    advices: tuple[Advice, ...]
+    num_used: dict[str, int]
+    num_all: int
+    num_unasked: int
+
+
+def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list[tuple[State, State]]:
+    """All pairs, or as many random ones of a large mesh as fit into some ten seconds; always the same ones."""
+    count = max(MAX_WORK // setting.num_ranks**2, 1)
+    return list(pairs) if len(pairs) <= count else random.Random(0).sample(list(pairs), count)
+
+
+def ranking_of(
+    setting: Setting,
+    pairs: Sequence[tuple[State, State]],
+    torch: TorchAnswers,
+    num_all: int | None = None,
+    advised: Callable[[], None] = lambda: None,
+) -> PairRanking:
+    """Every pair's advice; torch gave one answer a pair, and `num_all` pairs there are, if `pairs` are only some.
+    `advised` is called after each.
+    """
+    advices = []
+    for number, (source, target) in enumerate(pairs):
+        advices.append(advise(setting, source, target, torch, number))
+        advised()
+    advices.sort(key=lambda advice: (-times_longer(advice), str(advice.source), str(advice.target)))
+    used = {planner: sum(advice.use.planner == planner for advice in advices) for planner in PLANNERS}
+    unasked = sum(not advice.missing.keys().isdisjoint(TORCH_PLANNERS) for advice in advices)
+    return PairRanking(tuple(advices), used, num_all or len(pairs), unasked)
+
+
+def times_longer(advice: Advice) -> float:
+    """DTensor's default plan's time over the best plan's; 1 where both are free, 0 where torch gave no default plan."""
+    if BASELINE not in advice.plans:
+        return 0.0
+    default, best = advice.plans[BASELINE].seconds, min(plan.seconds for plan in advice.plans.values())
+    if best:
+        return default / best
+    return math.inf if default else 1.0

@@ -1,0 +1,489 @@
+"""A cost profile: the lines that were measured of one machine, as a file."""
+
+import hashlib
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property, lru_cache
+from itertools import product
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from distbench.spec.errors import UserError
+from distbench.spec.files import (
+    AMOUNT,
+    BYTES,
+    DURATION,
+    LIST,
+    NAME,
+    SIZE,
+    TEXT,
+    Kind,
+    Kinds,
+    is_time,
+    list_of,
+    mapping_of,
+    number_within,
+    read_json,
+    shown,
+    write_whole,
+    wrong_field,
+)
+from distbench.spec.mesh import (
+    fits,
+    is_shape,
+    layout_text,
+    level_of,
+    mesh_shapes,
+    more_like,
+    ranks_per_host,
+    sizes_of,
+    slowest,
+)
+
+# What one step of a redistribution costs by its size: a line fitted to measured points.
+#
+# t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first, + per_message
+# for
+# each message of a direct exchange), with a second slope beyond a knee where that halves the error. Payload is S as
+# nccl-tests has it: the full gathered or scattered buffer.
+
+Floats = NDArray[np.float64]
+
+ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER = "all_gather", "all_to_all", "all_reduce", "reduce_scatter"
+COLLECTIVES = (ALL_GATHER, ALL_TO_ALL, ALL_REDUCE, REDUCE_SCATTER)
+# From a replica to a shard, from a replica to a partial, and from a shard to a partial.
+CUT, PARTITION, ZERO_FILL = "cut", "partition", "zero_fill"
+LOCAL_OPS = (CUT, PARTITION, ZERO_FILL)
+NATIVE_ALL_TO_ALL, DIRECT = "all_to_all_native", "direct"
+COSTS = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s", "per_message_s")
+# A second slope is fitted only if it leaves at most this share of an error that is there at all.
+KNEE_GAIN, KNEE_MIN_SIZES, STRAIGHT_ERROR = 0.5, 5, 1e-3
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One measured point: payload in bytes, how often it is also copied (0 to 2 tensor dims), seconds, messages."""
+
+    payload_bytes: float
+    num_copies: float
+    seconds: float
+    num_messages: int = 0
+
+
+@dataclass(frozen=True)
+class Line:
+    """The cost of one collective over one mesh dim, in groups of `group_size` ranks.
+
+    Args:
+        op: one of COLLECTIVES, LOCAL_OPS, NATIVE_ALL_TO_ALL, or DIRECT over the whole mesh (payload: `Exchange.load`).
+        mesh_dim: name of the mesh dim, or of all of them joined by "x".
+        base_s: seconds of an empty one.
+        per_byte_s: seconds of each payload byte, up to the knee.
+        per_copied_byte_s: seconds more of each payload byte, for each tensor dim that is not the first.
+        knee_bytes: payload where the second slope begins, if there is one.
+        per_byte_beyond_s: seconds of each payload byte beyond the knee.
+        per_message_s: seconds of each message that the busiest rank sends or receives, of DIRECT.
+        error: median of |predicted / measured - 1| over the samples fitted, or given by hand.
+        held_out_error: the same over samples that were not fitted.
+        hosts: how many ranks of a group each host has, as `levels` writes it; empty for unknown, as in older files.
+        samples: what was fitted, (payload bytes, copies, seconds, messages); files of before lack the last.
+    """
+
+    op: str
+    mesh_dim: str
+    group_size: int
+    base_s: float
+    per_byte_s: float
+    per_copied_byte_s: float = 0.0
+    knee_bytes: float | None = None
+    per_byte_beyond_s: float = 0.0
+    per_message_s: float = 0.0
+    error: float = 0.0
+    held_out_error: float | None = None
+    samples: tuple[tuple[float, ...], ...] = ()
+    hosts: str = ""
+
+    @property
+    def key(self) -> tuple[str, str, int]:
+        """What a profile has at most one line of: op, mesh dim, group size."""
+        return self.op, self.mesh_dim, self.group_size
+
+    @property
+    def expected_error(self) -> float:
+        """The share by which its predictions may be off."""
+        return self.error if self.held_out_error is None else self.held_out_error
+
+    @property
+    def parameters(self) -> tuple[float, ...]:
+        """COSTS and the knee (infinity for none): all that a prediction depends on."""
+        knee = math.inf if self.knee_bytes is None else self.knee_bytes
+        return (*(float(getattr(self, name)) for name in COSTS), float(knee))
+
+    def seconds(self, payload_bytes: float, num_copies: float = 0, num_messages: int = 0) -> float:
+        """Predicted seconds."""
+        total = self.base_s + self.per_copied_byte_s * payload_bytes * num_copies + self.per_message_s * num_messages
+        if self.knee_bytes is None or payload_bytes <= self.knee_bytes:
+            return total + self.per_byte_s * payload_bytes
+        return total + self.per_byte_s * self.knee_bytes + self.per_byte_beyond_s * (payload_bytes - self.knee_bytes)
+
+
+def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
+    """Each line by its `key`.
+
+    A zero-fill without a line has the partition's of its mesh dim, which writes as much: torch before 2.14 has no
+    zero-fill to measure. For nothing, it and a cut would be taken in place of the partition.
+    """
+    found = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
+    return found | {line.key: line for line in lines}
+
+
+def fit_line(
+    op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
+) -> Line:
+    """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` judges it.
+
+    Raises:
+        ValueError: samples of fewer than two sizes.
+    """
+    sizes = sorted({sample.payload_bytes for sample in samples})
+    if len(sizes) < 2:
+        raise ValueError(f"a line of {op} over {mesh_dim} needs samples of two sizes, there are {len(sizes)}")
+    blank = Line(op, mesh_dim, group_size, 0.0, 0.0)
+    best, miss = _fit(blank, samples, None)
+    if len(sizes) >= KNEE_MIN_SIZES and miss > STRAIGHT_ERROR * math.sqrt(len(samples)):
+        bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
+        if bent[1] <= KNEE_GAIN * miss:
+            best = bent[0]
+    # Half of the samples shall take longer: squares of relative errors favour predictions that are too low.
+    factor = float(np.median(1 / _over_measured(best, samples)))
+    best = replace(best, **{name: getattr(best, name) * factor for name in COSTS})  # type: ignore[arg-type]
+    return replace(
+        best,
+        error=relative_error(best, samples),
+        held_out_error=relative_error(best, held_out) if held_out else None,
+        samples=tuple((one.payload_bytes, one.num_copies, one.seconds, one.num_messages) for one in samples),
+    )
+
+
+def relative_error(line: Line, samples: Sequence[Sample]) -> float:
+    """Median of |predicted / measured - 1|."""
+    return float(np.median(np.abs(_over_measured(line, samples) - 1)))
+
+
+def _over_measured(line: Line, samples: Sequence[Sample]) -> Floats:
+    return np.array(
+        [line.seconds(one.payload_bytes, one.num_copies, one.num_messages) / one.seconds for one in samples]
+    )
+
+
+def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Line, float]:
+    """The line of least squared relative error with its knee there, and the root of the sum of these squares."""
+    payload = np.array([sample.payload_bytes for sample in samples])
+    copied = payload * [sample.num_copies for sample in samples]
+    messages = np.array([sample.num_messages for sample in samples], dtype=float)
+    seconds = np.array([sample.seconds for sample in samples])
+    below = payload if knee is None else np.minimum(payload, knee)
+    columns = np.stack([np.ones_like(payload), below, copied, payload - below, messages], axis=1) / seconds[:, None]
+    solution, miss = nonnegative_least_squares(columns, np.ones_like(seconds))
+    return replace(blank, knee_bytes=knee, **dict(zip(COSTS, solution.tolist(), strict=True))), miss
+
+
+def nonnegative_least_squares(columns: Floats, values: Floats) -> tuple[Floats, float]:
+    """The non-negative x of least |columns x - values|, and that norm.
+
+    Args:
+        columns: (samples, parameters); of any scale: some are in seconds, others in seconds a byte.
+        values: (samples,).
+    """
+    from scipy.optimize import nnls
+
+    scale = np.linalg.norm(columns, axis=0)
+    scale[scale == 0] = 1
+    solution, miss = nnls(columns / scale, values)
+    return solution / scale, float(miss)
+
+
+# 2: `hosts`, of the profile and of each line.
+PROFILE_VERSION = 2
+
+
+def _is_sample(one: Any) -> bool:
+    return isinstance(one, list) and len(one) in (3, 4) and all(map(AMOUNT.fits, one)) and is_time(one[2])
+
+
+HEAD: Kinds = {
+    **dict.fromkeys(("machine", "backend", "torch", "source"), TEXT),
+    "mesh": mapping_of(SIZE),
+    "hosts": list_of(TEXT),
+}
+NEEDED = ("op", "mesh_dim", "group_size", "base_s", "per_byte_s")
+# Seconds a byte: a byte a second is the slowest link that anyone prices.
+_PER_BYTE = number_within(0, 1)
+LINE: Kinds = {
+    **dict.fromkeys(("op", "mesh_dim"), NAME),
+    "group_size": SIZE,
+    **dict.fromkeys(("base_s", "per_message_s"), DURATION),
+    **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
+    "knee_bytes": BYTES,
+    **dict.fromkeys(("error", "held_out_error"), AMOUNT),
+    "hosts": Kind(is_shape, "ranks of a group on each of its hosts, such as 4, 1+1 or 2|1+1"),
+    "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds, messages)")),
+}
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What was measured of one machine, or written by hand for one that is not here.
+
+    Args:
+        backend: "gloo" or "nccl".
+        mesh: mesh dim names to ranks, outermost first.
+        lines: one for each op and mesh dim, and for each op and shape of groups that no mesh dim has.
+        hosts: each rank's host, in rank order; empty where unknown, as in older files.
+    """
+
+    machine: str
+    backend: str
+    torch: str
+    mesh: Mapping[str, int]
+    lines: tuple[Line, ...]
+    source: str = "measured by distbench calibrate"
+    hosts: tuple[str, ...] = ()
+
+    def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
+        """The line of an op over a mesh dim of this many ranks; None where there is none."""
+        return self._by_key.get((op, mesh_dim, group_size))
+
+    @cached_property
+    def _by_key(self) -> dict[tuple[str, str, int], Line]:
+        return lines_by_key(self.lines)
+
+    def on(self, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> "Profile":
+        """The same for a mesh (names to ranks, outermost first) over all ranks, whose hosts are these.
+
+        Args:
+            hosts: each rank's host, in rank order; none given: as many ranks on each as where it was measured.
+        """
+        hosts = tuple(hosts) or more_like(self.hosts, math.prod(mesh.values()))
+        if not self.hosts or len(hosts) != math.prod(mesh.values()):
+            return self
+        return replace(self, hosts=hosts).of_shapes(
+            mesh, mesh_shapes(mesh, hosts), by_name_only=ranks_per_host(hosts) != ranks_per_host(self.hosts)
+        )
+
+    def of_shapes(self, mesh: Mapping[str, int], shapes: Mapping[str, str], by_name_only: bool = False) -> "Profile":
+        """The same with the lines of a mesh: each mesh dim's by how its groups lie on hosts, not by its name alone.
+
+        A mesh dim has the line of its own name where that is of its shape, else any line of that shape. Where some of
+        its groups cross hosts and others do not, those that cross the most count, if it has no line as a whole. A
+        profile that does not know hosts stays as it is.
+
+        Args:
+            shapes: mesh dim, or all of them joined by "x", to how its groups lie, as `levels` writes it.
+            by_name_only: other numbers of ranks share a host, so that lines of other mesh dims say nothing.
+        """
+        if not shapes or not any(line.hosts for line in self.lines):
+            return self
+        lines = dict(self._by_key)
+        by_shape = {} if by_name_only else {(line.op, line.hosts): line for line in reversed(self.lines)}
+        for op, (name, shape) in product(dict.fromkeys(line.op for line in self.lines), shapes.items()):
+            key = op, name, mesh.get(name, math.prod(mesh.values()))
+            own = lines.pop(key, None)
+            # A line of groups of several shapes costs what the slowest of them do.
+            likest = None if own is not None and own.hosts in ("", shape) else by_shape.get((op, shape))
+            line = likest or (own if own is not None and fits(own.hosts, shape) else by_shape.get((op, slowest(shape))))
+            if line is not None:
+                lines[key] = replace(line, mesh_dim=name, group_size=key[2])
+        return replace(self, lines=tuple(lines.values()))
+
+    def natively(self) -> "Profile":
+        """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""
+        if self.backend != "gloo":
+            return self
+        native = [replace(line, op=ALL_TO_ALL) for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
+        return replace(self, lines=(*(line for line in self.lines if line.op != ALL_TO_ALL), *native))
+
+    def digest(self) -> str:
+        """A short hash of all that plans depend on: ranks whose digests differ would plan differently, and hang."""
+        facts = [(*line.key, *(number.hex() for number in line.parameters)) for line in self.lines]
+        return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
+
+    def save(self, path: Path) -> None:
+        """Write it as JSON, a line of the file for each line of the profile."""
+        head = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
+        first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh), "hosts": self.hosts})[
+            1:-1
+        ]
+        lines = ",\n".join("  " + json.dumps(asdict(line)) for line in self.lines)
+        write_whole(path, "{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
+
+
+def load_profile(path: Path | str) -> Profile:
+    """Read what `Profile.save` wrote, or a hand-written file of the same fields; UserError for any other."""
+    try:
+        record: Any = read_json(Path(path), "profile")
+    except UserError as error:
+        raise UserError(f"{error}; write one with distbench calibrate") from error
+    version = record.get("profile_version") if isinstance(record, dict) else None
+    if type(version) is int and version > PROFILE_VERSION:
+        raise UserError(f"profile {path} is newer than this distbench; update distbench")
+    if wrong := _wrong_in_profile(record):
+        raise UserError(f"profile {path} cannot be used: {wrong}; write one with distbench calibrate")
+    head = {name: record[name] for name in HEAD if name in record}
+    lines = tuple(_line(fields) for fields in record["lines"])
+    hosts = tuple(record.get("hosts") or ())
+    return Profile(**{**head, "mesh": dict(record["mesh"]), "lines": lines, "hosts": hosts})
+
+
+def _wrong_in_profile(record: Any) -> str | None:
+    if not isinstance(record, dict):
+        return f"it is {shown(record)}, not an object"
+    needed = ("profile_version", "machine", "backend", "torch", "mesh", "lines")
+    if wrong := wrong_field(record, {**HEAD, "profile_version": SIZE, "lines": LIST}, needed):
+        return wrong
+    hosts, num_ranks = record.get("hosts"), math.prod(record["mesh"].values())
+    if hosts and len(hosts) != num_ranks:
+        return f"hosts names {len(hosts)}, and mesh has {num_ranks} ranks, each of which has one"
+    wrong_lines = (_wrong_in_line(fields, f"lines[{index}]") for index, fields in enumerate(record["lines"]))
+    if wrong := next(filter(None, wrong_lines), None):
+        return wrong
+    keys = Counter((fields["op"], fields["mesh_dim"], fields["group_size"]) for fields in record["lines"])
+    twice = next((key for key, count in keys.items() if count > 1), None)
+    return "two lines are of {} over {} in groups of {}".format(*map(shown, twice)) if twice else None
+
+
+def _wrong_in_line(fields: Any, where: str) -> str | None:
+    if not isinstance(fields, dict):
+        return f"{where} is {shown(fields)}, not an object"
+    if unknown := next((name for name in fields if name not in LINE), None):
+        return f"{where} has a field {shown(unknown)}, which no line has"
+    if wrong := wrong_field(fields, LINE, NEEDED, f"{where}."):
+        return wrong
+    shape, size = fields.get("hosts") or "", fields["group_size"]
+    if shape and sizes_of(shape) != {size}:
+        return f"{where}.hosts is {shown(shape)}, which are no groups of {size} ranks"
+    return None
+
+
+def _line(fields: dict[str, Any]) -> Line:
+    given = {name: value for name, value in fields.items() if value is not None}
+    return Line(**{**given, "samples": tuple(map(tuple, fields.get("samples") or ()))})
+
+
+# What a planner asks: the price of a step on one mesh, by torch's own constants or by a profile.
+
+# torch.distributed.tensor._collective_utils (2.11 to 2.15): GB/s and microseconds of an Ampere or Hopper cluster.
+TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6
+TORCH_BETWEEN_HOSTS_SHARE, TORCH_BETWEEN_HOSTS_HOP_US, TORCH_ALL_TO_ALL_US = 0.22, 2.7, 1.0
+
+
+class MeshCost(Protocol):
+    """Prices steps on one mesh. It must be hashable, and more bytes or copies must never be cheaper."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether it wants the payload as sent, padding included, or the even share of an uneven tensor."""
+
+    def __hash__(self) -> int:
+        """Models are keys of caches."""
+
+    def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
+        """Seconds of a step over the mesh dim of this number.
+
+        Args:
+            op: one of COLLECTIVES, or of LOCAL_OPS.
+            payload_bytes: the full gathered or scattered buffer; for a local step what it copies.
+            num_copies: tensor dims gathered or scattered that are not the first (0 to 2).
+        """
+
+
+class TorchCost:
+    """torch's own `one_step_redistribute_cost`, in seconds; by torch's count, a host holds one CPU device."""
+
+    pads = False
+
+    def __init__(self, mesh_shape: Sequence[int], devices_per_host: int) -> None:
+        self._terms: dict[tuple[str, int], tuple[float, float]] = {}
+        for mesh_dim, size in enumerate(mesh_shape):
+            between_hosts = math.prod(mesh_shape[mesh_dim:]) > devices_per_host
+            hop_us = TORCH_BETWEEN_HOSTS_HOP_US if between_hosts else TORCH_HOP_US
+            gib_per_s = TORCH_GIB_PER_S * (TORCH_BETWEEN_HOSTS_SHARE if between_hosts else 1)
+            for op in COLLECTIVES:
+                num_hops = (size - 1) * (2 if op == ALL_REDUCE else 1)
+                base_us = TORCH_LAUNCH_US + num_hops * hop_us + (TORCH_ALL_TO_ALL_US if op == ALL_TO_ALL else 0)
+                self._terms[op, mesh_dim] = base_us * 1e-6, num_hops / size / gib_per_s / 2**30
+
+    def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
+        """See `MeshCost`."""
+        if op in LOCAL_OPS:
+            return 0.0
+        base_s, per_byte_s = self._terms[op, mesh_dim]
+        return base_s + per_byte_s * payload_bytes
+
+
+class MeasuredCost:
+    """A profile's lines on one mesh; see `measured_cost`."""
+
+    pads = True
+
+    def __init__(self, lines: Mapping[tuple[str, int], Line]) -> None:
+        self.lines = dict(lines)
+
+    def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
+        """See `MeshCost`; a local step without a line costs nothing, as does a mesh dim of one rank."""
+        line = self.lines.get((op, mesh_dim))
+        return 0.0 if line is None else line.seconds(payload_bytes, num_copies)
+
+
+def measured_cost(profile: Profile, mesh: Mapping[str, int]) -> MeasuredCost:
+    """The profile's prices on a mesh (names to ranks, outermost first); the same object for the same lines.
+
+    Raises:
+        UserError: a collective over one of the mesh dims has no line.
+    """
+    return _measured_cost(profile.lines, tuple(mesh.items()))
+
+
+def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> Profile:
+    """The profile with the lines of a mesh on these hosts, each rank's in rank order (none: as `Profile.on`).
+
+    Raises:
+        UserError: a collective over one of the mesh dims has no line there.
+    """
+    found = profile.on(mesh, hosts)
+    try:
+        measured_cost(found, mesh)
+    except UserError as error:
+        if not (hosts and profile.hosts):
+            raise
+        shapes = mesh_shapes(mesh, hosts)
+        lacking = next(
+            name
+            for name, size in mesh.items()
+            if size > 1 and not all(found.line(op, name, size) for op in COLLECTIVES)
+        )
+        raise UserError(
+            f"it was measured with {layout_text(profile.hosts)}, here are {layout_text(hosts)}, and it has no line for "
+            f"{lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run distbench "
+            "calibrate on these hosts"
+        ) from error
+    return found
+
+
+@lru_cache(maxsize=64)
+def _measured_cost(lines: tuple[Line, ...], mesh: tuple[tuple[str, int], ...]) -> MeasuredCost:
+    by_key = lines_by_key(lines)
+    found = {}
+    for mesh_dim, (name, size) in enumerate(mesh):
+        for op in (*COLLECTIVES, *LOCAL_OPS):
+            if line := by_key.get((op, name, size)):
+                found[op, mesh_dim] = line
+            elif size > 1 and op in COLLECTIVES:
+                raise UserError(f"the profile has no {op} over {name} of {size} ranks; measure that mesh first")
+    return MeasuredCost(found)

@@ -1,0 +1,215 @@
+"""The global batch of a scenario, whatever it is made of: which of its tensors are split, and a rank's part of it."""
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distbench.plans.model import kind_of, leaves_of, mapped, tensors_of
+from distbench.ranks.failure import blamed, place_of
+from distbench.redistribute.expected_shards import chunk_of
+from distbench.spec import CpPlan, Scenario, UserError
+
+GIVE_A_LOSS = "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
+# Where a tensor is split: on one tensor dim for all, or glob pattern over its name to one, None for whole.
+Dims = int | Mapping[str, int | None]
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A batch: tensors in dicts, lists, tuples and dataclasses, nested as one likes; anything else stays as it is.
+
+    Args:
+        tree: what `make_batch` returned.
+        dims: what the scenario says of tensor dims that are the batch; None for what follows from the first tensor.
+        sequence_dims: likewise of those that are the sequence.
+        place: of the function that made it, `file:line`, for sentences.
+    """
+
+    tree: Any
+    dims: Dims | None = None
+    sequence_dims: Dims | None = None
+    place: str = ""
+
+    @property
+    def origin(self) -> str:
+        """Who made it, and where that is written."""
+        return f"make_batch ({self.place})" if self.place else "make_batch"
+
+    @property
+    def first(self) -> torch.Tensor:
+        """The first tensor that has a tensor dim.
+
+        Raises:
+            UserError: there is none.
+        """
+        found = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
+        if found is None:
+            raise UserError(
+                f"{self.origin} gives {kind_of(self.tree)} without a tensor that can be split over ranks; return "
+                "tensors of the global batch, batch first, in a dict, list, tuple or dataclass"
+            )
+        return found
+
+    @property
+    def length(self) -> int:
+        """Samples in it: the length of the first tensor that is split."""
+        name, tensor_dim = next(iter(self.split_dims.items()))
+        return dict(tensors_of(self.tree))[name].shape[tensor_dim]
+
+    @property
+    def split_dims(self) -> dict[str, int]:
+        """Name of each tensor that is split over data parallel ranks to its tensor dim that is.
+
+        Unsaid, tensor dim 0 of every tensor that is as long there as the first one; others, a mask of sequence x
+        sequence say, are whole on every rank.
+
+        Raises:
+            UserError: nothing is split, or what is said fits no tensor.
+        """
+        if self.dims is not None:
+            return self._said(self.dims, "batch_dims")
+        length = self.first.shape[0]
+        return {name: 0 for name, tensor in tensors_of(self.tree) if tensor.ndim and tensor.shape[0] == length}
+
+    def guessed(self) -> str:
+        """Which tensors ranks have a part of, where nobody said so and not all are alike: the guess may be wrong."""
+        named = [name for name, tensor in tensors_of(self.tree) if tensor.ndim]
+        split = self.split_dims
+        if self.dims is None and isinstance(self.tree, list) and all(map(_is_sample, self.tree)):
+            return "; of a list of samples it is each one's tensors that are split: stack them, batch first"
+        if self.dims is not None or len(split) == len(named):
+            return ""
+        whole = [name for name in named if name not in split]
+        told = f"{_listed(split)} split over data parallel ranks and {_listed(whole)} not"
+        return f"; of the batch {told}: say batch_dims where that is wrong"
+
+    def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
+        """Likewise over context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""
+        if self.sequence_dims is not None:
+            return self._said(self.sequence_dims, "sequence_dims")
+        at = plan.seq_dim
+        lengths = {name: tensor.shape[at] for name, tensor in tensors_of(self.tree) if tensor.ndim > at}
+        first = next(iter(lengths.values()), None)
+        return {name: at for name, length in lengths.items() if length == first}
+
+    def _said(self, dims: Dims, what: str) -> dict[str, int]:
+        named = dict(tensors_of(self.tree))
+        given = dims if isinstance(dims, Mapping) else dict.fromkeys((n for n in named if named[n].ndim), dims)
+        found: dict[str, int] = {}
+        for pattern, tensor_dim in given.items():
+            matched = [pattern] if pattern in named else fnmatch.filter(named, pattern)
+            if not matched:
+                raise UserError(f"{what} names {pattern!r}, and the batch has {', '.join(named) or 'no tensors'}")
+            for name in matched:
+                shape = list(named[name].shape)
+                if tensor_dim is not None and not -len(shape) <= tensor_dim < len(shape):
+                    raise UserError(f"{what} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
+                if tensor_dim is not None:
+                    found[name] = tensor_dim % len(shape)
+        if not found:
+            raise UserError(f"{what}={dims!r} splits no tensor of the batch; name one to its tensor dim")
+        return found
+
+    def part(self, index: int, count: int, device: torch.device) -> Any:
+        """Part `index` of `count` equal ones, on a device."""
+        dims = self.split_dims
+
+        def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
+            cut = chunk_of(tensor, dims[name], count, index) if name in dims else tensor
+            here = cut.to(device)
+            return here.contiguous() if here.layout == torch.strided else here
+
+        return mapped(self.tree, own)
+
+
+def batch_of(scenario: Scenario) -> Batch:
+    """The scenario's global batch, made anew.
+
+    Raises:
+        UserError: make_batch raises, or its batch has nothing to split.
+    """
+    assert scenario.make_batch is not None
+    with blamed("make_batch", scenario.make_batch):
+        tree = scenario.make_batch()
+    # A step is not the first one's last backward: what a batch was made by stays out of it.
+    tree = mapped(tree, lambda _, one: one if one.grad_fn is None else one.detach().requires_grad_())
+    batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
+    if array := next((name for name, leaf in leaves_of(tree) if _is_array(leaf)), None):
+        what = f"{batch.origin} gives {array or 'the batch'} as an array of numpy"
+        raise UserError(f"{what}; give tensors: torch.from_numpy(...)")
+    if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):
+        raise UserError(f"{batch.origin} gives {meta} on the meta device; give values, on the CPU")
+    named = dict(tensors_of(tree))
+    if odd := next((name for name in batch.split_dims if named[name].layout != torch.strided), None):
+        kind = str(named[odd].layout).removeprefix("torch.")
+        what = f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of"
+        raise UserError(f"{what}; give it dense and convert it in call=, or whole to every rank by batch_dims")
+    if not batch.length:
+        raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
+    return batch
+
+
+def _is_sample(item: Any) -> bool:
+    return isinstance(item, Mapping) or (isinstance(item, list | tuple) and bool(item))
+
+
+def _is_array(leaf: Any) -> bool:
+    """An array of numpy; its scalars are numbers like any other."""
+    return type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0) > 0
+
+
+def _listed(names: Iterable[str]) -> str:
+    listed = list(names)
+    return f"{', '.join(listed)} {'are' if len(listed) > 1 else 'is'}"
+
+
+def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], None] = lambda _: None) -> torch.Tensor:
+    """Forward and loss of a batch, or a part of it; `keep` is given the model's output, where we call the model.
+
+    The scenario's `call` does all of it where there is one. Else a dict or a tuple goes to the model as its arguments;
+    with a `loss`, a pair is inputs and targets. Without one the loss is what the model returns: a scalar, the `loss` of
+    its output, or the first of a tuple or list.
+
+    Raises:
+        UserError: what comes out is no scalar.
+    """
+    if scenario.call is not None:
+        return _scalar(scenario.call(model, batch), "call", scenario.call)
+    is_pair = scenario.loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
+    inputs, targets = batch if is_pair else (batch, batch)
+    if isinstance(inputs, Mapping):
+        output = model(**inputs)
+    elif isinstance(inputs, list | tuple):
+        output = model(*inputs)
+    else:
+        output = model(inputs)
+    keep(output)
+    if scenario.loss is not None:
+        return _scalar(scenario.loss(output, targets), "loss", scenario.loss)
+    who = f"the model ({name_of(model)}), as no loss is given,"
+    found = output
+    while not hasattr(found, "loss") and isinstance(found, tuple | list) and found:
+        found = found[0]
+    if isinstance(found, Mapping):
+        if found.get("loss") is None:
+            whose = "loss is None" if "loss" in found else f"keys are {', '.join(map(str, found))}"
+            raise UserError(f"{who} returns {kind_of(found)} whose {whose}{GIVE_A_LOSS}")
+        return _scalar(found["loss"], who, None)
+    return _scalar(getattr(found, "loss", found), who, None)
+
+
+def name_of(model: Any) -> str:
+    """The class of a model as its author wrote it: fully_shard and replicate put one of theirs before it."""
+    return next(kind.__name__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
+
+
+def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:
+    if isinstance(loss, torch.Tensor) and loss.numel() == 1:
+        return loss if loss.ndim == 0 else loss.reshape(())
+    found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
+    where = f" ({place_of(function)})" if function is not None else ""
+    more = "" if function is not None else GIVE_A_LOSS
+    raise UserError(f"{who}{where} returns {found}, it must return the loss, one number{more}")

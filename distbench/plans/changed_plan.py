@@ -1,0 +1,117 @@
+"""A scenario with the changes that its variant asks for: names that begin with `plan.`, as spec/plan_changes.py has."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from distbench.spec import CompilePlan, ParallelPlan, Scenario, UserError
+from distbench.spec.plan import ULYSSES
+from distbench.spec.plan_changes import KNOBS, MESH, split_variant
+
+
+def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any:
+    """What the scenario's function returns for a variant, its plan changed; what is no Scenario is given back as it is.
+
+    Raises:
+        UserError: the plan lacks the part that a change is to.
+    """
+    own, knobs = split_variant(variant)
+    scenario = function(**own)
+    if not isinstance(scenario, Scenario) or not set(knobs) - {MESH}:
+        return scenario
+    return replace(scenario, plan=changed_plan(scenario.plan, knobs))
+
+
+def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
+    """The plan with every change; that to the mesh is none to the plan."""
+    for name, value in knobs.items():
+        needs = KNOBS[name].needs
+        if needs and getattr(plan, needs) is None:
+            raise UserError(f"{name} changes a plan's {needs}, and this plan has none; leave it out")
+        plan = _changed(plan, name.rpartition(".")[2], value)
+    return plan
+
+
+def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
+    changes: dict[str, dict[str, Any]] = {
+        "prefetch": {"prefetch_forward": value, "prefetch_backward": value},
+        "mixed_precision": {"mixed_precision": _policy() if value == "bf16" else None},
+    }
+    if name == "microbatches":
+        return replace(plan, microbatches=value)
+    if name == "checkpoint":
+        return _checkpointed(plan, value)
+    if name == "compile":
+        return replace(plan, compile=_compiled(plan, value))
+    if name in ("rotate", "load_balance"):
+        assert plan.cp is not None
+        without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has none
+        return replace(plan, cp=replace(plan.cp, **without, **{name: value}))
+    return plan if name == "mesh" else _with_fsdp(plan, changes.get(name, {name: value}))
+
+
+def _with_fsdp(plan: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan:
+    assert plan.fsdp is not None
+    return replace(plan, fsdp=replace(plan.fsdp, **changes))
+
+
+def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
+    """All activations kept, or none of the modules that the plan checkpoints or else shards each on its own."""
+    if value == "none":
+        return replace(plan, checkpoint=(), checkpoint_context=None)
+    modules = checkpointable(plan)
+    if not modules:
+        raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave it out")
+    return replace(plan, checkpoint=modules, checkpoint_context=None)
+
+
+def _compiled(plan: ParallelPlan, backend: str) -> CompilePlan | None:
+    if backend == "none":
+        return None
+    return replace(plan.compile or CompilePlan(compilable(plan)), backend=backend)
+
+
+def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
+    """Patterns of the modules that `plan.checkpoint=full` checkpoints."""
+    wrapped = plan.fsdp.wrap if plan.fsdp is not None else ()
+    return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
+
+
+def compilable(plan: ParallelPlan) -> tuple[str, ...]:
+    """Patterns of the modules that the plan compiles, or else checkpoints or FSDP wraps, or of the whole model."""
+    return plan.compile.modules if plan.compile is not None else checkpointable(plan) or ("",)
+
+
+def mesh_dims_of(plan: ParallelPlan) -> list[str]:
+    """The mesh dims that a plan uses, each once."""
+    fsdp, others = plan.fsdp, [plan.pipeline, plan.cp]
+    return _each_once(
+        *(one.mesh_dim for one in others if one is not None),
+        *(fsdp.replicate_dims if fsdp else ()),
+        *(plan.ddp.mesh_dims if plan.ddp else ()),
+        *sharding_dims_of(plan),
+    )
+
+
+def sharding_dims_of(plan: ParallelPlan) -> list[str]:
+    """The mesh dims over which a plan shards parameters, or gives ranks different ones."""
+    fsdp = plan.fsdp
+    return _each_once(
+        *([plan.pipeline.mesh_dim] if plan.pipeline else ()),
+        *(fsdp.mesh_dims if fsdp else ()),
+        *([name for dims in fsdp.unit_mesh_dims.values() for name in dims] if fsdp else ()),
+        *([*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])] if plan.ep else ()),
+        *(plan.tp_dims if plan.tp is not None or plan.shard_params else ()),
+    )
+
+
+def _each_once(*names: str) -> list[str]:
+    return list(dict.fromkeys(names))
+
+
+def _policy() -> Any:
+    from torch.distributed.fsdp import MixedPrecisionPolicy
+
+    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)

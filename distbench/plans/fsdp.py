@@ -1,0 +1,257 @@
+"""DDP or FSDP2 onto a model: which units, over which mesh, each parameter's shard placement, what is done by hand."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch.distributed as dist
+from torch import nn
+
+from distbench.plans.checkpoint_compile import require_fusable
+from distbench.plans.materialise import owners_of
+from distbench.plans.patterns import matching_modules
+from distbench.ranks.context import RankContext
+from distbench.spec import DdpPlan, FsdpPlan, LargestDim
+from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
+from distbench.spec.plan import matching
+from distbench.torch_private import (
+    Skipped,
+    flatten_mesh,
+    hybrid_mesh,
+    on_spmd_mesh,
+    replicate_by_unit,
+    replicate_in_buckets,
+)
+
+
+@dataclass
+class Sharded:
+    """What FSDP or DDP made of a model: its root if any, the names of parameters that FSDP keeps whole, and the row's
+    counters."""
+
+    roots: list[Any] = field(default_factory=list)
+    kept_whole: tuple[str, ...] = ()
+    counters: dict[str, Any] = field(default_factory=dict)
+
+
+def present(mesh_dims: Sequence[str], context: RankContext) -> list[str]:
+    """Those of the mesh dims that this mesh has."""
+    return [name for name in mesh_dims if name in context.mesh_dims]
+
+
+def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Sharded:
+    """`fully_shard` every unit, or `replicate` it where nothing shards, deepest first, then the root; Skipped for CPU
+    offload where the device is the CPU."""
+    from torch.distributed.fsdp import fully_shard
+
+    apply: Callable[..., Any] = fully_shard if plan.mesh_dims else replicate_by_unit()
+    if plan.offload is not None and not is_accelerator(context.device.type):
+        raise Skipped(
+            f"CPU offload: the shards of a CPU run are in host memory already; use --device {ANY_ACCELERATOR}"
+        )
+    if plan.gather_extension is not None:
+        _extend_gathers(model, plan.gather_extension)
+    kept = _kept_whole(model, plan)
+    ignored = _named(model, plan.ignored)
+    options: dict[str, Any] = {
+        **_mesh(plan, context),
+        "ignored_params": {*kept.values(), *ignored.values()},
+        "reshard_after_forward": plan.reshard_after_forward,
+        "offload_policy": plan.offload,
+        "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
+    }
+    own_meshes = _own_meshes(model, plan, context)
+    for unit, policy in units_of(model, plan):
+        given = {**options, "mp_policy": policy, "mesh": own_meshes.get(unit, options["mesh"])}
+        apply(unit, **{option: value for option, value in given.items() if value is not None})
+    _communicate_by(model, plan, context)
+    _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
+    if plan.gradient_divide_factor is not None:
+        _divide_by(model.modules(), plan.gradient_divide_factor)
+    elif own_meshes:
+        _divide_by(own_meshes, data_parallel_size(plan, context))
+    return Sharded([model], tuple(kept), _counters(model, {**kept, **ignored}, plan))
+
+
+def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[nn.Module, Any]:
+    """Each unit that is sharded over mesh dims of its own, with its mesh."""
+    return {
+        module: flatten_mesh(context.mesh, present(mesh_dims, context))
+        for pattern, mesh_dims in plan.unit_mesh_dims.items()
+        for module in matching_modules((pattern,), model).values()
+    }
+
+
+def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
+    """Average the model's gradients in DDP's buckets; Skipped where they are to be fused and cannot be."""
+    require_fusable(plan, context.device)
+    group = flatten_mesh(context.mesh, present(plan.mesh_dims, context)).get_group()
+    options: dict[str, Any] = {
+        "bucket_cap_mb": plan.bucket_cap_mb,
+        "gradient_as_bucket_view": plan.gradient_as_bucket_view,
+        "static_graph": plan.static_graph,
+        "find_unused_parameters": plan.find_unused_parameters,
+    }
+    given = {option: value for option, value in options.items() if value is not None}
+    ignored = matching_modules(plan.ignored, model).values()
+    replicate_in_buckets(model, list(ignored), process_group=group, device_id=context.device, **given)
+    return Sharded([model])
+
+
+def units_of(model: nn.Module, plan: FsdpPlan) -> list[tuple[nn.Module, Any]]:
+    """Every unit with its mixed precision policy (None for torch's default): the deepest first, the root last."""
+    named = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
+    ordered = sorted(named, key=lambda name: -name.count(".") if name else 1)
+    return [(named[name], _policy_of(plan, name)) for name in ordered]
+
+
+def _policy_of(plan: FsdpPlan, unit: str) -> Any:
+    """By the unit's module name, "" for the root; None for torch's default."""
+    if not isinstance(plan.mixed_precision, Mapping):
+        return plan.mixed_precision
+    return next((policy for pattern, policy in plan.mixed_precision.items() if matching(pattern, [unit])), None)
+
+
+def policies_of(plan: FsdpPlan) -> list[Any]:
+    """Every mixed precision policy that the plan names."""
+    if isinstance(plan.mixed_precision, Mapping):
+        return list(plan.mixed_precision.values())
+    return [] if plan.mixed_precision is None else [plan.mixed_precision]
+
+
+def _mesh(plan: FsdpPlan, context: RankContext) -> dict[str, Any]:
+    """The mesh as fully_shard takes it, and which of its mesh dims are data parallel where it is the whole one."""
+    shards = present(plan.mesh_dims, context)
+    if not plan.mesh_dims:
+        return {"mesh": flatten_mesh(context.mesh, present(plan.replicate_dims, context))}
+    # A single replica is no hybrid sharding.
+    replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
+    if plan.all_reduce_hook is not None:
+        replicas = []  # FSDP2 knows of the shards alone, and the hook of the replicas
+    if plan.spmd_mesh:
+        return on_spmd_mesh(context.mesh, shards, replicas)
+    return {"mesh": hybrid_mesh(context.mesh, replicas, shards) if replicas else flatten_mesh(context.mesh, shards)}
+
+
+def data_parallel_size(plan: FsdpPlan, context: RankContext) -> int:
+    """Ranks over which gradients are summed, and by whose number they are divided unless the plan says otherwise."""
+    return context.index((*plan.mesh_dims, *plan.replicate_dims))[1]
+
+
+def shard_placement_of(plan: FsdpPlan, num_shards: int) -> Callable[[Any], Any] | None:
+    """The plan's `shard_placement_fn`; None for tensor dim 0 throughout."""
+    if isinstance(plan.shard_placement, LargestDim):
+        return lambda parameter: _largest_dim(parameter, num_shards)
+    return plan.shard_placement
+
+
+def _largest_dim(parameter: Any, num_shards: int) -> Any:
+    from torch.distributed.tensor import Shard
+
+    taken = {placement.dim for placement in getattr(parameter, "placements", ()) if placement.is_shard()}
+    fitting = [dim for dim, size in enumerate(parameter.shape) if dim not in taken and size % num_shards == 0]
+    return Shard(max(fitting, key=lambda dim: parameter.shape[dim])) if fitting else None
+
+
+def _kept_whole(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Parameter]:
+    least = plan.shard_placement.min_numel if isinstance(plan.shard_placement, LargestDim) else 0
+    small = {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
+    return {**small, **_named(model, plan.whole)}
+
+
+def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
+    """The parameters whose names match one of some patterns."""
+    named = dict(model.named_parameters())
+    return {name: named[name] for pattern in patterns for name in matching(pattern, named)}
+
+
+def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
+    parameters = {id(parameter): parameter for parameter in model.parameters()}
+    for key, owners in owners_of(model).items():
+        plain = parameters[key]
+        if plain.ndim < 2:
+            continue
+        extended = nn.Parameter(extension(plain.detach()), requires_grad=plain.requires_grad)
+        for _, module, attribute in owners:
+            module.register_parameter(attribute, extended)
+
+
+def _communicate_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
+    """What moves parameters and gradients in the place of FSDP2's own, and what is gathered ahead or not again."""
+    gather = plan.all_gather() if plan.all_gather is not None else None
+    scatter = plan.reduce_scatter() if plan.reduce_scatter is not None else None
+    replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
+    hook = None
+    if plan.all_reduce_hook is not None and replicas:
+        hook = plan.all_reduce_hook(flatten_mesh(context.mesh, replicas))
+    units: dict[str, Any] = {**matching_modules(plan.wrap, model), "": model}
+    for name, unit in units.items():
+        if gather is not None:
+            unit.set_custom_all_gather(gather)
+        if scatter is not None:
+            unit.set_custom_reduce_scatter(scatter)
+        if hook is not None:
+            unit.set_all_reduce_hook(hook)
+        if any(matching(pattern, [name]) for pattern in plan.not_in_backward):
+            unit.set_unshard_in_backward(False)
+    if plan.unshard_ahead:
+        ahead = [units[name] for name in matching_modules(plan.wrap, model)][: plan.unshard_ahead]
+        model.register_forward_pre_hook(lambda *_: _gather_together(ahead))
+
+
+def _gather_together(units: list[Any]) -> None:
+    for handle in [unit.unshard(async_op=True) for unit in units]:
+        handle.wait()
+
+
+def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
+    for index, unit in enumerate(units):
+        if plan.prefetch_forward is not None:
+            unit.set_modules_to_forward_prefetch(units[index + 1 : index + 1 + plan.prefetch_forward])
+        if plan.prefetch_backward is not None:
+            before = units[max(index - plan.prefetch_backward, 0) : index]
+            unit.set_modules_to_backward_prefetch(before[::-1])
+
+
+def _divide_by(modules: Iterable[nn.Module], factor: float) -> None:
+    from torch.distributed.fsdp import FSDPModule
+
+    for module in modules:
+        if isinstance(module, FSDPModule):
+            module.set_gradient_divide_factor(factor)
+
+
+def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:
+    if plan.shard_placement is None:
+        return {}
+    tensor_dims: Counter[int] = Counter(
+        next(one.dim for one in getattr(parameter, "placements", ()) if hasattr(one, "dim"))
+        for name, parameter in model.named_parameters()
+        if name not in kept
+    )
+    shards = ", ".join(f"{count} on tensor dim {tensor_dim}" for tensor_dim, count in sorted(tensor_dims.items()))
+    return {"fsdp_shards": shards, "fsdp_kept_whole": ", ".join(kept) or "none"}
+
+
+def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan | None, context: RankContext) -> None:
+    """Average the gradients of parameters that FSDP leaves alone, each as backward finishes it.
+
+    Averaging what has been averaged before changes nothing, so micro-batches may accumulate over it.
+    """
+    if plan is None or not sharded.kept_whole:
+        return
+    mesh_dims = [name for name in context.mesh_dims if name in (*plan.mesh_dims, *plan.replicate_dims)]
+    group = flatten_mesh(context.mesh, mesh_dims).get_group()
+    size = data_parallel_size(plan, context)
+
+    def average(parameter: Any) -> None:
+        gradient = parameter.grad
+        local = gradient.to_local() if hasattr(gradient, "to_local") else gradient
+        dist.all_reduce(local, group=group)
+        local.div_(size)
+
+    parameters = dict(model.named_parameters())
+    for name in sharded.kept_whole:
+        if parameters[name].requires_grad:
+            parameters[name].register_post_accumulate_grad_hook(average)

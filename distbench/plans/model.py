@@ -1,0 +1,430 @@
+"""A model as its function builds it, on the meta device, and what it was then, whatever a plan does to it."""
+
+import contextlib
+import copy
+import dataclasses
+from collections import UserList, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from distbench.ranks.context import dtype_name
+from distbench.ranks.failure import blamed, place_of
+from distbench.spec import UserError
+from distbench.spec.errors import nearest
+from distbench.spec.printable import count_text
+
+# Tensors in nested dicts, lists, tuples, dataclasses and other objects: each with its name, and the same tree with
+# others instead.
+
+# Sequences that are filled anew, since they take more than their items.
+FILLED = (deque, UserList)
+
+
+def kind_of(tree: Any) -> str:
+    """What somebody returned, for a sentence."""
+    name = type(tree).__name__
+    return "None" if tree is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
+
+
+def tensors_of(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Every tensor of a batch with its name: keys, fields and positions joined by dots."""
+    return ((name, leaf) for name, leaf in leaves_of(tree, name) if isinstance(leaf, torch.Tensor))
+
+
+def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Everything in a batch that has no parts, with its name."""
+    parts = _parts(tree)
+    if not parts:
+        yield name, tree
+    for key, value in parts:
+        yield from leaves_of(value, f"{name}.{key}" if name else str(key))
+
+
+def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name: str = "") -> Any:
+    """The same with each tensor changed; what holds no tensor that changes is the same object."""
+    if isinstance(tree, torch.Tensor):
+        return change(name, tree)
+    parts = _parts(tree)
+    new = {key: mapped(value, change, f"{name}.{key}" if name else str(key)) for key, value in parts}
+    return tree if all(new[key] is value for key, value in parts) else _with_parts(tree, new)
+
+
+def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
+    """Nothing is made anew where it can be copied: constructors may take something else, or change what they take."""
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return tree._replace(**new)  # type: ignore[attr-defined]
+    if isinstance(tree, list | tuple):
+        return type(tree)(list(new.values()))
+    if isinstance(tree, Mapping) and not isinstance(tree, MutableMapping):
+        return new
+    changed = copy.copy(tree)
+    if isinstance(changed, FILLED):
+        changed.clear()
+        changed.extend(new.values())
+        return changed
+    if isinstance(tree, Mapping):
+        _unshare_items(changed)
+    for key, value in new.items():
+        if isinstance(tree, Mapping):
+            changed[key] = value
+        else:
+            object.__setattr__(changed, key, value)
+    return changed
+
+
+def _unshare_items(mapping: Any) -> None:
+    """A copy of somebody's own mapping may share the dict that has its items."""
+    for attribute, value in list(getattr(mapping, "__dict__", {}).items()):
+        if isinstance(value, MutableMapping):
+            mapping.__dict__[attribute] = copy.copy(value)
+
+
+def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
+    if isinstance(tree, Mapping):
+        return list(tree.items())
+    if isinstance(tree, tuple) and hasattr(tree, "_fields"):
+        return list(zip(tree._fields, tree, strict=True))
+    if isinstance(tree, (list, tuple, *FILLED)):
+        return list(enumerate(tree))
+    return () if isinstance(tree, torch.Tensor | nn.Module | type) else _fields_of(tree)
+
+
+def _fields_of(tree: Any) -> list[tuple[str, Any]]:
+    """Of a dataclass, or one of attrs; of another object its attributes, where one of them is a tensor."""
+    kind: Any = type(tree)
+    declared = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else getattr(kind, "__attrs_attrs__", None)
+    if declared is not None:
+        names = [field.name for field in declared if hasattr(tree, field.name)]
+        return [(name, getattr(tree, name)) for name in names]
+    own = getattr(tree, "__dict__", {})
+    return list(own.items()) if any(isinstance(value, torch.Tensor) for value in own.values()) else []
+
+
+# Calls the function that builds a model, in the cheapest way that it bears: on the meta device, with values for what
+# is no parameter, or whole on the CPU.
+
+# Of a model of more parameters none are drawn to learn what is made of them.
+MOST_DRAWN = 100_000_000
+# What every module has.
+OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
+
+
+def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
+    """A model with all its values, the same on every rank; for one that reads those of its parameters.
+
+    Raises:
+        MemoryError: it has more than 100 M parameters.
+    """
+    with _seeded(seed), torch.device("cpu"), _registering(_at_most(MOST_DRAWN)):
+        return build_model()
+
+
+def built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool]:
+    """The model, by its function under the meta device. One that reads values of other tensors than its parameters (the
+    rates of stochastic depth, say) is built on the CPU, its parameters alone on the meta device; one that reads these
+    too is built with all values first, which is told."""
+    needs_values = False
+    with blamed("build_model", build_model):
+        try:
+            with torch.device("meta"):
+                return build_model(), False
+        except Exception as error:
+            try:
+                with _parameters_on_meta(), torch.device("cpu"):
+                    model = build_model()
+            except Exception:
+                needs_values = True
+                try:
+                    model = whole_on_cpu(build_model, seed)
+                except Exception:
+                    raise error from None
+    if isinstance(model, nn.Module):
+        _move_parameters(model)
+        for module in model.to("meta").modules():
+            for attribute, value in list(vars(module).items()):
+                if attribute not in OWN_ATTRIBUTES and _tensors(value):
+                    setattr(module, attribute, mapped(value, lambda _, one: one.to("meta")))
+    return model, needs_values
+
+
+def _move_parameters(model: nn.Module) -> None:
+    """Onto the meta device, those that modules share as one: torch would make each holder its own."""
+    moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    for module in model.modules():
+        for name, given in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            _, meta = moved.setdefault(id(given), (given, _on_meta(given)))
+            module.register_parameter(name, meta)
+
+
+def built_with_values(
+    build_model: Callable[[], Any], seed: int, num_parameters: int, attributes: Mapping[tuple[str, str], Any]
+) -> nn.Module:
+    """The model with values for what is no parameter, and for its parameters where others are made of them."""
+    with blamed("build_model", build_model), _seeded(seed), torch.device("cpu"):
+        with _parameters_on_meta():
+            model: nn.Module = build_model()
+        of_parameters = _without_value(model, attributes)
+        if of_parameters is None:
+            return model
+        if num_parameters > MOST_DRAWN:
+            what = f"build_model ({place_of(build_model)}) makes {of_parameters} of parameters"
+            raise UserError(f"{what}, which have no values in a model of {num_parameters:,}; make it of constants")
+        return build_model()  # type: ignore[no-any-return]
+
+
+def _without_value(model: nn.Module, attributes: Mapping[tuple[str, str], Any]) -> str | None:
+    """The first buffer or attribute that is still on the meta device, as those are that are made of parameters."""
+    buffers = (name for name, buffer in model.named_buffers() if buffer.is_meta)
+    known = attributes_of(model, attributes)
+    others = (".".join(filter(None, key)) for key in attributes if any(one.is_meta for one in _tensors(known.get(key))))
+    return next((*buffers, *others).__iter__(), None)
+
+
+def attributes_of(model: nn.Module, wanted: Iterable[tuple[str, str]] | None = None) -> dict[tuple[str, str], Any]:
+    """Tensors on the meta device, or lists, tuples and dicts of them, that modules keep as plain attributes; or those
+    that are wanted, wherever they are."""
+    keys = None if wanted is None else set(wanted)
+    return {
+        (name, attribute): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if (attribute not in OWN_ATTRIBUTES and any(one.is_meta for one in _tensors(value)))
+        or (keys is not None and (name, attribute) in keys)
+    }
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    """Of an attribute; parameters among them are registered elsewhere."""
+    if not isinstance(value, torch.Tensor | list | tuple | dict):
+        return []
+    return [one for _, one in tensors_of(value) if not isinstance(one, nn.Parameter)]
+
+
+@contextlib.contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def _parameters_on_meta() -> contextlib.AbstractContextManager[None]:
+    return _registering(_on_meta)
+
+
+def _on_meta(given: nn.Parameter) -> nn.Parameter:
+    """One that is there stays what it is, as modules may share it."""
+    if given.is_meta:
+        return given
+    return nn.Parameter(given.detach().to("meta"), requires_grad=given.requires_grad)
+
+
+def _at_most(number: int) -> Callable[[nn.Parameter], nn.Parameter]:
+    total = 0
+
+    def counted(given: nn.Parameter) -> nn.Parameter:
+        nonlocal total
+        total += given.numel()
+        if total > number:
+            raise MemoryError(f"more than {number:,} parameters")
+        return given
+
+    return counted
+
+
+@contextlib.contextmanager
+def _registering(change: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[None]:
+    register = nn.Module.register_parameter
+
+    def register_changed(self: nn.Module, name: str, param: nn.Parameter | None) -> None:
+        register(self, name, None if param is None else change(param))
+
+    nn.Module.register_parameter = register_changed  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        nn.Module.register_parameter = register  # type: ignore[method-assign]
+
+
+# How the one parameter ends that FSDP1 makes of many.
+FLAT = "_flat_param"
+
+
+@dataclass(frozen=True)
+class Fact:
+    """What is known of a parameter as it was built."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    learns: bool
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """A model on the meta device, and what it was when it was built, which stays whatever a plan does to it.
+
+    Args:
+        buffers: name to initial value on the CPU; no seed determines those.
+        names: name of each parameter to itself; those that others share stand for the first of them.
+        facts: by name.
+        modules: by name.
+        attributes: (module's name, attribute) to the tensors that a module keeps as neither parameter nor buffer, on
+            the CPU where values were asked for; a tensor, or what holds some.
+        needs_values: whether it can only be built where its parameters have values (`whole_on_cpu`).
+    """
+
+    model: nn.Module
+    buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)
+    modules: dict[str, nn.Module] = field(default_factory=dict)
+    attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
+    needs_values: bool = False
+
+    @property
+    def parameters(self) -> list[str]:
+        """Each parameter's name once, in the model's order."""
+        return list(dict.fromkeys(self.names.values()))
+
+    def first_names(self, model: nn.Module, found: Iterable[str]) -> dict[str, str]:
+        """Names of parameters or buffers of a model that a plan changed, to those that they had when it was built: a
+        wrapper changes names, and leaves what it wraps what it was. Those that are in no module of then are left out.
+        """
+        was = {id(module): name for name, module in self.modules.items()}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        first = {}
+        for name in found:
+            holder, _, attribute = name.rpartition(".")
+            if (then := was.get(id(modules.get(holder)))) is not None:
+                first[name] = f"{then}.{attribute}" if then else attribute
+        return first
+
+
+def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = True) -> Blueprint:
+    """Build a model on the meta device; where it has tensors that are no parameters, and their values are asked for,
+    once more to learn them.
+
+    The second time only the parameters are put on the meta device, each as it is registered, so no more than one of
+    them has memory at a time; where other tensors are made of parameters, these have memory too. What is drawn at
+    random starts from the seed, the same on every rank.
+
+    Raises:
+        UserError: it raises, builds no model or a lazy one, or values are made of the parameters of a large model.
+    """
+    model, needs_values = built_on_meta(build_model, seed)
+    if not isinstance(model, nn.Module):
+        kind = type(model).__name__
+        raise UserError(f"build_model ({place_of(build_model)}) returns {kind}, it must return an nn.Module")
+    if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
+        what = f"build_model ({place_of(build_model)}) makes parameter {lazy!r} without a shape"
+        raise UserError(f"{what}, as lazy modules do; give that module its sizes")
+    first = {id(parameter): name for name, parameter in model.named_parameters()}
+    names = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    facts = {
+        name: Fact(tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
+        for name, parameter in model.named_parameters()
+    }
+    attributes = attributes_of(model)
+    modules = dict(model.named_modules())
+    if not with_values or not (attributes or next(model.buffers(), None) is not None):
+        return Blueprint(model, {}, names, facts, modules, attributes, needs_values)
+    if needs_values:
+        valued = whole_on_cpu(build_model, seed)
+    else:
+        valued = built_with_values(build_model, seed, sum(one.numel() for one in model.parameters()), attributes)
+    buffers = {name: buffer.detach().clone() for name, buffer in valued.named_buffers()}
+    known = attributes_of(valued, attributes)
+    attributes = {key: known[key] for key in attributes if key in known}
+    return Blueprint(model, buffers, names, facts, modules, attributes, needs_values)
+
+
+def unregistered(built: Blueprint) -> str:
+    """A module that another one keeps in a plain list or dict, where its parameters are nobody's and get no memory: a
+    half sentence, or nothing."""
+    known = set(built.modules.values())
+    for name, module in built.modules.items():
+        for attribute, value in vars(module).items():
+            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if attribute not in OWN_ATTRIBUTES and any(isinstance(one, nn.Module) and one not in known for one in held):
+                where = f"{name}.{attribute}" if name else attribute
+                return f"; {where} holds modules in a plain {type(value).__name__}: use ModuleList or ModuleDict"
+    return ""
+
+
+def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, nn.Parameter]:
+    """Parameters of a parallel model by the names that they had when it was built.
+
+    A wrapper, torch.compile's or activation checkpointing's say, may have put something before or into a name; then
+    they are known by the modules that hold them, or else taken in their order. Of a pipeline's stages those that this
+    rank holds.
+
+    Args:
+        where: what changed the model, for the sentence.
+
+    Raises:
+        UserError: the model has other parameters than were built.
+    """
+    found, names = dict(model.named_parameters()), built.names
+    held = getattr(model, "held_names", names)
+    wanted = [name for name in dict.fromkeys(names.values()) if name in held]
+    for first in ({name: name for name in found}, built.first_names(model, found)):
+        if all(first.get(name) in names for name in found):
+            by_name = {names[first[name]]: parameter for name, parameter in found.items()}
+            _require_tied(names, first, where)
+            if len(by_name) == len(wanted):
+                return {name: by_name[name] for name in wanted}
+    if len(found) == len(wanted):
+        return dict(zip(wanted, found.values(), strict=True))
+    if flat := next((name for name in found if name.endswith(FLAT)), None):
+        what = f"the parallel model{where} has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
+        raise UserError(f"{what}; use fully_shard, which leaves parameters what they were")
+    what = f"the parallel model{where} has {count_text(len(found), 'parameter')} where build_model made {len(wanted)}"
+    new = next((name for name in found if name not in names), None)
+    lost = next((name for name in wanted if name not in found), None)
+    odd = f"lacks {lost!r}" if new is None else f"{new!r} is new ({nearest(new, wanted)})"
+    raise UserError(f"{what}: {odd}; keep them all")
+
+
+def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str) -> None:
+    """Refuse two parameters in the place of one that modules shared: values and gradients would be those of one."""
+    holders: dict[str, str] = {}
+    for was in first.values():
+        other = holders.setdefault(names[was], was)
+        if other != was:
+            what = f"parameter {other} is shared with {was} in the model that build_model made, and the parallel model"
+            raise UserError(
+                f"{what}{where} has two, as when a style makes a DTensor of one alone; lay both out alike, or untie "
+                "them (tie_word_embeddings=False in a config of transformers)"
+            )
+
+
+def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
+    """Refuse a parallel model whose parameters are others than were built, in number, shape, dtype, or whether they
+    learn.
+
+    Args:
+        where: what made it so, for the sentence.
+    """
+    for name, parameter in as_built(model, built, where).items():
+        fact = built.facts.get(name)
+        if fact is None:
+            continue
+        shape, dtype = tuple(parameter.shape), parameter.dtype
+        if shape != fact.shape:
+            was, instead = f"has shape {list(shape)}", "shard it as a DTensor, which keeps the whole shape"
+            then = str(list(fact.shape))
+        elif dtype != fact.dtype:
+            was, then = f"is of {dtype_name(dtype)}", dtype_name(fact.dtype)
+            instead = "cast it in build_model, so that one device computes the same, or by a MixedPrecisionPolicy"
+        elif parameter.requires_grad != fact.learns:
+            was, then = ("is frozen", "not frozen") if fact.learns else ("is not frozen", "frozen")
+            instead = "call requires_grad_ in build_model, so that one device does the same"
+        else:
+            continue
+        raise UserError(
+            f"parameter {name} {was} in the parallel model and {then} where build_model made it{where}; {instead}"
+        )

@@ -1,0 +1,283 @@
+"""A plan onto a model: TP or a function of the user's own, then activation checkpointing, compile and FSDP; CP wraps
+each step (see training_step)."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbench.plans.checkpoint_compile import compile_modules, recompute_modules
+from distbench.plans.fsdp import Sharded, replicate, shard_fully
+from distbench.plans.materialise import owners_of
+from distbench.plans.model import mapped, tensors_of
+from distbench.plans.patterns import (
+    annotations_by_parameter,
+    is_of_transformers,
+    matching_modules,
+    styles_by_module,
+    styles_by_parameter,
+)
+from distbench.ranks.context import BATCH_DIMS, RankContext
+from distbench.ranks.failure import blamed, one_line, place_of
+from distbench.redistribute.expected_shards import own_shard
+from distbench.spec import CpPlan, ParallelPlan, UserError
+from distbench.torch_private import Unsupported, context_parallel, flatten_mesh, whole_sequence
+
+
+def parallelize(
+    model: nn.Module, plan: ParallelPlan, context: RankContext, own: Callable[[Any, Any], Any] | None = None
+) -> tuple[nn.Module, Sharded]:
+    """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
+
+    Skipped where a part of the plan has nothing to do on this machine: tensor parallel over one rank, which would
+    cost DTensor's dispatch and its own loss.
+
+    Args:
+        own: the scenario's `parallelize`, which is given the whole mesh and takes the place of the plan's `tp`.
+    """
+    annotate_parameters(model, plan, context)
+    tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]
+    if own is not None:
+        model = _parallel_by(own, model, context.mesh)
+    elif callable(plan.tp) and tp_dims:
+        model = _parallel_by(plan.tp, model, context.mesh[tuple(tp_dims)])
+    elif plan.tp is not None and any(context.size(name) > 1 for name in tp_dims):
+        model = _tensor_parallel(model, plan, context, tp_dims)
+    if plan.ep and (ep_dims := [name for name in plan.ep_dims if name in context.mesh_dims]):
+        _expert_parallel(model, plan, context, ep_dims)
+    if plan.fsdp is not None and plan.fsdp.spmd_mesh:
+        onto_spmd_mesh(model, context)
+    recompute_modules(model, plan.checkpoint, plan.checkpoint_context)
+    if plan.compile is not None:
+        tp_mesh = flatten_mesh(context.mesh, tp_dims) if plan.compile.async_tp and tp_dims else None
+        compile_modules(model, plan.compile, context.device, tp_mesh)
+    if plan.ddp is not None:
+        return model, replicate(model, plan.ddp, context)
+    return model, shard_fully(model, plan.fsdp, context) if plan.fsdp is not None else Sharded()
+
+
+def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: Any) -> nn.Module:
+    """Have a function of the user's own lay a model over a mesh.
+
+    Raises:
+        UserError: it raises, or returns what is no model.
+    """
+    try:
+        with blamed("parallelize", function):
+            changed = function(model, mesh)
+    except UserError as error:
+        if "meta tensors" not in str(error):
+            raise
+        instead = "what needs values (DistributedDataParallel does) is replicate(model), or goes into after_materialize"
+        raise UserError(f"{error}: the model is on the meta device there; {instead}") from error
+    if changed is not None and not isinstance(changed, nn.Module):
+        kind = type(changed).__name__
+        where = place_of(function)
+        raise UserError(
+            f"parallelize ({where}) returns {kind}; return the model, or None where it was changed in place"
+        )
+    return model if changed is None else changed
+
+
+def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext, tp_dims: list[str]) -> nn.Module:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
+    shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
+    mesh = flatten_mesh(context.mesh, tp_dims)
+    styles = {name: (pattern, style) for pattern, name, _, style in styles_by_module(plan, model)}
+    of_parameters = styles_by_parameter(plan, model)
+    for name, style in of_parameters.items():
+        holder, _, attribute = name.rpartition(".")
+        pattern = styles[holder][0] if holder in styles else name
+        with _named(f"TP pattern {pattern!r}", holder, model.get_submodule(holder)):
+            style.shard_param(model.get_submodule(holder), attribute, mesh)
+    for name, (pattern, style) in styles.items():
+        with _named(f"TP pattern {pattern!r}", name, model.get_submodule(name)):
+            if is_of_transformers(style):
+                _install(style, model, name, mesh)
+            else:
+                model = parallelize_module(model, mesh, {name: style})
+    for (_, module, attribute), *others in shared:
+        for _, other, name in others:
+            _share_again(getattr(module, attribute), other, name)
+    # SequenceParallel makes new parameters of a module's own, and they would learn again.
+    for name in frozen:
+        model.get_parameter(name).requires_grad_(False)
+    return model
+
+
+@contextlib.contextmanager
+def _named(what: str, name: str, module: nn.Module) -> Iterator[None]:
+    """Have what a style raises said with the module that it was given, which libraries leave out."""
+    try:
+        yield
+    except (UserError, Unsupported):
+        raise
+    except Exception as error:
+        given, why = type(module).__name__, one_line(error).rstrip(".")
+        refused = f"{what}: its style refuses {name or 'the root'}, a {given} ({why})"
+        raise UserError(f"{refused}; take it out of the pattern, or give a style that takes a {given}") from error
+
+
+def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext, ep_dims: list[str]) -> None:
+    from torch.distributed.tensor.parallel import parallelize_module
+
+    with_tp = plan.ep_tp_dim is not None and plan.ep_tp_dim in context.mesh_dims
+    mesh = context.mesh[(*ep_dims, str(plan.ep_tp_dim))] if with_tp else flatten_mesh(context.mesh, ep_dims)
+    for pattern, style in plan.ep.items():
+        for name, module in matching_modules((pattern,), model).items():
+            with _named(f"EP pattern {pattern!r}", name, module):
+                parallelize_module(module, mesh, style)
+
+
+def _install(style: Any, model: nn.Module, name: str, mesh: Any) -> None:
+    module = model.get_submodule(name)
+    config = getattr(model, "config", None)
+    if config is not None and not hasattr(module, "config"):
+        module.config = getattr(config, "get_text_config", lambda: config)()  # what styles of MLA read
+    style.install_forward(module, mesh)
+
+
+def _share_again(parameter: Any, other: nn.Module, name: str) -> None:
+    """Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one."""
+    if getattr(getattr(other, name), "placements", None) == getattr(parameter, "placements", None):
+        other.register_parameter(name, parameter)
+
+
+def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
+    """Turn the parameters that `shard_params` names into DTensors over the plan's `tp_dim`, in the mesh's order."""
+    from torch.distributed.tensor import DTensor, Replicate, Shard
+
+    mesh_dims = [name for name in context.mesh_dims if name in plan.tp_dims]
+    if not mesh_dims:
+        return
+    mesh = context.mesh[tuple(mesh_dims)]
+    owners = owners_of(model)
+    parameters: dict[str, Any] = dict(model.named_parameters())
+    for parameter_name, annotations in annotations_by_parameter(plan, model).items():
+        tensor_dims = {mesh_dim: one.tensor_dim for one in annotations for mesh_dim in one.mesh_dims}
+        placements = [Shard(tensor_dims[name]) if name in tensor_dims else Replicate() for name in mesh_dims]
+        full = parameters[parameter_name]
+        with torch.no_grad():
+            local = own_shard(full, placements, mesh).contiguous()
+        sharded = DTensor.from_local(
+            local, mesh, placements, run_check=False, shape=full.shape, stride=tuple(full.stride())
+        )
+        parameter = nn.Parameter(sharded, requires_grad=full.requires_grad)
+        for _, module, attribute in owners[id(full)]:
+            module.register_parameter(attribute, parameter)
+
+
+def onto_spmd_mesh(model: nn.Module, context: RankContext) -> None:
+    """Have a model on the meta device work on DTensors of the whole mesh: parameters and buffers are replicated over
+    the mesh dims that they do not lie on yet, inputs are split over data parallel ranks, outputs are this rank's part.
+
+    Raises:
+        UserError: a parameter is a DTensor on a mesh that is no part of this one.
+    """
+    owners = owners_of(model)
+    for name, parameter in list(model.named_parameters()):
+        lifted = nn.Parameter(_on_whole_mesh(name, parameter, context), requires_grad=parameter.requires_grad)
+        for _, module, attribute in owners[id(parameter)]:
+            module.register_parameter(attribute, lifted)
+    for module in model.modules():
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            setattr(module, name, _on_whole_mesh(name, buffer, context))
+    model.register_forward_pre_hook(lambda _, given, named: _inputs_on_mesh(given, named, context), with_kwargs=True)
+    model.register_forward_hook(lambda _, given, output: mapped(output, partial(_own_part, context)))
+
+
+def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
+    from torch.distributed.tensor import DTensor, Replicate
+
+    mesh = context.mesh
+    if not isinstance(tensor, DTensor):
+        return DTensor.from_local(tensor.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
+    if tensor.device_mesh is mesh:
+        return tensor.detach()
+    own = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=False))
+    if len(own) < tensor.device_mesh.ndim or not own.keys() <= set(context.mesh_dims):
+        what = f"spmd_mesh wants parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
+        raise UserError(f"{what}, {name} is on {'x'.join(own) or 'one without names'}; use the mesh that is given")
+    placements = [own.get(mesh_dim, Replicate()) for mesh_dim in context.mesh_dims]
+    shape, stride = tensor.shape, tuple(tensor.stride())
+    return DTensor.from_local(tensor.to_local().detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
+
+
+def _by_batch(context: RankContext, is_split: bool = True) -> list[Any]:
+    from torch.distributed.tensor import Replicate, Shard
+
+    return [Shard(0) if is_split and name in BATCH_DIMS else Replicate() for name in context.mesh_dims]
+
+
+def _inputs_on_mesh(given: Any, named: Any, context: RankContext) -> tuple[Any, Any]:
+    """Tensors as long as the first one are this rank's part of the batch; others are the same on every rank."""
+    from torch.distributed.tensor import DTensor
+
+    length = next((tensor.shape[0] for _, tensor in tensors_of([given, named]) if tensor.ndim), None)
+
+    def distributed(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, DTensor):
+            return tensor
+        placements = _by_batch(context, tensor.ndim > 0 and tensor.shape[0] == length)
+        return DTensor.from_local(tensor, context.mesh, placements, run_check=False)
+
+    return mapped(given, distributed), mapped(named, distributed)
+
+
+def _own_part(context: RankContext, _: str, tensor: Any) -> Any:
+    if not hasattr(tensor, "to_local"):
+        return tensor
+    if not tensor.ndim:
+        raise UserError("spmd_mesh computes the loss from outputs, and the model returns a number; give loss")
+    return tensor.redistribute(placements=_by_batch(context)).to_local()
+
+
+def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:
+    """Whether a plan shards the sequence on this mesh."""
+    return plan is not None and context.size(plan.mesh_dim) > 1
+
+
+def sequence_sharded(
+    model: nn.Module, plan: CpPlan, context: RankContext, batch: Sequence[tuple[torch.Tensor, int]]
+) -> contextlib.AbstractContextManager[None]:
+    """The context of forward, loss and backward; the batch's tensors, each with its tensor dim that is the sequence,
+    and the model's buffers are sharded in place.
+
+    Buffers are whole again afterwards, the batch (copies of this rank's part of it) is not.
+    """
+    buffers = dict(model.named_buffers())
+    tensors = [tensor for tensor, _ in batch]
+    return context_parallel(
+        context.mesh[plan.mesh_dim],
+        [*tensors, *(buffers[name] for name in plan.buffers)],
+        [*(tensor_dim for _, tensor_dim in batch), *plan.buffers.values()],
+        plan.rotate,
+        plan.balances,
+        not_restored=tensors,
+        kernel=plan.kernel,
+    )
+
+
+def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
+    """Have the model's output gathered along the sequence, in its original order, each time it has run.
+
+    A hook, so that what it communicates belongs to the model's root. Returns whether the plan asks for it and the
+    sequence is sharded on this mesh; else nothing is done.
+    """
+    if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
+        return False
+    mesh, seq_dim = context.mesh[plan.mesh_dim], plan.seq_dim
+
+    def unshard(_: nn.Module, given: Any, output: Any) -> torch.Tensor:
+        if not isinstance(output, torch.Tensor) or hasattr(output, "placements"):
+            kind = type(output).__name__
+            raise UserError(f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave it out")
+        return whole_sequence(output, mesh, seq_dim)
+
+    model.register_forward_hook(unshard)
+    return True

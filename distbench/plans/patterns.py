@@ -1,0 +1,170 @@
+"""Glob patterns of a plan over the names of a model, and what a model itself says of how to lay it out."""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from torch import nn
+
+from distbench.plans.materialise import owners_of
+from distbench.plans.pipeline import HandOn
+from distbench.spec import ParallelPlan, ShardParam, UserError
+from distbench.spec.errors import nearest
+from distbench.spec.plan import matching
+
+# A plan that asks for the model's own.
+AUTO = "auto"
+TRANSFORMERS = "transformers"
+
+
+def matching_modules(patterns: Iterable[str], model: nn.Module) -> dict[str, nn.Module]:
+    """Module name to module for every match of any of the patterns, in the model's order; "auto" for `own_units`."""
+    modules = _own_modules(model)
+    chosen = own_units(model) if patterns == AUTO else {n for pattern in patterns for n in matching(pattern, modules)}
+    return {name: module for name, module in modules.items() if name in chosen}
+
+
+def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """By name; of a stage without what stands for other stages' modules."""
+    return {name: module for name, module in model.named_modules() if not isinstance(module, HandOn)}
+
+
+def own_units(model: nn.Module) -> set[str]:
+    """Names of the modules whose classes a model of transformers names in `_no_split_modules`.
+
+    Without those that share a parameter with a module outside of them (embeddings that the output layer uses too):
+    FSDP2 would need both in one unit, which is the root.
+
+    Raises:
+        UserError: it names none.
+    """
+    classes = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
+    # fully_shard gives a module a class of its own, below the one that is named.
+    found = {n for n, module in model.named_modules() if classes & {base.__name__ for base in type(module).__mro__}}
+    if not found:
+        kind = type(model).__name__
+        raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} names none; name modules")
+    shared = [[name for name, *_ in owners] for owners in owners_of(model).values() if len(owners) > 1]
+    return {unit for unit in found if not any(_is_split(unit, holders) for holders in shared)}
+
+
+def _is_split(unit: str, holders: Iterable[str]) -> bool:
+    """Whether some of a parameter's holders are in a unit and some are not."""
+    return len({f"{holder}.".startswith(f"{unit}.") for holder in holders}) > 1
+
+
+def own_plan(model: nn.Module) -> dict[str, str]:
+    """The plan that a model of transformers brings along, pattern to the name of a style.
+
+    Raises:
+        UserError: it brings none.
+    """
+    for prefix, module in model.named_modules():
+        plan = getattr(module, "tp_plan", None)
+        if isinstance(plan, Mapping) and plan:
+            return {f"{prefix}.{pattern}" if prefix else pattern: style for pattern, style in plan.items()}
+    raise UserError(
+        f"tp='auto' takes the model's own plan (base_model_tp_plan of its config, _tp_plan of its class), and "
+        f"{type(model).__name__} brings none; give tp={{'pattern': style}}"
+    )
+
+
+def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
+    """Pattern to style, or its name; the model's own for "auto", nothing for a callable plan. Raises as `own_plan`."""
+    if isinstance(plan.tp, str):
+        return own_plan(model)
+    return plan.tp if isinstance(plan.tp, Mapping) else {}
+
+
+def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Any]]:
+    """(pattern, module name, module, style) for every match of a TP plan of patterns; nothing for a callable plan."""
+    modules = _own_modules(model)
+    for pattern, given in tp_patterns(plan, model).items():
+        for name in matching(pattern, modules):
+            style = style_of(given, model, pattern)
+            if style is not None:
+                yield pattern, name, modules[name], style
+
+
+def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
+    """Parameter name to its style of transformers: its own pattern's, else that of the module that holds it."""
+    names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    of_modules = {name: style for _, name, _, style in styles_by_module(plan, model) if is_of_transformers(style)}
+    found = {name: of_modules[holder] for name in names if (holder := name.rpartition(".")[0]) in of_modules}
+    for pattern, given in tp_patterns(plan, model).items():
+        if isinstance(given, str):
+            found |= dict.fromkeys(matching(pattern, names), style_of(given, model, pattern))
+    return {name: style for name, style in found.items() if is_of_transformers(style)}
+
+
+def is_of_transformers(style: Any) -> bool:
+    """Whether a style is one of transformers' own, which changes parameters and forwards in its own way."""
+    return is_from_transformers(type(style))
+
+
+def is_from_transformers(kind: type) -> bool:
+    """Whether a class is one of transformers'."""
+    return kind.__module__.partition(".")[0] == TRANSFORMERS
+
+
+def style_of(given: Any, model: nn.Module, pattern: str) -> Any:
+    """The style of a name, transformers' own for a model of transformers and else torch's; None for "replicate".
+
+    What is no text is returned as it is.
+
+    Raises:
+        UserError: there is no style of that name.
+    """
+    if not isinstance(given, str):
+        _require_style(given, pattern)
+        return given
+    kinds = {base for module in model.modules() for base in type(module).__mro__}
+    if any(is_from_transformers(kind) for kind in kinds):
+        # From where older versions have it too.
+        from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
+
+        known: Mapping[str, Any] = {name: ALL_PARALLEL_STYLES[name] for name in ALL_PARALLEL_STYLES}
+    else:
+        known = {name: style() for name, style in _torch_styles().items()}
+    if given not in known:
+        raise UserError(f"TP pattern {pattern!r}: there is no style {given!r} for this model ({nearest(given, known)})")
+    return known[given]
+
+
+def _require_style(given: Any, pattern: str) -> None:
+    from torch.distributed.tensor.parallel import ParallelStyle
+
+    if isinstance(given, type) and issubclass(given, ParallelStyle):
+        raise UserError(f"TP pattern {pattern!r}: {given.__name__} is a class; give a style of it, {given.__name__}()")
+    if not isinstance(given, ParallelStyle) and not is_of_transformers(given):
+        kind = type(given).__name__
+        raise UserError(f"TP pattern {pattern!r}: {given!r} is a {kind}; give a ParallelStyle, or the name of one")
+
+
+def _torch_styles() -> dict[str, Callable[[], Any]]:
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
+
+    def gathered() -> Any:
+        return ColwiseParallel(output_layouts=Replicate())
+
+    def split() -> Any:
+        return RowwiseParallel(input_layouts=Replicate())
+
+    return {
+        "colwise": ColwiseParallel,
+        "rowwise": RowwiseParallel,
+        **dict.fromkeys(("colwise_rep", "colwise_gather_output", "embedding_colwise"), gathered),
+        **dict.fromkeys(("rowwise_rep", "rowwise_split_input", "embedding_rowwise"), split),
+        "sequence_parallel": lambda: SequenceParallel(use_local_output=True),
+        "replicate": lambda: None,
+    }
+
+
+def annotations_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, list[ShardParam]]:
+    """Parameter name to every annotation whose pattern matches it."""
+    names = [name for name, _ in model.named_parameters()]
+    found: dict[str, list[ShardParam]] = {}
+    for pattern, annotation in plan.shard_params.items():
+        for name in matching(pattern, names):
+            found.setdefault(name, []).append(annotation)
+    return found

@@ -1,0 +1,386 @@
+"""How long each rank of a pipeline works on no stage: it waits for others, or sends and receives."""
+
+import contextlib
+import copy
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import synchronize
+from distbench.spec import ParallelPlan, UserError
+from distbench.spec.plan import SCHEDULES, PipelinePlan, layers_of_stages
+from distbench.statistics.intervals import median
+from distbench.torch_private import V_SCHEDULES, forget_step, require, vote_on_fake_group, with_values_again
+
+# The stages of a model: pruned copies of it, whose parameters keep their names; those of a rank as one module.
+
+LAYERS = (nn.ModuleList, nn.ModuleDict)
+PREFERRED = "layers"
+
+
+class HandOn(nn.Module):
+    """In the place of a module that is another stage's: returns the first thing that it is given."""
+
+    def forward(self, given: Any, *_: Any, **__: Any) -> Any:
+        """What it was given."""
+        return given
+
+
+class LocalStages(nn.Module):
+    """The stages of one rank, as one module for whoever lists parameters, buffers or modules: names are those that they
+    had in the whole model.
+
+    Args:
+        stages: stage index to module.
+        held_names: of the parameters, in the model's order, as they were before any wrapper changed them.
+    """
+
+    def __init__(self, stages: dict[int, nn.Module], held_names: tuple[str, ...]) -> None:
+        super().__init__()
+        self.indices = tuple(stages)
+        self.held_names = held_names
+        self.stages = nn.ModuleList(stages.values())
+
+    def named_modules(
+        self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
+    ) -> Iterator[tuple[str, nn.Module]]:
+        """Each stage's modules; this one and the stages themselves are all called by the prefix."""
+        memo = set() if memo is None else memo
+        yield prefix, self
+        for stage in self.stages:
+            yield from stage.named_modules(memo, prefix, remove_duplicate)
+
+
+def layers_name(model: nn.Module) -> str | None:
+    """The name of the list of layers that a model is split at: "layers", else the longest list that it has itself."""
+    found = {name: len(child) for name, child in model.named_children() if isinstance(child, LAYERS) and len(child)}
+    return PREFERRED if PREFERRED in found else max(found, key=lambda name: found[name], default=None)
+
+
+def num_layers(model: nn.Module) -> int:
+    """Layers that the model can be split between; 0 where it has no list of them."""
+    name = layers_name(model)
+    return 0 if name is None else len(list(model.get_submodule(name).children()))
+
+
+def stage_of(model: nn.Module, plan: PipelinePlan, stage: int, num_stages: int) -> nn.Module:
+    """A stage of a model on the meta device, which stays as it is.
+
+    Raises:
+        UserError: the plan's `split` returns no module.
+    """
+    copied = copy.deepcopy(model)
+    if plan.split is None:
+        return _pruned(copied, layers_of_stages(num_layers(model), num_stages, plan.first_layers), stage)
+    found = plan.split(copied, stage, num_stages)
+    if not isinstance(found, nn.Module):
+        raise UserError(
+            f"PipelinePlan.split returns {type(found).__name__} for stage {stage}; return the stage, an nn.Module"
+        )
+    return found
+
+
+def _pruned(model: nn.Module, layers: list[range], stage: int) -> nn.Module:
+    own_layers, name_of_layers, is_before = layers[stage], layers_name(model), True
+    for name, child in list(model.named_children()):
+        if name == name_of_layers:
+            is_before = False
+            for place, (layer, _) in enumerate(list(child.named_children())):
+                if place not in own_layers:
+                    setattr(child, layer, HandOn())
+        # What has buffers alone, a rotary table say, is every stage's.
+        elif stage != (0 if is_before else len(layers) - 1) and not _is_shared(child):
+            setattr(model, name, HandOn())
+    return model
+
+
+def _is_shared(module: nn.Module) -> bool:
+    return next(module.parameters(), None) is None and next(module.buffers(), None) is not None
+
+
+def check_split(model: nn.Module, stages: list[nn.Module]) -> None:
+    """Refuse stages that do not have each parameter of the model exactly once, by the name that it has there.
+
+    Raises:
+        UserError: with the first parameter that is nobody's, several stages', or none of the model's.
+    """
+    known = dict(model.named_parameters(remove_duplicate=False))
+    holders: dict[int, tuple[str, list[int]]] = {id(one): (name, []) for name, one in model.named_parameters()}
+    for index, stage in enumerate(stages):
+        for name, _ in stage.named_parameters():
+            if name not in known:
+                wrong = f"stage {index} has a parameter {name!r} that the model does not have"
+                raise UserError(f"{wrong}; PipelinePlan.split must keep names")
+            holders[id(known[name])][1].append(index)
+    for name, held_by in holders.values():
+        if len(held_by) != 1:
+            where = f"stages {', '.join(map(str, held_by))}" if held_by else "no stage"
+            wrong = f"parameter {name!r} is in {where} of the pipeline, it must be in exactly one"
+            raise UserError(f"{wrong}; give PipelinePlan(split=...), or a model without tied weights")
+
+
+def activations_of(stages: list[nn.Module], inputs: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
+    """What each stage is given, and what the last one returns: tensors on the meta device, from running all of them.
+
+    Raises:
+        UserError: a stage does not run, or returns what cannot be passed on.
+    """
+    found, given = [inputs], inputs
+    for index, stage in enumerate(stages):
+        try:
+            with torch.no_grad():
+                output = stage(*given)
+        except Exception as error:
+            shapes = ", ".join(str(list(one.shape)) for one in given)
+            first_line = next(iter(str(error).splitlines()), type(error).__name__)
+            wrong = f"stage {index} of the pipeline, given {shapes}, does not run on the meta device: {first_line}"
+            raise UserError(
+                f"{wrong}; give PipelinePlan(split=...) whose stages take what the one before returns"
+            ) from error
+        given = tuple(output) if isinstance(output, list | tuple) else (output,)
+        if not all(isinstance(one, torch.Tensor) for one in given) and index < len(stages) - 1:
+            kinds = ", ".join(type(one).__name__ for one in given)
+            raise UserError(
+                f"stage {index} of the pipeline returns {kinds}; it must return a tensor or a tuple of them"
+            )
+        found.append(given)
+    return found
+
+
+# torch's own stages and schedule over the stages of one rank: what runs a step's forward and backward.
+
+Activations = tuple[torch.Tensor, ...]
+# Of a stage: what occupies its rank. Collectives of FSDP and TP run inside of them.
+OCCUPYING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
+
+
+class LocalStage(NamedTuple):
+    """A stage of this rank: its module, and what it is given and returns, on the meta device."""
+
+    module: nn.Module
+    given: Activations
+    returned: Activations
+
+
+def local_stages(
+    model: nn.Module, plan: ParallelPlan, context: RankContext, inputs: Activations
+) -> dict[int, LocalStage]:
+    """The stages of this rank by their index; `inputs` are a micro-batch's, on the meta device.
+
+    Raises:
+        UserError: the model cannot be split so.
+    """
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    position, size = context.index((pipeline.mesh_dim,))
+    num_stages = size * pipeline.stages_of_a_rank
+    # Where tensors have no values, copies of what is on the meta device could not be given memory.
+    with with_values_again():
+        stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
+        check_split(model, stages)
+        inputs = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in inputs)
+        passed = [inputs, *(_passed_on(one, plan, context) for one in activations_of(stages, inputs)[1:])]
+    return {
+        stage: LocalStage(stages[stage], *passed[stage : stage + 2]) for stage in pipeline.stages_on(position, size)
+    }
+
+
+def _passed_on(activations: Activations, plan: ParallelPlan, context: RankContext) -> Activations:
+    """What one rank passes on, of what one device would."""
+    assert plan.pipeline is not None
+    policy = plan.fsdp.mixed_precision if plan.fsdp is not None else None
+    dtype = getattr(policy, "output_dtype", None) or getattr(policy, "param_dtype", None)
+    found = []
+    for one in activations:
+        shape = list(one.shape)
+        for mesh_dim, tensor_dim in plan.pipeline.activation_shards.items():
+            shape[tensor_dim] //= context.size(mesh_dim)
+        is_float = one.is_floating_point()
+        own = torch.empty(shape, dtype=dtype if dtype is not None and is_float else one.dtype, device="meta")
+        found.append(own.requires_grad_(is_float))
+    return tuple(found)
+
+
+def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.Tensor]:
+    """A batch as a pipeline takes it: the first stage's arguments, and what the last one's loss is held against.
+
+    Raises:
+        UserError: it is no pair of tensors, or there is no loss of outputs and targets.
+    """
+    is_pair = has_loss and isinstance(batch, list | tuple) and len(batch) == 2
+    inputs, targets = batch if is_pair else (None, None)
+    inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
+    if not (isinstance(targets, torch.Tensor) and all(isinstance(one, torch.Tensor) for one in inputs)):
+        raise UserError(
+            "a pipeline needs loss=(output, targets) -> scalar, which its last stage calls, and batches of (inputs, "
+            "targets): targets a tensor, inputs a tensor or a tuple of them, which its first stage takes by position"
+        )
+    return inputs, targets
+
+
+class StageWork(NamedTuple):
+    """When this rank worked on a stage, seconds of the monotonic clock, and what it did."""
+
+    begun_s: float
+    ended_s: float
+    what: str
+
+
+class Pipeline:
+    """A rank's stages under a schedule.
+
+    Args:
+        model: with memory; one module a stage.
+        stages: what each is given and returns.
+        loss: (output, targets) -> scalar, a mean.
+    """
+
+    def __init__(
+        self,
+        model: LocalStages,
+        stages: Sequence[LocalStage],
+        plan: ParallelPlan,
+        context: RankContext,
+        loss: Callable[[Any, Any], Any],
+    ) -> None:
+        from torch.distributed.pipelining import PipelineStage
+        from torch.distributed.pipelining.schedules import get_schedule_class
+
+        assert plan.pipeline is not None
+        self.plan: PipelinePlan = plan.pipeline
+        self._context, self._loss = context, loss
+        group = context.mesh.get_group(self.plan.mesh_dim)
+        if SCHEDULES[self.plan.schedule].is_v and dist.get_backend(group) == "gloo":
+            require(V_SCHEDULES)  # torch 2.11 sends on pairs of ranks that it has not connected
+        num_stages = context.size(self.plan.mesh_dim) * self.plan.stages_of_a_rank
+        self._stages = [
+            PipelineStage(module, index, num_stages, context.device, one.given, one.returned, group=group)
+            for index, module, one in zip(model.indices, model.stages, stages, strict=True)
+        ]
+        for stage, one in zip(self._stages, stages, strict=True):
+            if not stage.is_last:
+                _hold_to(stage, one.returned)
+        schedule: Any = get_schedule_class(SCHEDULES[self.plan.schedule].torch_name)
+        is_single = SCHEDULES[self.plan.schedule].stages_per_rank == 1
+        stages_given = self._stages[0] if is_single else self._stages
+        size, parts = context.size(self.plan.mesh_dim), plan.microbatches
+        self.facts: dict[str, Any] = {
+            "mesh_dim": self.plan.mesh_dim,
+            "schedule": self.plan.schedule,
+            "num_stages": num_stages,
+            "microbatches": parts,
+            "least_idle_share": self.plan.least_bubble(size, parts),
+        }
+        self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=self._loss_of)
+        vote_on_fake_group(self._schedule, group, context.device)
+        self._spans: list[StageWork] | None = None
+
+    def run(self, batch: Any) -> torch.Tensor | None:
+        """Forward and backward of a rank's part of the batch; its loss where this rank has the last stage, else None.
+
+        Gradients are means over the micro-batches.
+        """
+        inputs, targets = inputs_and_targets(batch, True)
+        losses: list[torch.Tensor] = []
+        is_first = any(stage.is_first for stage in self._stages)
+        is_last = any(stage.is_last for stage in self._stages)
+        given = {"target": targets, "losses": losses} if is_last else {}
+        try:
+            self._schedule.step(*(inputs if is_first else ()), **given, return_outputs=False)
+        except Exception as error:
+            forget_step(self._schedule)
+            # torch wraps what a stage raises in a sentence about its arguments.
+            if error.__cause__ is not None and "failed to run" in str(error).lower():
+                raise error.__cause__ from None
+            raise
+        return torch.stack([loss.detach() for loss in losses]).mean() if is_last else None
+
+    def _loss_of(self, output: Any, targets: Any) -> Any:
+        return self._timed(self._loss, "loss", output, targets)
+
+    @contextlib.contextmanager
+    def observed(self) -> Iterator[list[StageWork]]:
+        """Note when this rank works on its stages; on accelerators the device is waited for at each end."""
+        spans: list[StageWork] = []
+        self._spans = spans
+        for stage in self._stages:
+            for name in OCCUPYING:
+                plain = getattr(stage, name)
+                setattr(stage, name, partial(self._timed, plain, f"{name} of stage {stage.stage_index}"))
+        try:
+            yield spans
+        finally:
+            self._spans = None
+            for stage in self._stages:
+                for name in OCCUPYING:
+                    delattr(stage, name)
+
+    def _timed(self, call: Callable[..., Any], what: str, *args: Any, **kwargs: Any) -> Any:
+        if self._spans is None:
+            return call(*args, **kwargs)
+        synchronize(self._context.device)
+        begun_s = time.monotonic()
+        done = call(*args, **kwargs)
+        synchronize(self._context.device)
+        self._spans.append(StageWork(begun_s, time.monotonic(), what))
+        return done
+
+
+def _hold_to(stage: Any, promised: Activations) -> None:
+    """Have a stage's first output compared with what its neighbour has memory for."""
+
+    def compare(_: nn.Module, given: Any, output: Any) -> None:
+        handle.remove()
+        found = output if isinstance(output, list | tuple) else (output,)
+        ours, theirs = ([(tuple(one.shape), one.dtype) for one in some] for some in (found, promised))
+        if ours != theirs or any(hasattr(one, "placements") for one in found):
+            kind = " as DTensors" if any(hasattr(one, "placements") for one in found) else ""
+            raise UserError(
+                f"stage {stage.stage_index} of the pipeline returns {_text(ours)}{kind}, the next one expects "
+                f"{_text(theirs)}; return plain tensors, and say activation_shards where a rank has a part of them"
+            )
+
+    handle = stage.submod.register_forward_hook(compare)
+
+
+def _text(tensors: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
+    return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in tensors)
+
+
+NUM_STEPS = 3
+
+
+def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankContext) -> dict[str, Any]:
+    """The counters of a step's row about that, of NUM_STEPS untimed steps; all ranks do this together.
+
+    `idle_shares`: of each rank, the share of forward and backward in which it runs no forward, loss, backward or
+    reduction of gradients of a stage, the median over steps. Ranks begin together, and forward and backward last as
+    long as on the rank that they last longest on. `idle_share`: their mean. `least_idle_share`: where all stages take
+    as long (`PipelinePlan.least_bubble`), None where the schedule has no such figure.
+    """
+    taken: list[tuple[float, float]] = []
+    for _ in range(NUM_STEPS):
+        with pipeline.observed() as working:
+            dist.barrier(context.control)
+            begun_s = time.monotonic()
+            run()
+            length_s = time.monotonic() - begun_s
+        # The loss is computed within no other span; nothing else runs within another one.
+        taken.append((length_s, sum(span.ended_s - span.begun_s for span in working)))
+    of_ranks = context.gather(taken)
+    longest_s = [max(length_s for length_s, _ in of_step) for of_step in zip(*of_ranks, strict=True)]
+    shares = [
+        median([max(1 - busy_s / whole_s, 0.0) for (_, busy_s), whole_s in zip(one, longest_s, strict=True)])
+        for one in of_ranks
+    ]
+    return {
+        "idle_shares": shares,
+        "idle_share": sum(shares) / len(shares),
+        "least_idle_share": pipeline.facts["least_idle_share"],
+    }

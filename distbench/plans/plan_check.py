@@ -1,0 +1,814 @@
+"""Everything wrong with a plan, found on the meta device before anything is measured, all of it at once."""
+
+import inspect
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from distbench.plans.batch import Batch
+from distbench.plans.checkpoint_compile import known_backends
+from distbench.plans.fsdp import policies_of, present
+from distbench.plans.materialise import owners_of
+from distbench.plans.model import tensors_of
+from distbench.plans.patterns import (
+    AUTO,
+    annotations_by_parameter,
+    is_of_transformers,
+    matching_modules,
+    styles_by_module,
+    tp_patterns,
+)
+from distbench.plans.pipeline import check_split, num_layers, stage_of
+from distbench.ranks.context import BATCH_DIMS, RankContext, dtype_name
+from distbench.spec import DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
+from distbench.spec.errors import nearest
+from distbench.spec.mesh import MESH_DIMS
+from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
+from distbench.spec.printable import count_text
+
+# What does not divide evenly, as a sentence with the sizes that would do; and problems of many layers told once.
+
+# Of the sizes that a sentence names.
+LARGEST_SIZE = 64
+MAX_NAMED = 12
+# A module's or parameter's name with the number of a layer in it.
+_IN_LAYER = re.compile(r"(?<![\w.])(?:\w+\.)*\d+(?:\.\w+)*(?![\w.])")
+
+
+@dataclass(frozen=True)
+class Undivided:
+    """Mesh dims do not shard a tensor dim, or a batch, evenly: a sentence in two halves.
+
+    Args:
+        name: the parameter's, or empty.
+        what: the half that names it, such as "parameter w of shape [3, 4] cannot be sharded on tensor dim 0".
+        where: the mesh dims with their size.
+        number: what they do not divide.
+        size: ranks along them.
+    """
+
+    name: str
+    what: str
+    where: str
+    number: int
+    size: int
+
+    def __str__(self) -> str:
+        why = f"{self.number} is not a multiple of {self.size}; {self.works}"
+        return f"{self.what} over {self.where}: {why}"
+
+    @property
+    def works(self) -> str:
+        """The sizes that divide it."""
+        most = min(self.number, LARGEST_SIZE)
+        return "sizes that work: " + ", ".join(str(size) for size in range(1, most + 1) if self.number % size == 0)
+
+    @property
+    def reason(self) -> str:
+        """What other parameters may share with it."""
+        return f"{self.where} does not divide {self.number} ({self.works})"
+
+
+def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext, name: str = "") -> Undivided:
+    """That the mesh dims do not shard a tensor dim (or batch) of `number` evenly, as a sentence that begins `what`."""
+    _, size = context.index(tuple(mesh_dims))
+    return Undivided(name, what, f"mesh dim {'x'.join(mesh_dims)!r} of size {size}", number, size)
+
+
+def grouped(problems: Iterable[str | Undivided]) -> list[str]:
+    """One sentence for all parameters that fail for one reason, and one for all layers that have one problem."""
+    by_reason: dict[str, list[str | Undivided]] = {}
+    for problem in problems:
+        is_named = isinstance(problem, Undivided) and problem.name
+        reason = problem.reason if is_named else _without_layers(str(problem))  # type: ignore[union-attr]
+        by_reason.setdefault(reason, []).append(problem)
+    return [_sentence(reason, alike) for reason, alike in by_reason.items()]
+
+
+def _sentence(reason: str, alike: Sequence[str | Undivided]) -> str:
+    if len(alike) == 1:
+        return str(alike[0])
+    names = [problem.name for problem in alike if isinstance(problem, Undivided)]
+    if not any(names):
+        return f"{reason}: {len(alike)} layers"
+    listed = _listed(names)
+    more = f"; {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
+    return f"{reason}, as these need: {'; '.join(listed[:MAX_NAMED])}{more}"
+
+
+def _listed(names: Sequence[str]) -> list[str]:
+    """`layers.*.attention.{wq,wk}.weight: 8 layers`: layers counted, and modules beside each other on one line."""
+    beside: dict[tuple[str, str, int], list[str]] = {}
+    for name, count in Counter(map(folded, names)).items():
+        module, _, parameter = name.rpartition(".")
+        parent, _, last = module.rpartition(".")
+        beside.setdefault((parent, parameter, count), []).append(last)
+    return [_brief(*key, lasts) for key, lasts in beside.items()]
+
+
+def _brief(parent: str, parameter: str, count: int, lasts: Sequence[str]) -> str:
+    module = lasts[0] if len(lasts) == 1 else f"{{{','.join(lasts)}}}"
+    name = ".".join(filter(None, (parent, module, parameter)))
+    return name if count == 1 else f"{name}: {count} layers"
+
+
+def _without_layers(sentence: str) -> str:
+    return _IN_LAYER.sub(lambda found: _folded_name(found[0]), sentence)
+
+
+def _folded_name(text: str) -> str:
+    """A number such as 0.5 is no name."""
+    return folded(text) if re.search(r"[^\W\d]", text) else text
+
+
+# What keeps tensor parallel styles and parameter annotations from working on a mesh.
+
+SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
+# The projections of models of transformers that are sharded by whole heads, and which field of their config has those.
+HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
+
+
+def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`."""
+    yield from _styles(model, plan, context)
+    yield from _undivided_heads(model, plan, context)
+    yield from _unknown_inputs(model, plan)
+    yield from _tied(model, plan)
+    yield from _annotations(model, plan, context)
+    if plan.loss_parallel and plan.tp is None:
+        yield "loss parallel needs a TP plan whose last module leaves its output sharded over the vocabulary"
+
+
+def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    dims = [name for name in plan.tp_dims if name in context.mesh_dims]
+    _, size = context.index(plan.tp_dims)
+    for pattern, name, module, style in styles_by_module(plan, model):
+        kind = _kind(style)
+        if kind in SHARDING_STYLES and not isinstance(module, nn.Linear | nn.Embedding):
+            given = type(module).__name__
+            yield f"TP pattern {pattern!r}: {kind} shards Linear and Embedding, but {name or 'the root'} is a {given}"
+            continue
+        for attribute, tensor_dim in _sharded_by(style, module):
+            shape = list(getattr(module, attribute).shape)
+            if shape[tensor_dim] % size:
+                parameter = _join(name, attribute)
+                what = f"parameter {parameter} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
+                yield undivided(what, shape[tensor_dim], dims, context, parameter)
+
+
+def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    """A shard of a projection may be of any length, but attention views it as heads."""
+    config: Any = getattr(model, "config", None)
+    config = config.get_text_config() if hasattr(config, "get_text_config") else config
+    dims = [name for name in plan.tp_dims if name in context.mesh_dims]
+    fields = {
+        HEADS.get(pattern.rpartition(".")[2])
+        for pattern, given in tp_patterns(plan, model).items()
+        if given == "colwise"
+    }
+    for field in sorted(filter(None, fields)):
+        heads = getattr(config, field, None)
+        if isinstance(heads, int) and heads % context.index(plan.tp_dims)[1]:
+            yield undivided(f"{field}={heads} of {type(config).__name__} cannot be split", heads, dims, context)
+
+
+def _unknown_inputs(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
+    """torch leaves a layout for an input of another name unused, and says nothing."""
+    for pattern, name, module, style in styles_by_module(plan, model):
+        taken = inspect.signature(module.forward).parameters
+        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
+            continue
+        opened_case = getattr(style, "prepare_module_input", style)
+        for key in getattr(opened_case, "input_kwarg_layouts", None) or ():
+            if key not in taken:
+                yield f"TP pattern {pattern!r}: {name or 'the root'} takes no input {key!r} ({nearest(key, taken)})"
+
+
+def local_shape(name: str, model: nn.Module, plan: ParallelPlan, context: RankContext) -> list[int]:
+    """A parameter's shape on one rank after TP, where the plan's styles shard it evenly."""
+    shape = list(model.get_parameter(name).shape)
+    for _, module_name, module, style in styles_by_module(plan, model):
+        for attribute, tensor_dim in _sharded_by(style, module):
+            if _join(module_name, attribute) == name:
+                shape[tensor_dim] //= context.index(plan.tp_dims)[1]
+    for annotation in annotations_by_parameter(plan, model).get(name, []):
+        if not 0 <= annotation.tensor_dim < len(shape):
+            continue  # a problem of its own
+        shape[annotation.tensor_dim] //= context.index(annotation.mesh_dims)[1]
+    return shape
+
+
+def _kind(style: Any) -> str:
+    """torch's name of a style; transformers' styles take more kinds of modules and shards of unequal length."""
+    return "" if is_of_transformers(style) else type(style).__name__
+
+
+def _join(module: str, attribute: str) -> str:
+    return f"{module}.{attribute}" if module else attribute
+
+
+def _sharded_by(style: Any, module: nn.Module) -> Iterator[tuple[str, int]]:
+    kind = _kind(style)
+    embedding = isinstance(module, nn.Embedding)
+    if kind == "ColwiseParallel":
+        yield "weight", 1 if embedding else 0
+        if getattr(module, "bias", None) is not None:
+            yield "bias", 0
+    elif kind == "RowwiseParallel":
+        yield "weight", 0 if embedding else 1
+
+
+def _tied(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
+    sharded = {
+        _join(name, attribute): tensor_dim
+        for _, name, module, style in styles_by_module(plan, model)
+        for attribute, tensor_dim in _sharded_by(style, module)
+    }
+    styled = {name for _, name, _, style in styles_by_module(plan, model) if _kind(style) in SHARDING_STYLES}
+    for owners in owners_of(model).values():
+        # Laid out alike by each of its holders, it stays one parameter.
+        if len({sharded.get(_join(name, attribute)) for name, _, attribute in owners}) == 1:
+            continue
+        names = [_join(name, attribute) for name, _, attribute in owners]
+        touched = [name for name, _, _ in owners if name in styled]
+        if len(owners) > 1 and touched:
+            yield (
+                f"parameter {names[0]} is shared with {', '.join(names[1:])}, and TP would give each its own copy; "
+                f"take {', '.join(touched)} out of the TP plan or untie them"
+            )
+
+
+def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    parameters = dict(model.named_parameters())
+    styled = {
+        _join(name, attribute)
+        for _, name, module, style in styles_by_module(plan, model)
+        for attribute, _ in _sharded_by(style, module)
+    }
+    for name, annotations in annotations_by_parameter(plan, model).items():
+        shape = list(parameters[name].shape)
+        over: dict[int, list[str]] = {}
+        seen: list[str] = []
+        for annotation in annotations:
+            yield from _bad_annotation(name, shape, annotation, seen, plan, context)
+            seen += annotation.mesh_dims
+            over.setdefault(annotation.tensor_dim, []).extend(annotation.mesh_dims)
+        for tensor_dim, mesh_dims in over.items():
+            present = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
+            if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(present))[1]:
+                what = f"parameter {name} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
+                yield undivided(what, shape[tensor_dim], present, context, name)
+        if name in styled:
+            yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
+
+
+def _bad_annotation(
+    name: str, shape: list[int], annotation: ShardParam, seen: list[str], plan: ParallelPlan, context: RankContext
+) -> Iterator[str]:
+    if not 0 <= annotation.tensor_dim < len(shape):
+        yield f"parameter {name} of shape {shape} has no tensor dim {annotation.tensor_dim}; use 0 to {len(shape) - 1}"
+    for mesh_dim in annotation.mesh_dims:
+        if mesh_dim in seen:
+            yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
+        if mesh_dim in BATCH_DIMS:
+            yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
+        elif mesh_dim not in plan.tp_dims:
+            tp_dims = ", ".join(plan.tp_dims)
+            yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {tp_dims}; add it there"
+        elif mesh_dim not in context.mesh_dims:
+            yield f"shard_params needs mesh dim {mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+
+
+# What keeps FSDP2's knobs from working on a model and a mesh.
+
+# Fields of FsdpPlan that mean nothing where every rank has all parameters.
+OF_SHARDS: tuple[str, ...] = (
+    "reshard_after_forward",
+    "offload",
+    "shard_placement",
+    "prefetch_forward",
+    "prefetch_backward",
+)
+OF_SHARDS += ("reshard_each_microbatch", "all_reduce_each_microbatch", "not_in_backward", "unshard_ahead")
+OF_SHARDS += (
+    "all_reduce_hook",
+    "all_gather",
+    "reduce_scatter",
+    "gather_extension",
+    "whole",
+    "unit_mesh_dims",
+    "spmd_mesh",
+)
+# Those that torch has not, or that leave plain parameters among the DTensors of one mesh.
+NOT_ON_SPMD_MESH = ("all_reduce_hook", "gather_extension", "whole", "ignored", "unit_mesh_dims")
+# Fields of DdpPlan that torch's reducer in Python does not read.
+OF_REDUCER = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
+
+
+def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    """One sentence for each problem of the plan's FSDP part, if it has one."""
+    fsdp = plan.fsdp
+    if fsdp is None:
+        return
+    shards = present(fsdp.mesh_dims, context)
+    if not fsdp.mesh_dims and present(fsdp.replicate_dims, context):
+        yield from _replicas_alone(fsdp)
+        yield from _tied_across_units(model, fsdp)
+        return
+    if not shards:
+        over = f"shards over {', '.join(fsdp.mesh_dims)}" if fsdp.mesh_dims else "has no mesh_dims to shard over"
+        yield f"FSDP {over}, the mesh has only {', '.join(context.mesh_dims)}"
+        return
+    if both := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
+        yield f"FSDP shards and replicates over mesh dim {both[0]!r}; name it in one of mesh_dims and replicate_dims"
+    yield from _resharding(fsdp, plan, context, shards)
+    if fsdp.shard_placement is not None and not isinstance(fsdp.shard_placement, LargestDim):
+        yield from _placements(model, fsdp.shard_placement, plan, context, shards)
+    yield from _tied_across_units(model, fsdp)
+    yield from _scalars(model, fsdp)
+    yield from _own_mesh_dims(fsdp, context)
+    yield from _small_parameters(fsdp)
+    yield from _prefetch(fsdp)
+    yield from _communication(model, fsdp)
+    if fsdp.spmd_mesh:
+        yield from _on_spmd_mesh(fsdp, plan)
+    if fsdp.gather_extension is not None:
+        yield from _extension(model, fsdp.gather_extension, plan, context, shards)
+
+
+def _replicas_alone(fsdp: FsdpPlan) -> Iterator[str]:
+    plain = FsdpPlan()
+    if given := [name for name in OF_SHARDS if getattr(fsdp, name) != getattr(plain, name)]:
+        yield f"{', '.join(given)} of FSDP need shards, and mesh_dims is empty; leave them out, or name mesh dims"
+
+
+def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    """One sentence for each problem of the plan's DDP part, if it has one."""
+    ddp = plan.ddp
+    if ddp is None:
+        return
+    if not present(ddp.mesh_dims, context):
+        yield f"DDP replicates over {', '.join(ddp.mesh_dims)}, the mesh has only {', '.join(context.mesh_dims)}"
+    if plan.fsdp is not None:
+        yield "ddp and fsdp both take care of gradients; for both at once use FsdpPlan(replicate_dims=...)"
+    if plan.tp is not None or plan.shard_params or plan.ep:
+        instead = "use FsdpPlan(mesh_dims=(), replicate_dims=...)"
+        yield f"ddp averages plain parameters, and tp, ep and shard_params make DTensors; {instead}"
+    if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
+        yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
+    if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
+        yield "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out; drop one"
+    ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
+    if not any(parameter.requires_grad and id(parameter) not in ignored for parameter in model.parameters()):
+        which = "that it does not ignore " if ignored else ""
+        yield f"ddp has nothing to average: no parameter of the model {which}requires a gradient"
+    if ddp.fuse is not None:
+        yield from _fused(model, plan, ddp)
+
+
+def _fused(model: nn.Module, plan: ParallelPlan, ddp: DdpPlan) -> Iterator[str]:
+    plain = DdpPlan()
+    if given := [name for name in OF_REDUCER if getattr(ddp, name) != getattr(plain, name)]:
+        yield f"{', '.join(given)} of DDP are of its reducer in C++, which fuse={ddp.fuse!r} replaces; leave one out"
+    dtypes = {dtype_name(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
+    if len(dtypes) > 1:
+        yield f"torch fuses gradients of one dtype, the model's are {', '.join(sorted(dtypes))}; leave fuse out"
+    if plan.cp is not None:
+        # Tried for 100 s with the ring on a fake process group.
+        what = "has backward compiled, and that of context parallel is not in time"
+        yield f"fuse={ddp.fuse!r} {what}; leave one of them out"
+    compiled = matching_modules(plan.compile.modules if plan.compile else (), model)
+    for name in matching_modules(plan.checkpoint, model):
+        if not any(outer in ("", name) or name.startswith(f"{outer}.") for outer in compiled):
+            # Tried: its backward breaks at every tensor that is computed again, and compiles piece after piece.
+            what = f"fuse={ddp.fuse!r} has backward compiled, and {name} computes its forward again outside of that"
+            yield f"{what}; compile it too (CompilePlan), or leave checkpoint out"
+
+
+def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    """One sentence for each problem of the plan's expert parallel part, if it has one."""
+    if not plan.ep:
+        return
+    ep_dims, fsdp = present(plan.ep_dims, context), plan.fsdp
+    if not ep_dims:
+        over = " or ".join(map(repr, plan.ep_dims))
+        yield f"expert parallel works on mesh dim {over}, the mesh has only {', '.join(context.mesh_dims)}"
+        return
+    if plan.ep_tp_dim in (*plan.ep_dims, *BATCH_DIMS):
+        differ = "tokens" if plan.ep_tp_dim in BATCH_DIMS else "experts"
+        why = f"whose ranks have different {differ}; name that of tensor parallel"
+        yield f"ep_tp_dim={plan.ep_tp_dim!r} shards each expert over a mesh dim {why}"
+        return
+    summed = (*fsdp.mesh_dims, *fsdp.replicate_dims) if fsdp else ()
+    alone_in = [name for name in ep_dims if name in BATCH_DIMS and name not in summed]
+    if plan.ddp is None and alone_in:
+        where = f"ranks along {alone_in[0]!r} have different data"
+        yield f"{where} and nobody sums other gradients; name it in FSDP's mesh_dims"
+    own = (fsdp.unit_mesh_dims if fsdp else {}).items()
+    alone = set(matching_modules({pattern: dims for pattern, dims in own if not {*ep_dims} & {*dims}}, model))
+    num_parts = context.index(tuple(ep_dims))[1]
+    for name, module in matching_modules(plan.ep, model).items():
+        if fsdp is not None and name not in alone and {*ep_dims} & {*summed}:
+            over = "x".join(ep_dims)
+            yield f"FSDP shards {name} over {over!r} as expert parallel does; give it others in unit_mesh_dims"
+        for attribute, parameter in module.named_parameters(name):
+            if not parameter.ndim or parameter.shape[0] % num_parts:
+                what = f"parameter {attribute} of shape {list(parameter.shape)} cannot be sharded by experts"
+                yield undivided(what, parameter.shape[0] if parameter.ndim else 1, ep_dims, context, attribute)
+
+
+def _own_mesh_dims(fsdp: FsdpPlan, context: RankContext) -> Iterator[str]:
+    for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
+        if not present(mesh_dims, context):
+            over, known = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
+            yield f"unit_mesh_dims shards {pattern!r} over {over}, the mesh has only {known}"
+
+
+def _resharding(fsdp: FsdpPlan, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
+    to = fsdp.reshard_after_forward
+    if to is None or isinstance(to, bool):
+        return
+    size = context.index(tuple(shards))[1]
+    if to < 2 or to >= size or size % to:
+        fitting = [str(part) for part in range(2, size) if size % part == 0]
+        works = f"use {', '.join(fitting)}, True or False" if fitting else "use True or False"
+        where = f"mesh dim {'x'.join(shards)!r} of size {size}"
+        yield f"reshard_after_forward={to} is no proper divisor of {where}; {works}"
+    if fsdp.shard_placement is not None:
+        yield f"reshard_after_forward={to} works with shards on tensor dim 0 only; leave shard_placement out"
+    if plan.tp is not None or plan.shard_params:
+        yield f"reshard_after_forward={to} does not work on parameters that TP shards; use True or False"
+    if fsdp.gather_extension is not None:
+        yield f"reshard_after_forward={to} does not work with a gather_extension; use True or False"
+
+
+def _placements(
+    model: nn.Module, choose: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
+) -> Iterator[str | Undivided]:
+    size = context.index(tuple(shards))[1]
+    for name, parameter in model.named_parameters():
+        placement: Any = choose(parameter)
+        if placement is None:
+            continue
+        tensor_dim = placement.dim if placement.dim >= 0 else placement.dim + parameter.ndim
+        shape = list(parameter.shape)
+        if not 0 <= tensor_dim < parameter.ndim:
+            yield f"parameter {name} of shape {shape} has no tensor dim {placement.dim} for FSDP to shard"
+        elif tensor_dim > 0 and (length := local_shape(name, model, plan, context)[tensor_dim]) % size:
+            what = f"parameter {name} of shape {shape} cannot be sharded by FSDP on tensor dim {tensor_dim}"
+            yield undivided(what if length == shape[tensor_dim] else f"{what} after TP", length, shards, context, name)
+
+
+def _tied_across_units(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
+    units = sorted(matching_modules(fsdp.wrap, model), key=len, reverse=True)
+    for owners in owners_of(model).values():
+        homes = {
+            next((unit for unit in units if unit == "" or f"{name}.".startswith(f"{unit}.")), "")
+            for name, _, _ in owners
+        }
+        if len(homes) > 1:
+            names = [f"{name}.{attribute}" for name, _, attribute in owners]
+            wrapped = ", ".join(sorted(home or "the root" for home in homes))
+            yield (
+                f"parameter {names[0]} is shared with {', '.join(names[1:])}, which belong to different FSDP units "
+                f"({wrapped}); wrap neither, or a module that holds both"
+            )
+
+
+def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
+    named = {name: parameter for name, parameter in model.named_parameters() if not parameter.ndim}
+    left = {name for pattern in (*fsdp.whole, *fsdp.ignored) for name in matching(pattern, named)}
+    for name in named:
+        if name not in left:
+            yield f"parameter {name} is a scalar, which fully_shard does not take; name it in FsdpPlan(whole=...)"
+
+
+def _small_parameters(fsdp: FsdpPlan) -> Iterator[str]:
+    is_small = isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel > 0
+    if not is_small and not fsdp.whole:
+        return
+    kept = "parameters that LargestDim(min_numel=...) keeps whole" if is_small else "parameters in FSDP's whole"
+    instead = "use min_numel=0" if is_small else "name none"
+    if fsdp.gradient_divide_factor is not None:
+        yield f"gradient_divide_factor does not reach {kept}; {instead}"
+    if fsdp.offload is not None:
+        yield f"CPU offload does not reach {kept}; {instead}"
+    if any(policy.param_dtype is not None for policy in policies_of(fsdp)):
+        yield f"mixed precision does not cast {kept}; {instead}"
+
+
+def _prefetch(fsdp: FsdpPlan) -> Iterator[str]:
+    for name in ("prefetch_forward", "prefetch_backward"):
+        ahead = getattr(fsdp, name)
+        if ahead is not None and ahead < 0:
+            yield f"{name}={ahead} is no number of units; use 0 or more"
+        if ahead is not None and not fsdp.wrap:
+            yield f"{name}={ahead} has no units to gather ahead; name modules in wrap"
+
+
+def _communication(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
+    if fsdp.unshard_ahead < 0 or (fsdp.unshard_ahead and not fsdp.wrap):
+        yield f"unshard_ahead={fsdp.unshard_ahead} is no number of units; name modules in wrap, and 0 or more of them"
+    units = [*matching_modules(fsdp.wrap, model), ""]
+    for pattern in fsdp.not_in_backward:
+        if not matching(pattern, units):
+            yield f"not_in_backward pattern {pattern!r} matches no FSDP unit ({nearest(pattern, units)})"
+    if not fsdp.replicate_dims:
+        if not fsdp.all_reduce_each_microbatch:
+            yield "all_reduce_each_microbatch=False has no all-reduce to leave out; name replicate_dims"
+        if fsdp.all_reduce_hook is not None:
+            yield "all_reduce_hook has no replicas to reduce over; name replicate_dims"
+    elif fsdp.all_reduce_hook is not None and not fsdp.all_reduce_each_microbatch:
+        yield "all_reduce_each_microbatch=False does not keep an all_reduce_hook from running; leave one of them out"
+    for name in ("all_gather", "reduce_scatter"):
+        make = getattr(fsdp, name)
+        if make is not None and not (callable(made := make()) and hasattr(made, "allocate")):
+            yield f"{name} makes a {type(made).__name__}; torch wants an object with allocate() and __call__()"
+
+
+def _on_spmd_mesh(fsdp: FsdpPlan, plan: ParallelPlan) -> Iterator[str]:
+    if plan.tp is not None and not callable(plan.tp):
+        instead = "annotate parameters in shard_params, or lay the model out in Scenario.parallelize"
+        yield f"spmd_mesh wants DTensors on the whole mesh, and tp's styles make them on that of tp alone; {instead}"
+    if parts := [name for name in ("ep", "cp", "pipeline") if getattr(plan, name)]:
+        yield f"spmd_mesh does not go with {', '.join(parts)}; leave one of them out"
+    plain = FsdpPlan()
+    if given := [name for name in NOT_ON_SPMD_MESH if getattr(fsdp, name) != getattr(plain, name)]:
+        yield f"spmd_mesh does not go with {', '.join(given)} of FSDP; leave one of them out"
+    if isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel:
+        yield "spmd_mesh shards every parameter, and LargestDim(min_numel=...) keeps some whole; use min_numel=0"
+    if type(fsdp.reshard_after_forward) is int and plan.tp is None and not plan.shard_params:
+        yield f"reshard_after_forward={fsdp.reshard_after_forward} does not work with spmd_mesh; use True or False"
+
+
+def _extension(
+    model: nn.Module, extension: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
+) -> Iterator[str | Undivided]:
+    if annotations_by_parameter(plan, model) or any(True for _ in styles_by_module(plan, model)) or callable(plan.tp):
+        yield "a gather_extension works on plain parameters only; leave tp and shard_params out"
+    first = next((parameter for parameter in model.parameters() if parameter.ndim > 1), None)
+    if first is not None:
+        extended = extension(first.detach())
+        if lacking := [hook for hook in HOOKS if not hasattr(extended, hook)]:
+            yield f"gather_extension gives a {type(extended).__name__} without {' and '.join(lacking)}; define both"
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and parameter.shape[0] % context.index(tuple(shards))[1]:
+            what = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
+            yield undivided(what, parameter.shape[0], shards, context, name)
+
+
+# What is wrong with the pipeline of a plan, found before anything is measured.
+
+
+def pipeline_problems(model: nn.Module, plan: ParallelPlan, context: Any) -> Iterator[str]:
+    """One sentence for each problem of the plan's pipeline, if it has one; `context` is a RankContext."""
+    pipeline = plan.pipeline
+    if pipeline is None:
+        return
+    if pipeline.schedule not in SCHEDULES:
+        yield f"pipeline schedule {pipeline.schedule!r} is unknown; use {', '.join(SCHEDULES)}"
+        return
+    if pipeline.mesh_dim not in context.mesh_dims:
+        yield f"a pipeline needs mesh dim {pipeline.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+        return
+    size = context.size(pipeline.mesh_dim)
+    found = [*_parts_that_do_not_fit(plan), *_stages(pipeline, size), *_microbatches(plan, pipeline, size)]
+    yield from found
+    for mesh_dim in pipeline.activation_shards:
+        if mesh_dim not in (*context.mesh_dims, *plan.tp_dims):
+            yield f"activation_shards names mesh dim {mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+    if not found:
+        yield from _split(model, pipeline, size)
+
+
+def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
+    pipeline = plan.pipeline
+    assert pipeline is not None
+    parts = {
+        "ddp": (plan.ddp, "use FsdpPlan, whose gradients torch's stages reduce once a step"),
+        "cp": (plan.cp, "leave one of them out"),
+        "ep": (plan.ep, "leave one of them out"),
+        "loss_parallel": (plan.loss_parallel, "have the last stage return whole logits"),
+        "state_dict": (plan.state_dict, "leave it out"),
+        "FsdpPlan.whole": (plan.fsdp is not None and plan.fsdp.whole, "leave it out"),
+        "FsdpPlan.offload": (plan.fsdp is not None and plan.fsdp.offload, "leave it out"),
+    }
+    for name, (given, instead) in parts.items():
+        if given:
+            yield f"a pipeline does not go together with {name} here; {instead}"
+    # torch's stage_backward_input looks for weights among module.parameters(), which are not those that forward used
+    # once FSDP2 has freed them.
+    splits = SCHEDULES[pipeline.schedule].splits_backward
+    if plan.fsdp is not None and splits and plan.fsdp.reshard_after_forward is not False:
+        less = f"schedule {pipeline.schedule} has backward in parts, which loses gradients of what FSDP2 frees"
+        yield f"{less} after forward; use FsdpPlan(reshard_after_forward=False), 1f1b or interleaved_1f1b"
+    if plan.compile is not None and splits:
+        yield f"torch does not compile stages of schedule {pipeline.schedule}, whose backward is in parts; use 1f1b"
+
+
+def _stages(pipeline: PipelinePlan, size: int) -> Iterator[str]:
+    schedule, count = SCHEDULES[pipeline.schedule], pipeline.stages_of_a_rank
+    if count < 1 or (schedule.is_fixed and count != schedule.stages_per_rank):
+        must = count_text(schedule.stages_per_rank, "stage") if schedule.is_fixed else "1 stage or more"
+        yield f"schedule {pipeline.schedule} has {must} a rank, not {count}; leave stages_per_rank out"
+    wanted = size * count - 1
+    if pipeline.first_layers and (
+        len(pipeline.first_layers) != wanted or list(pipeline.first_layers) != sorted({*pipeline.first_layers, 0} - {0})
+    ):
+        given = list(pipeline.first_layers)
+        yield f"first_layers={given} must be {wanted} ascending layers, where stages 1 to {wanted} begin"
+
+
+def _microbatches(plan: ParallelPlan, pipeline: PipelinePlan, size: int) -> Iterator[str]:
+    count, name = plan.microbatches, pipeline.schedule
+    num_stages = size * pipeline.stages_of_a_rank
+    least = {"1f1b": num_stages, "dualpipev": num_stages}.get(name, 1)
+    if count < least:
+        yield (
+            f"schedule {name} of {count_text(num_stages, 'stage')} needs "
+            f"{count_text(least, 'micro-batch', 'micro-batches')} or more, not {count}"
+        )
+    elif name in ("interleaved_1f1b", "interleaved_zero_bubble") and count % (rounds := max(1, count // size)):
+        fit = count // rounds * rounds
+        yield (
+            f"schedule {name} over {count_text(size, 'rank')} takes micro-batches in {rounds} even "
+            f"rounds; use {fit}, not {count}"
+        )
+
+
+def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]:
+    num_stages = size * pipeline.stages_of_a_rank
+    if pipeline.split is None:
+        found = num_layers(model)
+        if not found:
+            yield "a pipeline splits a ModuleList or ModuleDict of the model, it has none; give PipelinePlan(split=...)"
+            return
+        last = max(pipeline.first_layers, default=0)
+        if found < num_stages or last >= found:
+            more = f", stage {num_stages - 1} begins with layer {last}" if last >= found else ""
+            yield (
+                f"{count_text(found, 'layer')} cannot be split into "
+                f"{count_text(num_stages, 'stage')}{more}; use more layers, or fewer stages"
+            )
+            return
+    try:
+        check_split(model, [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)])
+    except UserError as error:
+        yield str(error)
+
+
+def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
+    """One sentence for each thing that keeps the plan from working on a model on the meta device and this mesh.
+
+    `batch` is the global one: a `Batch`, or what it is made of.
+    """
+    batch = batch if isinstance(batch, Batch) else Batch(batch)
+    try:
+        return _all_problems(model, batch, plan, context)
+    except UserError as error:  # a name that stands for nothing keeps the rest from being looked at
+        return [str(error)]
+
+
+def _all_problems(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> list[str]:
+    return grouped(
+        [
+            *_unused_mesh_dims(plan, context),
+            *_unmatched_patterns(model, plan),
+            *tp_problems(model, plan, context),
+            *fsdp_problems(model, plan, context),
+            *ddp_problems(model, plan, context),
+            *expert_problems(model, plan, context),
+            *_undividable_batch(batch, plan, context),
+            *_context_parallel(model, batch, plan, context),
+            *_unknown_backend(plan),
+            *_sparse_gradients(model),
+            *pipeline_problems(model, plan, context),
+        ]
+    )
+
+
+def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    used = {*plan.fsdp.mesh_dims, *plan.fsdp.replicate_dims} if plan.fsdp else set()
+    used |= set(plan.tp_dims) if plan.tp is not None or plan.shard_params else set()
+    used |= {plan.cp.mesh_dim} if plan.cp else set()
+    used |= set(plan.ddp.mesh_dims) if plan.ddp else set()
+    used |= {*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])} if plan.ep else set()
+    used |= {plan.pipeline.mesh_dim} if plan.pipeline else set()
+    if callable(plan.tp) and plan.tp_dim == "tp":
+        yield from _unknown_mesh_dims(context)
+        return
+    for name in context.mesh_dims:
+        if name not in used and context.size(name) > 1:
+            known = ", ".join(sorted(used)) or "none"
+            yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {known}"
+
+
+def _unknown_mesh_dims(context: RankContext) -> Iterator[str]:
+    """A function of the user's own may use any mesh dim; its name says what of a batch the ranks along it have."""
+    for name in context.mesh_dims:
+        if name not in MESH_DIMS:
+            known = ", ".join(MESH_DIMS)
+            yield (
+                f"mesh dim {name!r} does not say whether its ranks have different data; name it one of {known}: those "
+                f"along {' and '.join(BATCH_DIMS)} get different parts of the batch"
+            )
+
+
+def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
+    modules = [name for name, _ in model.named_modules() if name]
+    parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
+    styled = tp_patterns(plan, model)
+    for pattern in styled if plan.tp != AUTO else ():
+        known = [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]
+        if not matching(pattern, known):
+            yield f"TP pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
+    groups: tuple[tuple[str, Iterable[str]], ...] = (
+        ("checkpoint", plan.checkpoint),
+        ("compile", plan.compile.modules if plan.compile else ()),
+        ("FSDP", plan.fsdp.wrap if plan.fsdp and plan.fsdp.wrap != AUTO else ()),
+        ("unit_mesh_dims", plan.fsdp.unit_mesh_dims if plan.fsdp else ()),
+        ("DDP's ignored", plan.ddp.ignored if plan.ddp else ()),
+        ("EP", plan.ep),
+    )
+    for kind, patterns in groups:
+        for pattern in patterns:
+            if not matching(pattern, [*modules, ""]):
+                yield f"{kind} pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
+    of_parameters: tuple[tuple[str, Iterable[str]], ...] = (
+        ("shard_params", plan.shard_params),
+        ("FSDP's whole", plan.fsdp.whole if plan.fsdp else ()),
+        ("FSDP's ignored", plan.fsdp.ignored if plan.fsdp else ()),
+    )
+    for kind, patterns in of_parameters:
+        for pattern in patterns:
+            if not matching(pattern, parameters):
+                yield f"{kind} pattern {pattern!r} matches no parameter ({nearest(pattern, parameters)})"
+
+
+def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+    dims = [name for name in context.mesh_dims if name in BATCH_DIMS]
+    _, num_parts = context.index(BATCH_DIMS)
+    tensors = dict(tensors_of(batch.tree))
+    lengths: dict[int, str] = {}
+    for name, tensor_dim in batch.split_dims.items():
+        lengths.setdefault(tensors[name].shape[tensor_dim], name)
+    for length, name in lengths.items():
+        which = ", ".join(filter(None, (name if len(lengths) > 1 else "", batch.place)))
+        what = f"a batch of {length} ({which})" if which else f"a batch of {length}"
+        if length % num_parts:
+            yield f"{undivided(f'{what} cannot be split', length, dims, context)}{batch.guessed()}"
+        elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
+            share = length // num_parts
+            into = f"{plan.microbatches} micro-batches; use a divisor of {share}"
+            yield f"a batch of {share} a rank cannot be split into {into}"
+
+
+def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
+    if plan.cp is None:
+        return
+    if plan.cp.rotate not in ROTATIONS:
+        yield f"rotation {plan.cp.rotate!r} is unknown; use {', '.join(ROTATIONS)}"
+    if plan.cp.kernel is not None and plan.cp.kernel not in ATTENTION_KERNELS:
+        yield f"attention kernel {plan.cp.kernel!r} is unknown; use {', '.join(ATTENTION_KERNELS)} or None"
+    if plan.cp.unshard_output and plan.loss_parallel:
+        yield "unshard_output gathers plain tensors, and loss parallel leaves the output a DTensor; drop one of them"
+    if plan.cp.unshard_output and plan.cp.seq_dim < 1:
+        yield f"unshard_output takes the batch to be tensor dim 0, so seq_dim={plan.cp.seq_dim} is not the sequence"
+    buffers = [name for name, _ in model.named_buffers()]
+    for name in plan.cp.buffers:
+        if name not in buffers:
+            yield f"context parallel buffer {name!r} is no buffer of the model ({nearest(name, buffers)})"
+    if plan.cp.mesh_dim not in context.mesh_dims:
+        yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+        return
+    size = context.size(plan.cp.mesh_dim)
+    chunks = size * 2 if plan.cp.balances else size
+    sequences = batch.sequence_dims_of(plan.cp)
+    over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
+    if not sequences:
+        yield f"no tensor of the batch has a tensor dim {plan.cp.seq_dim} to be split over {over}; say sequence_dims"
+    tensors = dict(tensors_of(batch.tree))
+    for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
+        if size > 1 and length % chunks:
+            unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other"
+            works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out of what has one token"
+            yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
+
+
+def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
+    if plan.compile is not None and plan.compile.async_tp and (plan.tp is None or plan.compile.backend != "inductor"):
+        yield "async_tp is inductor's overlap of what tp communicates; give a TP plan and backend='inductor'"
+    if plan.compile is not None and plan.compile.backend not in known_backends():
+        yield f"compile backend {plan.compile.backend!r} is unknown; use {', '.join(known_backends())}"
+
+
+def _sparse_gradients(model: nn.Module) -> Iterator[str]:
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
+            kind = f"{name or 'the root'} ({type(module).__name__})"
+            yield f"{kind} has sparse gradients, which FSDP2 does not reduce and no check compares; use sparse=False"

@@ -1,0 +1,370 @@
+"""A training step of a parallel model with its batch on this rank, context parallel round forward and backward."""
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbench.plans.batch import batch_of, loss_of
+from distbench.plans.checkpoint_compile import fused
+from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size
+from distbench.plans.materialise import load_initial_values, local_part, materialise
+from distbench.plans.model import Blueprint, as_built, blueprint, kind_of, mapped, require_as_built, tensors_of
+from distbench.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
+from distbench.plans.pipeline import LocalStage, LocalStages, Pipeline, inputs_and_targets, local_stages
+from distbench.ranks.context import BATCH_DIMS, RankContext
+from distbench.ranks.failure import blamed, one_line, place_of
+from distbench.spec import CpPlan, Scenario, UserError
+from distbench.spec.devices import device_of, known_device
+from distbench.torch_private import hooked_parameters, steps_until_buckets_stay, sum_then_divide, unit_policies
+
+# The sharded state of a model and its optimizer: copied out, put back, and whether both are exact.
+
+State = tuple[dict[str, Any], dict[str, Any]]
+
+
+def saved_state(model: nn.Module, optimizer: Any) -> State:
+    """Copies, in host memory, of what this rank holds of the parameters, buffers and the optimizer's state."""
+    from torch.distributed.checkpoint.state_dict import get_state_dict
+
+    found = get_state_dict(model, _listed(optimizer))
+    return _copied(found[0]), _copied(found[1])
+
+
+def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
+    """Put a saved state back, this rank's part of it."""
+    from torch.distributed.checkpoint.state_dict import set_state_dict
+
+    of_model, of_optimizer = state
+    set_state_dict(model, _listed(optimizer), model_state_dict=of_model, optim_state_dict=of_optimizer)
+
+
+def state_bytes(state: State) -> int:
+    """Bytes that this rank's part of a state takes."""
+    return sum(local.numel() * local.element_size() for local in map(_local, _tensors(state)))
+
+
+def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
+    """Save, spoil every parameter, load: the state's bytes, and what is not as it was, None where all is."""
+    state = saved_state(model, optimizer)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            _local(parameter).fill_(torch.nan)
+    load_state(model, optimizer, state)
+    again = saved_state(model, optimizer)
+    pairs = zip(_tensors(state), _tensors(again), strict=True)
+    wrong = sum(not torch.equal(_local(one), _local(other)) for one, other in pairs)
+    return state_bytes(state), f"{wrong} tensors of the state are not what was saved" if wrong else None
+
+
+def _listed(optimizer: Any) -> Any:
+    return () if optimizer is None else optimizer
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _copied(one) for key, one in value.items()}
+    return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
+
+
+def _tensors(value: Any) -> list[Any]:
+    if isinstance(value, dict | tuple):
+        parts = value.values() if isinstance(value, dict) else value
+        return [tensor for part in parts for tensor in _tensors(part)]
+    return [value] if isinstance(value, torch.Tensor) else []
+
+
+def _local(tensor: Any) -> torch.Tensor:
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+STATE_PHASES = ("save", "load")
+SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
+Stamp = Callable[[], None]
+
+
+def state_of(optimizer: Any) -> list[Any]:
+    """What an optimizer keeps from one step to the next: its `state`, or its attributes where it has none; nothing
+    where there is no optimizer."""
+    if optimizer is None:
+        return []
+    state = getattr(optimizer, "state", None)
+    if not isinstance(state, Mapping):
+        return [dict(vars(optimizer))]
+    return [dict(one) if isinstance(one, Mapping) else one for one in state.values()]
+
+
+class TrainingStep:
+    """The parallel model with its batch on this rank; `built` is the model on the meta device, if it exists already."""
+
+    def __init__(
+        self,
+        scenario: Scenario,
+        context: RankContext,
+        built: Blueprint | None = None,
+        give_memory: Callable[..., None] = materialise,
+    ) -> None:
+        assert scenario.build_model and scenario.make_batch
+        self.plan = plan = scenario.step_plan
+        self._context, self._scenario = context, scenario
+        self.built = built = built or blueprint(scenario.build_model, context.seed)
+        self.batch = batch_of(scenario)
+        self.model, self.sharded, stages = self._laid_out()
+        own = f" ({place_of(scenario.parallelize)})" if scenario.parallelize else ""
+        require_as_built(self.model, built, own)
+        hooked = hooked_parameters(self.model)
+        self._give_memory(give_memory, own)
+        if lost := sorted(hooked - hooked_parameters(self.model)):
+            what = f"parallelize{own} gives parameter {lost[0]} a hook, which is lost when the model gets memory"
+            raise UserError(f"{what}; set it in after_materialize=fn, fn(model, mesh)")
+        average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
+        self._finish_model()
+        if not known_device(device_of(context.backend)).scales_sums:
+            sum_then_divide(self.model)
+        self.pipeline = self._pipelined(stages)
+        is_fused = plan.ddp is not None and plan.ddp.fuse is not None
+        self._num_bucket_steps = steps_until_buckets_stay(self.model, is_fused)
+        # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
+        self.unshards_output = unshard_outputs(self.model, plan.cp, context)
+        self.kept_outputs: list[torch.Tensor] | None = None
+        self.microbatches = list(self._split())
+        self._make_optimizer = scenario.optimizer
+        self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
+        self._require_optimizer()
+        turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
+        self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
+        self.phases += STATE_PHASES if plan.state_dict else ()
+        self.default_dtype = torch.get_default_dtype()
+
+    def _give_memory(self, give_memory: Callable[..., None], own: str) -> None:
+        offloaded = self.plan.fsdp is not None and self.plan.fsdp.offload is not None
+        device = torch.device("cpu") if offloaded else None
+        try:
+            give_memory(self.model, self._context, self.built, device)
+        except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
+            if not own:
+                raise
+            what = f"the model that parallelize{own} makes cannot be given memory: {one_line(error)}"
+            raise UserError(
+                f"{what}; leave parameters to fully_shard and the styles, and memory to distbench"
+            ) from error
+
+    def _laid_out(self) -> tuple[nn.Module, Sharded, list[LocalStage]]:
+        """The parallel model without memory; of a pipeline its stages on this rank, each under the rest of the plan."""
+        plan, context, own = self.plan, self._context, self._scenario.parallelize
+        if plan.pipeline is None:
+            return *parallelize(self.built.model, plan, context, own), []
+        if self._scenario.call is not None or self._scenario.after_materialize is not None:
+            raise UserError(
+                "a pipeline's stages take neither call nor after_materialize; leave them out, and give loss"
+            )
+        count = self._context.index(BATCH_DIMS)[1] * plan.microbatches
+        example = self.batch.part(0, count, torch.device("meta"))
+        inputs, _ = inputs_and_targets(example, self._scenario.loss is not None)
+        stages = local_stages(self.built.model, plan, context, inputs)
+        held = {name for one in stages.values() for name, _ in one.module.named_parameters()}
+        done = {index: parallelize(one.module, plan, context, own) for index, one in stages.items()}
+        counters = {name: value for _, sharded in done.values() for name, value in sharded.counters.items()}
+        roots = [root for _, sharded in done.values() for root in sharded.roots]
+        names = tuple(name for name in self.built.parameters if name in held)
+        model = LocalStages({index: module for index, (module, _) in done.items()}, names)
+        return model, Sharded(roots, (), counters), list(stages.values())
+
+    def _pipelined(self, stages: Sequence[LocalStage]) -> Pipeline | None:
+        if not isinstance(self.model, LocalStages):
+            return None
+        assert self._scenario.loss is not None
+        return Pipeline(self.model, stages, self.plan, self._context, self._scenario.loss)
+
+    def _finish_model(self) -> None:
+        """What the scenario does to a model that has memory."""
+        self._own: dict[str, torch.Tensor] = {}
+        if (hook := self._scenario.after_materialize) is not None:
+            with blamed("after_materialize", hook):
+                hook(self.model, self._context.mesh)
+            self._own = {name: local_part(tensor).clone() for name, tensor in self.model.named_parameters()}
+        function = self._scenario.after_materialize or self._scenario.parallelize
+        if function is None:
+            return
+        named = [*self.model.named_parameters(), *self.model.named_buffers()]
+        if lacking := [name for name, tensor in named if tensor.is_meta]:
+            what = f"parameter {lacking[0]} of the parallel model is still on the meta device"
+            raise UserError(f"{what} ({place_of(function)}); leave it to distbench, which gives every one memory")
+
+    def _split(self) -> Iterator[Any]:
+        index, count = self._context.index(BATCH_DIMS)
+        parts = 1 if self.pipeline is not None else self.plan.microbatches  # torch's schedule splits it
+        yield from (self.batch.part(index * parts + part, count * parts, self._context.device) for part in range(parts))
+
+    def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
+        """Forward and backward on this rank's part of the batch; its loss, a mean over that part, or None where a rank
+        of a pipeline does not have the last stage."""
+        if self.pipeline is not None:
+            loss = self.pipeline.run(self.microbatches[0])
+            stamp()
+            return loss
+        losses = []
+        for turn, batch in enumerate(self.microbatches, start=1):
+            self._sync_gradients(turn == len(self.microbatches))
+            losses.append(self._one_microbatch(batch, stamp))
+        return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
+
+    def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
+        with fused(self.plan.ddp), contextlib.ExitStack() as entered:
+            batch = self.own_sequence(batch, entered)
+            if self.plan.loss_parallel:
+                from torch.distributed.tensor.parallel import loss_parallel
+
+                entered.enter_context(loss_parallel())
+            loss: Any = loss_of(self._scenario, self.model, batch, self._keep)
+            stamp()
+            self._require_learning(loss)
+            (loss / len(self.microbatches) if len(self.microbatches) > 1 else loss).backward()
+            stamp()
+        loss = loss.detach()
+        return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
+
+    def _require_optimizer(self) -> None:
+        """Refuse an optimizer that cannot do what a step asks of it."""
+        given, make = self.optimizer, self._make_optimizer
+        if given is None or make is None:
+            return
+        what = f"optimizer ({place_of(make)}) returns {kind_of(given)}"
+        if not callable(getattr(given, "step", None)):
+            raise UserError(f"{what}, which has no step(); return an optimizer of the parameters that it is given")
+        if self.plan.state_dict and not isinstance(given, torch.optim.Optimizer):
+            raise UserError(
+                f"{what}, which state_dict=True cannot save: torch saves subclasses of torch.optim.Optimizer; "
+                "derive it from that, or leave state_dict out"
+            )
+
+    def _require_learning(self, loss: torch.Tensor) -> None:
+        if not loss.requires_grad:
+            function = self._scenario.call or self._scenario.loss
+            where = f" ({place_of(function)})" if function is not None else ""
+            learns = any(parameter.requires_grad for parameter in self.model.parameters())
+            why = "it was detached, or made of none" if learns else "none learns (requires_grad_)"
+            what = f"the loss{where} does not depend on a parameter that learns: {why}"
+            raise UserError(f"{what}; say Scenario(inference=True) to time forward alone")
+
+    def own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
+        """A part of the batch with this rank's share of the sequence, until `entered` is left, buffers with it."""
+        plan = self.plan.cp
+        if plan is not None and shards_sequence(plan, self._context):
+            batch = mapped(batch, lambda _, tensor: tensor.clone())
+            sharded = list(self._of_sequence(plan, batch))
+            entered.enter_context(sequence_sharded(self.model, plan, self._context, sharded))
+        return batch
+
+    def _keep(self, output: Any) -> None:
+        # Held through backward, it would raise the step's peak of memory.
+        if self.kept_outputs is not None:
+            self.kept_outputs.append(output.detach())
+
+    def _of_sequence(self, plan: CpPlan, batch: Any) -> Iterator[tuple[torch.Tensor, int]]:
+        """Of a part of the batch, the tensors that the sequence's ranks share; targets stay whole where the output is
+        made whole."""
+        dims = self.batch.sequence_dims_of(plan)
+        whole = "1" if plan.unshard_output and self._scenario.loss is not None else None
+        for name, tensor in tensors_of(batch):
+            if name in dims and name != whole:
+                yield tensor, dims[name]
+
+    def _sync_gradients(self, is_last: bool) -> None:
+        data_parallel = self.plan.ddp or self.plan.fsdp
+        if data_parallel is None:
+            return
+        for root in self.sharded.roots:
+            if not data_parallel.sync_each_microbatch:
+                root.set_requires_gradient_sync(is_last)
+            if self.plan.fsdp is None:
+                continue
+            if not self.plan.fsdp.all_reduce_each_microbatch:
+                root.set_requires_all_reduce(is_last)
+            if not self.plan.fsdp.reshard_each_microbatch:
+                root.set_reshard_after_backward(is_last)
+
+    @property
+    def cache_tensors(self) -> list[torch.Tensor]:
+        """The keys and values that a forward-only step keeps from one run to the next."""
+        return []
+
+    @property
+    def has_buckets(self) -> bool:
+        """Whether DDP reduces its gradients."""
+        return self._num_bucket_steps > 0
+
+    @property
+    def num_setup_steps(self) -> int:
+        """Steps that communicate what later ones do not: DDP makes its buckets in the first, and anew, in the order in
+        which gradients were finished, in a later one."""
+        return max(self._num_bucket_steps, 1)
+
+    @property
+    def units(self) -> list[tuple[str, Any]]:
+        """FSDP's units, by the plan or by a function of the user's own: the name that each had when the model was
+        built, and its mixed precision policy; the deepest first, the root last."""
+        names = {id(module): name for name, module in self.built.modules.items()}
+        policies, modules = unit_policies(self.model), self.model.named_modules()
+        own = [(names.get(id(module), name), policies[module]) for name, module in modules if module in policies]
+        return sorted(own, key=lambda unit: -unit[0].count(".") if unit[0] else 1)
+
+    @property
+    def num_data_parallel(self) -> int:
+        """Ranks over which gradients are summed, and by whose number they are divided unless something else is said."""
+        if self.plan.fsdp is not None and self._scenario.gradient_divide_factor is None:
+            return data_parallel_size(self.plan.fsdp, self._context)
+        cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)
+        return self._context.index((*BATCH_DIMS, *cp))[1]
+
+    @property
+    def gradient_scale(self) -> float:
+        """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
+        fsdp, own = self.plan.fsdp, self._scenario.gradient_divide_factor
+        factor = own if own is not None or fsdp is None else fsdp.gradient_divide_factor
+        return 1.0 if factor is None else self.num_data_parallel / factor
+
+    def __call__(self, stamp: Stamp) -> None:
+        """One whole step, gradients cleared at its end."""
+        self.forward_backward(stamp)
+        if self.optimizer is not None:
+            self.optimizer.step()
+        # Not the optimizer's own zero_grad, which one of the user's own may lack.
+        self.model.zero_grad(set_to_none=True)
+        if self.optimizer is not None:
+            stamp()
+        if self.plan.state_dict:
+            state = saved_state(self.model, self.optimizer)
+            stamp()
+            load_state(self.model, self.optimizer, state)
+            stamp()
+
+    def restart(self) -> None:
+        """Back to the initial parameters, no gradients, and the default dtype of before the first step."""
+        torch.set_default_dtype(self.default_dtype)
+        self.model.zero_grad(set_to_none=True)
+        load_initial_values(self.model, self._context, self.built)
+        parameters = dict(self.model.named_parameters())
+        for name, value in self._own.items():
+            local_part(parameters[name]).copy_(value)
+
+    def start_anew(self) -> None:
+        """The same, and an optimizer that has seen nothing."""
+        self.restart()
+        if self._make_optimizer is not None:
+            self.optimizer = self._make_optimizer(self.model.parameters())
+
+    def own_values(self) -> dict[str, torch.Tensor] | None:
+        """Where the scenario sets values itself, the whole parameters after `restart`, on rank 0's CPU; all ranks
+        together, one parameter at a time."""
+        if not self._own:
+            return None
+        found = {}
+        for name, parameter in as_built(self.model, self.built).items():
+            given: Any = parameter.detach()
+            whole = given.full_tensor() if hasattr(given, "full_tensor") else given
+            if self._context.rank == 0:
+                found[name] = whole.cpu().clone()
+        return found

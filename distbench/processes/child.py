@@ -1,0 +1,101 @@
+"""A question that only torch can answer: a child process is asked, and the last line that it prints is its answer."""
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from typing import Any, BinaryIO
+
+from distbench.processes import start_supervised, stop_supervised
+from distbench.spec.errors import UserError
+from distbench.spec.printable import printable
+
+# How a process ended, in words: the signal, and what it printed last.
+
+MAX_WORDS = 300
+
+
+def ended_text(code: int, complaints: Sequence[str]) -> str:
+    """`ended by SIGABRT (its last words: ...)`, of a process that a signal ended.
+
+    Args:
+        code: its exit code, negative, as `subprocess` and `multiprocessing` have it.
+        complaints: lines of its standard error.
+    """
+    words = last_words(complaints)
+    return f"ended by {signal_name(-code)}" + (f" (its last words: {words})" if words else "")
+
+
+def last_words(complaints: Sequence[str]) -> str:
+    """The last line that is not blank, cut where it is long; empty where there is none."""
+    said = [line.strip() for line in complaints if line.strip()]
+    return said[-1][:MAX_WORDS] if said else ""
+
+
+def signal_name(number: int) -> str:
+    """`SIGABRT`, or `signal 35`: most real-time signals have no name."""
+    return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
+
+
+CHILD = "distbench.worker.child"
+
+
+def ask_child(
+    verb: str, arguments: Sequence[str] = (), *, given: Any = None, timeout_s: float, failure: str = "{why}"
+) -> Any:
+    """What `python -m distbench.worker.child VERB ARGUMENTS` answers, read from JSON.
+
+    A child that a signal ends is started once more: about one recording in 120 was aborted, and none of those twice.
+
+    Args:
+        given: plain data that it reads as JSON from its standard input; None for an empty one.
+        timeout_s: seconds after which it is ended and given up.
+        failure: what to say where there is no answer; `{why}` in it stands for the reason.
+
+    Raises:
+        UserError: it failed, did not end in time or printed no JSON; or it answers {"user_error": sentence}.
+    """
+    command = [sys.executable, "-m", CHILD, verb, *arguments]
+    question = b"" if given is None else json.dumps(given).encode()
+    code, lines, complaints = _asked(command, question, timeout_s, failure)
+    if is_again := code < 0:
+        said = f"distbench: a child process was {ended_text(code, complaints)}; it is started once more"
+        print(printable(said), file=sys.stderr)
+        code, lines, complaints = _asked(command, question, timeout_s, failure)
+    try:
+        if code:
+            raise ValueError("a child that failed has no answer, whatever it printed")
+        answer = json.loads(lines[-1])
+    except (IndexError, ValueError) as error:
+        why = _why(code, complaints) + (", the second time" if is_again else "")
+        raise UserError(failure.replace("{why}", why)) from error
+    if isinstance(answer, dict) and "user_error" in answer:
+        raise UserError(answer["user_error"])
+    return answer
+
+
+def _asked(command: Sequence[str], question: bytes, timeout_s: float, failure: str) -> tuple[int, list[str], list[str]]:
+    """The exit code of a child, the lines that it printed, and those of its standard error."""
+    # Files and no pipes: what the child itself started may outlive it, and would hold a pipe open.
+    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
+        with start_supervised(command, stdin=subprocess.PIPE, stdout=printed, stderr=said) as child:
+            try:
+                child.communicate(question, timeout_s)
+            except subprocess.TimeoutExpired as error:
+                raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
+            finally:
+                stop_supervised(child)
+        return child.returncode, _lines_of(printed), _lines_of(said)
+
+
+def _lines_of(file: BinaryIO) -> list[str]:
+    file.seek(0)
+    return file.read().decode("utf-8", "replace").splitlines()
+
+
+def _why(code: int, complaints: list[str]) -> str:
+    if code < 0:
+        return f"it was {ended_text(code, complaints)}"
+    return (last_words(complaints) if code else "") or "it printed no answer"

@@ -1,0 +1,290 @@
+"""Each rank knows when another has ended, or its host answers no more, though no launcher tells it."""
+
+import contextlib
+import datetime
+import errno
+import itertools
+import os
+import selectors
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch.distributed as dist
+
+from distbench.ranks.failure import HostLost, RankFailed, report_failure
+from distbench.ranks.hosts import named
+from distbench.spec import UserError
+
+# Ranks agree on whether a case failed on all of them or on one alone, and on which host is lost.
+
+Store = dist.TCPStore | dist.PrefixStore
+# A rank that has not failed and reports no work for so long waits in a collective for one that has.
+GRACE_S = 5.0
+REPORT_S, POLL_S = 0.5, 0.05
+FOREVER = datetime.timedelta(days=365)
+LEFT, PARTED = "left", "parted"
+
+
+class Agreement:
+    """One rank's part in telling a failure of all ranks from a failure of one.
+
+    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that:
+    it sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and
+    so not while it waits in a collective. That the rank is there at all it says at once.
+
+    Args:
+        hosts: each rank's host, in rank order.
+    """
+
+    def __init__(self, store: Store, rank: int, hosts: Sequence[str]) -> None:
+        self._store, self._rank, self._hosts = store, rank, hosts
+        self._num_failures = 0
+        self._answered = False
+        signal.signal(signal.SIGUSR2, self._answer)
+        signal.siginterrupt(signal.SIGUSR2, False)
+        threading.Thread(target=self._report_work, daemon=True).start()
+
+    def require_all_failed(self, what: str, message: str) -> None:
+        """Return when every rank has failed in this too.
+
+        Raises:
+            RankFailed: this one alone did, or another that has left did.
+            HostLost: there is a host of whose ranks none answers any more.
+        """
+        keys = self._told(what, message)
+        if not self._all_set(keys):
+            self._store.set(LEFT, str(self._rank))
+            if lost := self._lost_hosts(keys):
+                raise HostLost(f"{lost}; rank {self._rank} saw {message}")
+            raise RankFailed(message)
+        if self._store.check([LEFT]):
+            raise RankFailed(message)
+
+    def user_error(self, error: UserError) -> UserError:
+        """What the user can fix, said with the ranks that it was found on where it was not found on all of them."""
+        keys = self._told("by the user", str(error))
+        if self._all_set(keys):
+            self._part()
+            return error
+        ranks = [str(rank) for rank, key in enumerate(keys) if self._store.check([key])]
+        found_on = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"
+        return UserError(f"on {found_on} of {len(keys)} only: {error}")
+
+    def _part(self) -> None:
+        """Under srun the store ends with rank 0, which therefore leaves last: the others may still be looking."""
+        deadline = time.monotonic() + GRACE_S
+        left = self._store.add(PARTED, 1)
+        while self._rank == 0 and left < len(self._hosts) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+            left = self._store.add(PARTED, 0)
+
+    def _told(self, what: str, message: str) -> list[str]:
+        """Have the others know that this rank failed, and how; under which key each rank says so."""
+        keys = [self._key(what, rank) for rank in range(len(self._hosts))]
+        self._store.set(keys[self._rank], message)
+        self._store.set(f"failure{self._num_failures}", "")
+        self._num_failures += 1
+        return keys
+
+    def _lost_hosts(self, keys: list[str]) -> str:
+        """In words, the hosts of which no rank has failed in this or said that it is there; empty for none."""
+        silent: dict[str, list[int]] = {}
+        heard = set()
+        for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
+            if any(self._store.check([one]) for one in (key, _here(self._num_failures - 1, rank))):
+                heard.add(host)
+            else:
+                silent.setdefault(host, []).append(rank)
+        return " and ".join(
+            f"host {host} is lost: its {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))} "
+            f"{'answer' if len(ranks) > 1 else 'answers'} no more"
+            for host, ranks in silent.items()
+            if host not in heard
+        )
+
+    def first_message(self, what: str, message: str) -> str:
+        """The message of the rank that failed alone and left, where one did; else this rank's own."""
+        if not self._store.check([LEFT]):
+            return message
+        rank = int(self._store.get(LEFT))
+        key = self._key(what, rank)
+        return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
+
+    def _key(self, what: str, rank: int) -> str:
+        return f"failed/{what}/{rank}"
+
+    def _all_set(self, keys: list[str]) -> bool:
+        """Whether every key was set before its rank stopped working."""
+        reports, deadline = -1, 0.0
+        while not self._store.check(keys):
+            now = time.monotonic()
+            if (latest := self._store.add("reports", 0)) != reports:
+                reports, deadline = latest, now + GRACE_S
+            elif now > deadline:
+                return False
+            time.sleep(POLL_S)
+        return True
+
+    def _report_work(self) -> None:
+        """Count a report whenever the main thread answers, from any rank's next failure until this rank's own."""
+        main = threading.main_thread().ident or 0
+        store: Any = self._store.clone()  # type: ignore[union-attr]  # a store serves one thread at a time
+        with contextlib.suppress(RuntimeError):  # the launch is over
+            for number in itertools.count():
+                store.wait([f"failure{number}"], FOREVER)
+                store.set(_here(number, self._rank), "")
+                while self._num_failures == number:
+                    self._answered = False
+                    signal.pthread_kill(main, signal.SIGUSR2)
+                    time.sleep(REPORT_S)
+                    if self._answered:
+                        store.add("reports", 1)
+
+    def _answer(self, *_: object) -> None:
+        self._answered = True
+
+
+def _here(number: int, rank: int) -> str:
+    return f"here{number}/{rank}"
+
+
+# A rank that fails with others may have its own reason to tell.
+GONE_AFTER_S = 10.0
+CONNECT_S = 10.0
+# A host that vanishes, or whose cable is cut, closes no connection: it is missed after 25 s.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+LEAVES = b"."
+
+
+class Presence:
+    """Tells a rank that another one has ended: under srun nobody else does, and a collective would wait for minutes.
+
+    Each rank holds a connection to rank 0, which the kernel closes with the process, however that ends, and which
+    times out where the other host answers no more.
+
+    Args:
+        store: where rank 0 says its port.
+        rank: this one.
+        hosts: each rank's host, in rank order.
+        address: rank 0's.
+        on_gone: called on a thread of its own, with a sentence, once at most; not after `leave`.
+    """
+
+    def __init__(
+        self, store: Store, rank: int, hosts: Sequence[str], address: str, on_gone: Callable[[str], None]
+    ) -> None:
+        self._on_gone, self._is_leaving = on_gone, False
+        self._rank, self._hosts, world_size = rank, hosts, len(hosts)
+        self._ranks: dict[socket.socket, int | None] = {}
+        self._link: socket.socket | None = None
+        if world_size == 1:
+            return
+        if rank == 0:
+            both = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if both else socket.AF_INET
+            server = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=world_size)
+            store.set("presence", str(server.getsockname()[1]))
+            threading.Thread(target=self._follow_all, args=(server,), daemon=True).start()
+            return
+        with contextlib.suppress(OSError):  # where that port is closed to it, a rank does without
+            port = int(store.get("presence"))
+            self._link = _kept_alive(socket.create_connection((address, port), CONNECT_S))
+            self._link.sendall(rank.to_bytes(4, "big"))
+            threading.Thread(target=self._follow_first, args=(self._link,), daemon=True).start()
+
+    def leave(self) -> None:
+        """From here on ranks may end; all of them meet once more after this."""
+        self._is_leaving = True
+        if self._link is not None:
+            with contextlib.suppress(OSError):
+                self._link.sendall(LEAVES)
+
+    def _follow_all(self, server: socket.socket) -> None:
+        with server, selectors.DefaultSelector() as selector:
+            selector.register(server, selectors.EVENT_READ)
+            while self._ranks or not self._is_leaving:
+                for key, _ in selector.select():
+                    link: Any = key.fileobj
+                    if link is server:
+                        link = _kept_alive(server.accept()[0])
+                        self._ranks[link] = None
+                        selector.register(link, selectors.EVENT_READ)
+                    elif (end := self._end_of(link)) is not None:
+                        selector.unregister(link)
+                        link.close()
+                        rank = self._ranks.pop(link)
+                        if rank is not None and not self._is_leaving:
+                            self._tell(rank, is_silent=end in UNREACHABLE)
+
+    def _end_of(self, link: socket.socket) -> int | None:
+        """How a rank's connection has ended: the system's error, 0 where it was closed; None where it has not."""
+        try:
+            told = link.recv(4 if self._ranks[link] is None else 1)
+        except OSError as error:
+            return error.errno or 0
+        if told == LEAVES:
+            self._ranks[link] = None
+        elif len(told) == 4:
+            self._ranks[link] = int.from_bytes(told, "big")
+        return None if told else 0
+
+    def _tell(self, rank: int, is_silent: bool) -> None:
+        """Tell all others that one has ended, or that its host is silent."""
+        message = self._silence_of(rank) if is_silent else f"rank {rank} has ended while the others went on"
+        for link in self._ranks:
+            with contextlib.suppress(OSError):
+                link.sendall(message.encode())
+        self._gone(message, is_silent)
+
+    def _follow_first(self, link: socket.socket) -> None:
+        link.settimeout(None)
+        message, is_silent = "", False
+        with link:
+            try:
+                message = link.recv(1 << 10).decode()
+            except OSError as error:
+                is_silent = error.errno in UNREACHABLE
+        if is_silent:
+            message = self._silence_of(0)
+        self._gone(message or "rank 0 has ended while the others went on", is_silent)
+
+    def _silence_of(self, rank: int) -> str:
+        """In words, that a rank's host answers this one's no more."""
+        here, there = self._hosts[self._rank], self._hosts[rank]
+        theirs = [other for other, host in enumerate(self._hosts) if host == there]
+        what = f"host {there} ({named(theirs, [there] * len(self._hosts))}) answers host {here} no more"
+        return f"{what}: it is down, or the network between them"
+
+    def _gone(self, message: str, is_silent: bool) -> None:
+        if not self._is_leaving:
+            time.sleep(0 if is_silent else GONE_AFTER_S)
+        if not self._is_leaving:
+            self._on_gone(message)
+
+
+def _kept_alive(link: socket.socket) -> socket.socket:
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for name, value in KEEP_ALIVE.items():
+        if hasattr(socket, name):
+            link.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+    return link
+
+
+def presence_of(log_dir: Path, store: Store, rank: int, hosts: Sequence[str]) -> Presence | None:
+    """Each rank ends itself where another one is gone; None where a launcher sees to that: torchrun and ours, which set
+    these variables, for the ranks of one host."""
+    is_launched = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"} & set(os.environ)
+    if is_launched and len(set(hosts)) == 1:
+        return None
+
+    def end(message: str) -> None:
+        report_failure(log_dir, rank, "gone", message)
+        os._exit(1)
+
+    return Presence(store, rank, hosts, os.environ["MASTER_ADDR"], end)

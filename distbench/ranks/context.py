@@ -1,0 +1,136 @@
+"""The dtype names of case ids, as torch has them."""
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from distbench.planning.profile import Profile, load_profile, profile_on
+from distbench.ranks.device import ends_within
+from distbench.spec import Job, UserError
+
+# What a rank needs to know: its device, its coordinate on the mesh, and its process groups.
+
+GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
+# Mesh dims whose ranks have different parts of the batch.
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
+
+
+@dataclass(frozen=True)
+class RankContext:
+    """One rank's context.
+
+    Args:
+        backend: moves the device's tensors.
+        control: a gloo group of all ranks for barriers and gathers that are never timed.
+        seed: for data and initial parameters.
+        hosts: each rank's host, in rank order; empty where ranks are not there.
+        check: what steps are compared with one device's, a name out of `spec.job.CHECKS`.
+    """
+
+    rank: int
+    device: torch.device
+    mesh: DeviceMesh
+    backend: str
+    control: dist.ProcessGroup
+    seed: int
+    profile: Profile | None = None
+    check: str = "full"
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def mesh_dims(self) -> tuple[str, ...]:
+        """Names of the mesh dims, outermost first."""
+        return tuple(self.mesh.mesh_dim_names or ())
+
+    @property
+    def mesh_shape(self) -> tuple[int, ...]:
+        """Ranks along each mesh dim."""
+        return tuple(self.mesh.mesh.shape)
+
+    @property
+    def coordinate(self) -> tuple[int, ...]:
+        """This rank's index along each mesh dim."""
+        return tuple(self.mesh.get_coordinate() or ())
+
+    def size(self, mesh_dim: str) -> int:
+        """Ranks along one mesh dim; 1 for a mesh dim that this mesh lacks."""
+        return dict(zip(self.mesh_dims, self.mesh_shape, strict=True)).get(mesh_dim, 1)
+
+    def index(self, mesh_dims: tuple[str, ...]) -> tuple[int, int]:
+        """(index, count) of this rank among the ranks that differ only along the given mesh dims."""
+        position, count = 0, 1
+        for name, size, along in zip(self.mesh_dims, self.mesh_shape, self.coordinate, strict=True):
+            if name in mesh_dims:
+                position, count = position * size + along, count * size
+        return position, count
+
+    def any(self, flag: bool) -> bool:
+        """Whether any rank's flag is set, on every rank. Never inside timed iterations."""
+        flags = torch.tensor([int(flag)])
+        dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
+        return bool(flags.item())
+
+    def group_works(self, mesh_dim: str) -> bool:
+        """Whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations.
+
+        On an accelerator a collective that another rank has left never ends, and neither would the wait for it.
+        """
+        ones = torch.ones(1, device=self.device)
+        dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
+        return ends_within(self.device, GROUP_WORKS_S) and ones.item() == self.size(mesh_dim)
+
+    def gather(self, value: Any) -> list[Any]:
+        """Every rank's value, on every rank, in rank order. Never inside timed iterations."""
+        return gather_objects(self.control, value)
+
+
+def gather_objects(group: dist.ProcessGroup, value: Any) -> list[Any]:
+    """The value of every rank of a group, on every rank, in rank order."""
+    gathered: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(gathered, value, group=group)
+    return gathered
+
+
+def profile_of(job: Job) -> Profile | None:
+    """The cost profile that the job names."""
+    return load_profile(Path(job.profile)) if job.profile else None
+
+
+def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
+    """The job's cost profile for its mesh as that lies on these hosts; UserError where it has no lines."""
+    if profile is None or not profile.hosts:
+        return profile
+    try:
+        return profile_on(profile, job.mesh, hosts)
+    except UserError as error:
+        raise UserError(f"profile {job.profile}: {error}") from error
+
+
+TORCH_DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16, "f16": torch.float16, "f64": torch.float64}
+NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()} | {torch.int64: "i64", torch.int32: "i32"}
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """`torch.float32` to `"f32"`."""
+    return NAMES.get(dtype, str(dtype).removeprefix("torch."))
+
+
+@contextlib.contextmanager
+def default_dtype_kept() -> Iterator[None]:
+    """torch's default dtype is afterwards what it was, whatever code of the user's own sets."""
+    before = torch.get_default_dtype()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(before)
+
+
+def shape_text(shape: tuple[int, ...] | torch.Size) -> str:
+    """`(4, 8)` to `"[4,8]"`."""
+    return "[" + ",".join(str(int(size)) for size in shape) + "]"

@@ -1,0 +1,108 @@
+"""How a rank that cannot go on reports why: a file of its own that the parent reads when the launch has ended."""
+
+import contextlib
+import inspect
+import json
+import sysconfig
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from distbench.spec.errors import FAILURES, UserError
+from distbench.spec.files import write_whole
+
+MAX_MESSAGE = 500  # characters
+
+
+class RankFailed(Exception):
+    """This rank failed where the others did not; the launch must end."""
+
+
+class HostLost(RankFailed):
+    """This rank failed because no rank of another host is there any more."""
+
+
+def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
+    """Write `failure-rank<N>.json`, whole or not at all; `kind` is one of FAILURES.
+
+    Where it cannot be written, the parent sees for itself that its folder is full or gone.
+    """
+    assert kind in FAILURES, kind
+    # By this clock the ranks of a host tell who failed first; the wall clock may jump.
+    record = {"rank": rank, "kind": kind, "message": message, "at": time.monotonic()}
+    with contextlib.suppress(OSError):
+        write_whole(log_dir / f"failure-rank{rank}.json", json.dumps(record))
+
+
+def one_line(error: BaseException) -> str:
+    """An exception as one line: its type and the first line of its message, or the beginning of a long one."""
+    try:
+        first = str(error).strip().partition("\n")[0]
+    except Exception as of_its_own:
+        first = f"its message cannot be shown, that raises {type(of_its_own).__name__}"
+    first = first if len(first) <= MAX_MESSAGE else f"{first[:MAX_MESSAGE]} ... ({len(first):,} characters)"
+    # Half a character can be written to no file and no terminal.
+    first = first.encode("utf-8", "backslashreplace").decode()
+    return f"{type(error).__name__}: {first}" if first else type(error).__name__
+
+
+def place_of(function: Callable[..., Any]) -> str:
+    """Where a function of the user's own is written: `file:line`, or its name where that is not known."""
+    plain = inspect.unwrap(getattr(function, "func", function))
+    code = getattr(plain, "__code__", None)
+    return (
+        f"{code.co_filename}:{code.co_firstlineno}"
+        if code
+        else getattr(plain, "__qualname__", type(plain).__qualname__)
+    )
+
+
+def raised_at(error: BaseException, otherwise: str = "") -> str:
+    """Where in somebody's own file an exception came from: `file:line` of its innermost frame in neither an installed
+    package nor this one; `otherwise` where there is none."""
+    return _own_place(traceback.extract_tb(error.__traceback__)) or otherwise
+
+
+def called_at() -> str:
+    """Where in somebody's own file this was called from, as `raised_at`; empty where from none."""
+    return _own_place(traceback.extract_stack())
+
+
+def _own_place(frames: traceback.StackSummary) -> str:
+    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    # A torch on PYTHONPATH lies in no folder of installed packages.
+    skipped = (*installed, str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
+    own = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
+    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+
+
+def one_line_and_place(error: BaseException) -> str:
+    """An exception as one line, with where in somebody's own file it came from."""
+    place = raised_at(error)
+    return f"{one_line(error)} ({place})" if place else one_line(error)
+
+
+def _is_skipped(file: str, folders: tuple[str, ...]) -> bool:
+    shipped = str(Path(__file__).parents[1] / "scenarios")
+    return (file.startswith(folders) or "site-packages" in file) and not file.startswith(shipped)
+
+
+@contextlib.contextmanager
+def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
+    """Have what the user's own function raises said with its file and line; an exception whose class has `is_deed` says
+    itself what the function does.
+
+    Raises:
+        UserError: it raised, also where it meant to exit.
+    """
+    try:
+        yield
+    except (UserError, MemoryError):
+        raise
+    except (Exception, SystemExit) as error:
+        deed = str(error) if getattr(error, "is_deed", False) else f"raises {one_line(error)}"
+        raise UserError(f"{what} {deed} ({raised_at(error, place_of(function))}); fix it") from error

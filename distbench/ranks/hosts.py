@@ -1,0 +1,327 @@
+"""One folder of logs a launch, though each host's launcher has a name of its own for it."""
+
+import contextlib
+import hashlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from distbench.ranks.device import device_facts
+from distbench.spec import Job, UserError
+from distbench.spec.devices import is_accelerator
+from distbench.spec.job import JOB_FILE
+from distbench.spec.printable import count_text
+
+# Ranks and hosts that were given different things are refused before anything is measured, and named.
+#
+# Each would wait for collectives that the others never issue, or measure something else than they do.
+
+Gather = Callable[[Any], list[Any]]
+MAX_NAMED = 8
+BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+
+
+@dataclass(frozen=True)
+class GivenToRank:
+    """What one rank was given.
+
+    Args:
+        host: its host's name.
+        boot: what tells the host's running kernel from any other; "" where it has no such thing.
+        torch: its version.
+        asked: what decides which collectives it issues, by what that is called.
+        imported: digests of the user's own files that the scenario has imported.
+    """
+
+    host: str
+    boot: str
+    torch: str
+    asked: dict[str, str]
+    imported: dict[str, str]
+
+
+def require_alike(job: Job, gather: Gather) -> tuple[str, ...]:
+    """Each rank's host, in rank order, where all ranks were given the same.
+
+    Args:
+        job: this rank's.
+        gather: gives every rank's value, in rank order.
+
+    Raises:
+        UserError: they were not, in one sentence that names what differs, and the ranks and hosts.
+    """
+    own = GivenToRank(os.uname().nodename, boot_id(), torch.__version__, _asked(job), _imported(Path(job.file)))
+    told: list[GivenToRank] = gather(own)
+    hosts = tuple(one.host for one in told)
+    require_own_names(told)
+    versions = [one.torch for one in told]
+    if others := [rank for rank, version in enumerate(versions) if version != versions[0]]:
+        theirs = ", ".join(sorted({versions[rank] for rank in others}))
+        what = f"torch of {named(others, hosts)} is {theirs}, of {named([0], hosts)} {versions[0]}"
+        raise UserError(f"{what}; install the same on all hosts")
+    require_same([one.asked for one in told], hosts)
+    require_same([one.imported for one in told], hosts)
+    if len(set(hosts)) > 1:
+        require_same([{"distbench's own code": code} for code in gather(_digest_of_package())], hosts)
+    return hosts
+
+
+def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> None:
+    """Refuse ranks whose values differ; what only some ranks have is not compared.
+
+    Args:
+        given: each rank's values; the keys name in the message what differs.
+        hosts: each rank's host.
+    """
+    for what, wanted in given[0].items():
+        if ranks := [rank for rank, theirs in enumerate(given) if theirs.get(what, wanted) != wanted]:
+            first = named([0], hosts).replace("rank 0", "rank 0's", 1)
+            differs = f"{what} of {named(ranks, hosts)} differs from {first}"
+            raise UserError(f"{differs}; give all ranks the same command and files")
+
+
+def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
+    """`rank 3`, or where there are several hosts `ranks 4, 5 (host b)`."""
+    shown, more = sorted(ranks)[:MAX_NAMED], len(ranks) - MAX_NAMED
+    text = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, shown))
+    text += f" and {more} more" if more > 0 else ""
+    if len(set(hosts)) == 1:
+        return text
+    theirs = list(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
+    rest = f" and {len(theirs) - MAX_NAMED} more" if len(theirs) > MAX_NAMED else ""
+    return f"{text} ({'hosts' if len(theirs) > 1 else 'host'} {', '.join(theirs[:MAX_NAMED])}{rest})"
+
+
+def require_own_names(told: Sequence[GivenToRank]) -> None:
+    """Refuse hosts of one name: their clocks would be taken for one, and links between them for links within a host."""
+    known: dict[str, int] = {}
+    for rank, one in enumerate(told):
+        first = known.setdefault(one.host, rank)
+        if one.boot != told[first].boot:
+            what = f"ranks {first} and {rank} are on different hosts that are both called {one.host}"
+            raise UserError(f"{what}; give each host a name of its own (hostname)")
+
+
+def boot_id() -> str:
+    """Of this host's kernel, drawn when it started; "" where the system has none."""
+    try:
+        return BOOT_ID.read_text().strip()
+    except OSError:
+        return ""
+
+
+def require_own_devices(own: str | None, gather: Callable[[Any], list[Any]]) -> None:
+    """Refuse ranks that share a device: NCCL does too, later and in other words. `own` names it on this host, None
+    where nobody knows."""
+    ranks: dict[tuple[str, str], int] = {}
+    for rank, (host, device) in enumerate(gather((os.uname().nodename, own))):
+        if device is None:
+            continue
+        if (other := ranks.setdefault((host, device), rank)) != rank:
+            what = f"ranks {other} and {rank} have the same device of {host}"
+            raise UserError(f"{what}; start as many ranks a host as it has devices, or show each rank another one")
+
+
+def _asked(job: Job) -> dict[str, str]:
+    """What decides which collectives a rank issues; under another launcher each rank has its own job and files."""
+    asked = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths, job.chosen)
+    return {
+        "the scenario file": digest(Path(job.file).read_bytes()),
+        "the profile": digest(Path(job.profile).read_bytes()) if job.profile else "",
+        "what to run": json.dumps(asked, default=repr),
+    }
+
+
+def _imported(file: Path) -> dict[str, str]:
+    """The files of the user's own that the scenario has imported: those in its folder, or below."""
+    found = {}
+    for module in list(sys.modules.values()):
+        path = Path(getattr(module, "__file__", None) or "/")
+        if path.is_relative_to(file.parent) and path != file and "site-packages" not in path.parts and path.is_file():
+            what = f"{path.relative_to(file.parent)}, which the scenario file imports,"
+            found[what] = digest(path.read_bytes())
+    return found
+
+
+def _digest_of_package() -> str:
+    """Of all of this package's files, wherever it is installed."""
+    folder = Path(__file__).parents[1]
+    files = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
+    return digest("".join(f"{file} {digest((folder / file).read_bytes())}\n" for file in files))
+
+
+def digest(content: str | bytes) -> str:
+    """SHA-256, in hexadecimal digits."""
+    return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
+
+
+# What differs between hosts and may be meant: said before anything is measured, and in the run file.
+
+MAX_OFFSET_S = 2.0  # of clocks; ranks leave a gather within milliseconds of each other
+MINUTE_S = 60
+
+
+class HostFacts(NamedTuple):
+    """What a rank says of its host: seconds since the epoch, and its devices."""
+
+    now_s: float
+    device_name: str
+    num_devices: int
+
+
+def host_cautions(hosts: Sequence[str], device: torch.device, gather: Gather) -> list[str]:
+    """Sentences about devices of a host that differ, and clocks and devices of hosts that differ from the first host's.
+
+    Args:
+        hosts: each rank's host, in rank order.
+        device: this rank's.
+        gather: gives every rank's value, in rank order.
+    """
+    if len(set(hosts)) == 1 and not is_accelerator(device.type):
+        return []
+    facts = device_facts(device)
+    gather(None)
+    told = gather(HostFacts(time.time(), str(facts["device_name"] or ""), int(facts["num_devices"])))
+    by_host = dict(reversed([*zip(hosts, told, strict=True)]))
+    own = mixed_devices(hosts, [one.device_name for one in told])
+    return [*own, *cautions_about({host: by_host[host] for host in dict.fromkeys(hosts)})]
+
+
+def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Hosts whose own devices differ, as sentences; `names` has each rank's device."""
+    found = []
+    for host in dict.fromkeys(hosts):
+        ranks: dict[str, list[int]] = {}
+        for rank, name in enumerate(names):
+            if hosts[rank] == host:
+                ranks.setdefault(name, []).append(rank)
+        if len(ranks) > 1:
+            which = ", ".join(f"{name or 'no device'} ({named(theirs, [host])})" for name, theirs in ranks.items())
+            found.append(f"devices of host {host} differ: {which}: its ranks wait for the slower")
+    return found
+
+
+def cautions_about(told: Mapping[str, HostFacts]) -> list[str]:
+    """The same, of what each host says; the first one is rank 0's."""
+    (first, wanted), *others = told.items()
+    found = []
+    for host, own in others:
+        ahead_s = own.now_s - wanted.now_s
+        if abs(ahead_s) > MAX_OFFSET_S:
+            way = f"{_span(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} host {first}'s"
+            found.append(f"the clock of host {host} is {way}: dates are host {first}'s, and no time depends on them")
+        if own.device_name != wanted.device_name:
+            found.append(f"host {host} has {own.device_name or 'no device'}, host {first} {wanted.device_name}")
+        if own.num_devices != wanted.num_devices:
+            count = (
+                f"host {host} shows a rank {count_text(own.num_devices, 'device')}, host {first} {wanted.num_devices}"
+            )
+            found.append(f"{count}: ranks of hosts that differ wait for the slower")
+    return found
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds:.0f} s" if seconds < MINUTE_S else f"{seconds / MINUTE_S:,.0f} min"
+
+
+# Ranks that would compute on another type of device than the others are refused before they form process groups.
+#
+# Each host's command finds its own accelerators: one whose driver is gone would go on with CPUs, and its ranks would
+# form
+# other groups than those that wait for them.
+
+
+class SharedStore(Protocol):
+    """What is asked of torch's store."""
+
+    def set(self, key: str, value: str) -> None:
+        """Leave a value."""
+
+    def get(self, key: str) -> bytes:
+        """A value, once it is there."""
+
+    def add(self, key: str, amount: int) -> int:
+        """Count."""
+
+    def multi_get(self, keys: list[str]) -> list[bytes]:
+        """Several values."""
+
+
+def require_same_device(store: SharedStore, rank: int, world_size: int, device: str) -> None:
+    """Refuse types of device that differ, on all ranks alike.
+
+    Args:
+        store: all ranks' own of this job, before there is any group.
+        device: this rank's type.
+
+    Raises:
+        UserError: some rank has another one.
+    """
+    store.set(f"device/{rank}", json.dumps([device, os.uname().nodename]))
+    if store.add("device/ranks", 1) == world_size:  # who comes last looks for all, or each would ask for each
+        told = store.multi_get([f"device/{other}" for other in range(world_size)])
+        store.set("device/differs", _differing([json.loads(one) for one in told]))
+    if why := store.get("device/differs").decode():
+        raise UserError(why)
+
+
+def _differing(told: list[tuple[str, str]]) -> str:
+    (first, _), hosts = told[0], [host for _, host in told]
+    if not (others := [rank for rank, (device, _) in enumerate(told) if device != first]):
+        return ""
+    theirs = ", ".join(sorted({told[rank][0] for rank in others}))
+    what = f"the device of {named(others, hosts)} is {theirs}, of {named([0], hosts)} {first}"
+    return f"{what}; say --device, and see `distbench doctor` on those hosts"
+
+
+def join_logs(job: Job, hosts: Sequence[str], gather: Callable[[Any], list[Any]]) -> list[str]:
+    """Move this rank's folder beside rank 0's, where this host sees that; a sentence on the hosts that do not.
+
+    A link stays in its old place, so that paths that are known already go on working: who started the rank takes it
+    away (`launch/attempt.py`).
+
+    Args:
+        job: this rank's.
+        hosts: each rank's host, in rank order.
+        gather: gives every rank's value, in rank order.
+    """
+    told = gather((job.log_dir, job.run_id))
+    folders = {folder for folder, _ in told}
+    if len(folders) == 1:  # ranks of a launch of our own
+        return []
+    first, run_id = told[0]
+    is_seen = _is_of(Path(first), run_id)
+    if is_seen:
+        _move(Path(job.log_dir), Path(first).parent / Path(job.log_dir).name)
+    blind = list(dict.fromkeys(host for host, seen in zip(hosts, gather(is_seen), strict=True) if not seen))
+    if not blind:
+        return []
+    who = f"host{'s' if len(blind) > 1 else ''} {', '.join(blind)} {'do' if len(blind) > 1 else 'does'}"
+    what = f"{who} not see {Path(first).parent} of host {hosts[0]}"
+    return [f"{what}: the run file is on host {hosts[0]}, and each host keeps the logs of its own ranks"]
+
+
+def _is_of(folder: Path, run_id: str) -> bool:
+    """Whether rank 0's folder is here; another host may have one of that name for itself."""
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        return run_id in (folder / JOB_FILE).read_text(encoding="utf-8")
+    return False
+
+
+def _move(own: Path, wanted: Path) -> None:
+    """Move it, or leave it where that cannot be."""
+    if own == wanted or wanted.exists():
+        return
+    with contextlib.suppress(OSError):
+        own.rename(wanted)
+        try:
+            own.symlink_to(wanted, target_is_directory=True)
+        except OSError:
+            wanted.rename(own)

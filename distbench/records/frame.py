@@ -1,0 +1,217 @@
+"""The frame: one row a case. A frame is a list of (column, path into the record), and what is derived from those."""
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distbench.records.run_file import Run, busbw_factor
+from distbench.spec.mesh import format_mesh
+from distbench.statistics.intervals import Floats, counts_of, median, median_ci, summarise
+from distbench.statistics.passes import MIN_PASSES, pass_medians
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Nodes = list[Any]
+Row = dict[Hashable, Any]
+GB = 1e9
+PHASES = ("forward", "backward", "optimizer")
+PASSES = "pass_medians_s"  # of each case an array: its median sample in each pass, nan where it has none
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column that is read off a record; its name ends with its unit."""
+
+    name: str
+    path: tuple[str, ...]  # keys from the case's record down to the value
+    is_number: bool = False  # anything but a number counts as missing
+
+
+def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, ...]:
+    return tuple(Column(name, (*path, name), is_number) for name in names.split())
+
+
+# Kinds of what a step holds at its peak; those of the second line in simulated steps, in others they are "other".
+HELD = (
+    *("parameters", "buffers", "optimizer", "batch", "cache", "gradients", "other"),
+    *("activations", "backward", "fsdp"),
+)
+PARAMS, COUNTERS = ("case", "params"), ("counters",)
+BEFORE_TIMES = (*_columns("kind id", "case"), *_columns("status"))
+AFTER_TIMES = (
+    *_columns("payload_bytes wire_bytes group_size", is_number=True),
+    *_columns("mesh_dim backend backend_op"),
+    *_columns("op dtype", *PARAMS),
+    *_columns("size_bytes", *PARAMS, is_number=True),
+    *_columns("source target planner shape variant suite direction mesh_shape flattened", *PARAMS),
+    *_columns("batch_size num_tokens", *PARAMS, is_number=True),
+    *_columns("computes mode", *PARAMS),
+)
+LAST = (
+    *_columns("path", *COUNTERS),
+    *_columns("num_collectives wire_bytes_executed lower_bound_bytes", *COUNTERS, is_number=True),
+    *_columns("predicted_s planning_cold_s planning_warm_s", *COUNTERS, is_number=True),
+    *_columns("peak_bytes peak_reserved_bytes predicted_peak_bytes", *COUNTERS, is_number=True),
+    *(Column(f"peak_{kind}_bytes", (*COUNTERS, "peak_by_kind", kind), is_number=True) for kind in HELD),
+    *_columns("peak_phase peak_owner memory_reason", *COUNTERS),
+    # Of runs before steps had their peak from the allocator's record.
+    *_columns("peak_allocated_bytes peak_growth_bytes", *COUNTERS, is_number=True),
+    *_columns("loss_rel_error grad_rel_error output_rel_error cache_bytes", *COUNTERS, is_number=True),
+    *_columns("entry_skew_s isolated_s", *COUNTERS, is_number=True),
+    *_columns("worst_grad", *COUNTERS),
+    *_columns("result gradients forward_pays backward_pays", *COUNTERS),
+    *_columns("idle_share least_idle_share", *COUNTERS, is_number=True),
+    *_columns("num_implicit state_bytes", *COUNTERS, is_number=True),
+    *_columns("compute_s exposed_s bubble_s idle_s mfu hfu slowest_rank", *COUNTERS, is_number=True),
+    *_columns("simulated"),
+    *_columns("stop_reason error"),
+)
+
+
+def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
+    """All cases of the runs, one row each, in file order.
+
+    Times are in seconds, sizes in bytes, bandwidths in GB/s (1e9 bytes a second). algbw and busbw are of collectives
+    alone, from the median; busbw takes the size of the case's own group, and is missing for an op with no known factor.
+    """
+    import pandas as pd
+
+    records = [case for run in runs for case in run.cases]
+    samples: list[Sequence[float]] = [record.get("samples_s") or () for record in records]
+    read = read_columns(records, (*BEFORE_TIMES, *AFTER_TIMES, *LAST))
+    columns: dict[str, Any] = {
+        **_run_columns(runs),
+        **{column.name: read[column.name] for column in BEFORE_TIMES},
+        "num_samples": counts_of(samples),
+        **summarise(samples),
+        **{column.name: read[column.name] for column in AFTER_TIMES},
+    }
+    columns[PASSES] = [_of_passes(*one) for one in zip(records, columns["median_s"], strict=True)]
+    columns |= _intervals_of_passes(columns)
+    columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
+    columns |= _phase_columns(records)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        columns["samples_per_s"] = columns["batch_size"] / columns["median_s"]
+        columns["tokens_per_s"] = columns["num_tokens"] / columns["median_s"]
+    return pd.DataFrame(columns | {column.name: read[column.name] for column in LAST})
+
+
+def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
+    """A copy of the rows of one kind that were measured and found right."""
+    return frame[(frame["kind"] == kind) & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
+
+
+def records_of(frame: "pd.DataFrame") -> list[Row]:
+    """Each row by its columns' names, as `DataFrame.to_dict` gives them, which takes 10 ms for a hundred columns."""
+    names = list(frame.columns)
+    return [dict(zip(names, row, strict=True)) for row in zip(*(frame[name].tolist() for name in names), strict=True)]
+
+
+def _of_passes(record: dict[str, Any], median_s: float) -> Floats:
+    passes: Sequence[tuple[int, int]] = record.get("passes") or ()
+    if len(passes) == 1 and passes[0][0] == 0:
+        return np.array([median_s])
+    return pass_medians(record.get("samples_s") or (), passes, 1 + max((number for number, _ in passes), default=-1))
+
+
+def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
+    """The 95 % interval of the median pass, where there are passes enough for one; that is the median then."""
+    low, high = np.full((2, len(columns[PASSES])), np.nan)
+    for row, medians in enumerate(columns[PASSES]):
+        known = medians[np.isfinite(medians)].tolist()
+        if len(known) >= MIN_PASSES:
+            columns["median_s"][row] = median(known)
+            low[row], high[row] = median_ci(known)
+    return {"ci_low_s": low, "ci_high_s": high}
+
+
+def read_columns(records: Nodes, wanted: Iterable[Column]) -> dict[str, Any]:
+    """Column name to values: float arrays (nan where missing) for numbers, lists of text or None for the rest."""
+    seen: dict[tuple[str, ...], Nodes] = {(): records}
+    keys: dict[tuple[str, ...], set[str]] = {}
+    return {
+        column.name: (_as_floats if column.is_number else _as_texts)(_nodes(column.path, seen, keys))
+        for column in wanted
+    }
+
+
+def _nodes(path: tuple[str, ...], seen: dict[tuple[str, ...], Nodes], keys: dict[tuple[str, ...], set[str]]) -> Nodes:
+    """The value at a path of every record; paths with a common beginning are walked once, and those of none never."""
+    if path not in seen:
+        *_, key = path
+        above, nodes = path[:-1], _nodes(path[:-1], seen, keys)
+        if above not in keys:
+            keys[above] = set(chain.from_iterable(node for node in nodes if isinstance(node, dict)))
+        is_there = key in keys[above]
+        seen[path] = (
+            [node.get(key) if isinstance(node, dict) else None for node in nodes] if is_there else [None] * len(nodes)
+        )
+    return seen[path]
+
+
+def _as_floats(values: Nodes) -> Floats:
+    if set(map(type, values)) <= {int, float, type(None)}:
+        return np.array(values, dtype=np.float64)  # None is nan to it
+    numbers = (float(value) if isinstance(value, int | float) else np.nan for value in values)
+    return np.fromiter(numbers, dtype=np.float64, count=len(values))
+
+
+def _as_texts(values: Nodes) -> Nodes:
+    if set(map(type, values)) <= {str, type(None)}:
+        return values
+    return [value if value is None or isinstance(value, str) else _text(value) for value in values]
+
+
+def _text(value: object) -> str:
+    return "x".join(str(part) for part in value) if isinstance(value, list) else str(value)
+
+
+def _numbers(value: object) -> Sequence[float]:
+    return value if isinstance(value, list) and set(map(type, value)) <= {int, float} else ()
+
+
+def _run_columns(runs: Sequence[Run]) -> dict[str, Any]:
+    facts = {
+        "scenario": [run.about.scenario for run in runs],
+        "run_file": [run.path.name for run in runs],
+        "machine": [run.about.environment.machine for run in runs],
+        "mesh": [None if run.about.mesh is None else format_mesh(run.about.mesh) for run in runs],
+        "pipelined": [run.about.settings.get("iterations_per_sample", 1) for run in runs],
+    }
+    counts = [len(run.cases) for run in runs]
+    return {name: np.repeat(np.array(values, dtype=object), counts) for name, values in facts.items()}
+
+
+def _bandwidths(columns: dict[str, Any]) -> tuple[Floats, Floats]:
+    is_collective = np.array([kind == "collective" for kind in columns["kind"]], dtype=bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        algbw = np.where(is_collective, columns["payload_bytes"] / columns["median_s"] / GB, np.nan)
+    return algbw, algbw * factors_of(columns["op"], columns["group_size"])
+
+
+def factors_of(ops: Sequence[str | None], group_sizes: Floats) -> Floats:
+    """What algbw is multiplied by to give busbw; nan where the op or the group's size is unknown."""
+    pairs = list(zip(ops, np.nan_to_num(group_sizes).tolist(), strict=True))
+    known = {pair: _factor(*pair) for pair in set(pairs)}
+    return np.fromiter((known[pair] for pair in pairs), dtype=np.float64, count=len(pairs))
+
+
+def _factor(op: str | None, group_size: float) -> float:
+    if op is None or not group_size >= 1:
+        return float("nan")
+    try:
+        return busbw_factor(op, int(group_size))
+    except ValueError:
+        return float("nan")
+
+
+def _phase_columns(records: Nodes) -> dict[str, Floats]:
+    """`forward_s`, `backward_s`, `optimizer_s` and whatever other phases there are: the medians, in seconds."""
+    phases = [found if isinstance(found := record.get("phases_s"), dict) else {} for record in records]
+    others = sorted({name for found in phases for name in found} - set(PHASES))
+    names = (*PHASES, *others)
+    return {f"{name}_s": summarise([_numbers(found.get(name)) for found in phases])["median_s"] for name in names}

@@ -1,0 +1,131 @@
+"""Run files to launches: of each case one value a metric, for the launch and not the sample is what varies freely.
+
+Samples of one launch share its threads, memory and neighbours: on a contended machine 40 of them were worth 2 to 10
+independent ones. So a launch gives one mean and one 10th percentile a case, and everything after this counts launches.
+"""
+
+import json
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from distbench.records.run_file import Environment, Run
+from distbench.records.run_file_fields import Record
+
+FAILED = ("wrong", "raised", "timeout", "aborted")
+NOT_RUN = ("skipped", "unsupported")
+FORWARD_ONLY = "inference"  # the mode of a case that is a forward pass alone
+
+
+class Value(NamedTuple):
+    """One case in one launch.
+
+    Args:
+        status: as a run file's.
+        mean_s: the samples' mean, seconds; nan where there are none.
+        p10_s: their 10th percentile, seconds; nan likewise.
+        error: one sentence, when status is not ok.
+        is_latency: whether its times are of forward passes alone, whose tail matters more than their mean.
+    """
+
+    status: str
+    num_samples: int
+    mean_s: float
+    p10_s: float
+    error: str | None = None
+    is_latency: bool = False
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One launch of ranks: what one run file holds.
+
+    Args:
+        run_id: unique; a launch may stand on one side only.
+        source: the file it was read from.
+        started_at: seconds since the epoch, or 0 where the file does not say; likewise `ended_at`.
+        variants: the scenario's parameters as text: launches with the same text should hold the same cases.
+        facts: as a header's: what must agree, and what is only shown.
+        foreign_load: how busy others kept the CPUs around this launch, as a share of them, or None.
+        complete: whether it ran to its end.
+        invocation_id: what the launches of one `distbench run` share, or None.
+        label: the user's own text for it, or "".
+    """
+
+    run_id: str
+    source: str
+    scenario: str
+    started_at: float
+    ended_at: float
+    variants: str
+    facts: Record
+    foreign_load: float | None
+    complete: bool
+    cases: dict[str, Value] = field(repr=False)
+    invocation_id: str | None = None
+    label: str = ""
+
+
+def launch_of(run: Run) -> Launch:
+    """What a gate needs of one run file."""
+    about = run.about
+    cases: dict[str, Value] = {}
+    for record in run.cases:
+        value, case_id = value_of(record), record["case"]["id"]
+        value = value._replace(is_latency=record["case"].get("params", {}).get("mode") == FORWARD_ONLY)
+        # A case recorded twice, the second time by the parent when the launch broke: the failure is what counts.
+        if case_id not in cases or cases[case_id].status == "ok":
+            cases[case_id] = value
+    return Launch(
+        run_id=about.run_id or run.path.name,
+        source=str(run.path),
+        scenario=run.scenario,
+        started_at=float(about.started_at),
+        ended_at=_ended_at(run.footer or {}),
+        variants=json.dumps(about.variants, sort_keys=True),
+        facts=about.facts,
+        foreign_load=foreign_load(about.environment, run.footer or {}),
+        complete=run.footer is not None and run.footer.get("status") == "complete",
+        cases=cases,
+        invocation_id=about.invocation_id,
+        label=about.label or "",
+    )
+
+
+def _ended_at(footer: Record) -> float:
+    moment = footer.get("finished_at")
+    return float(moment) if isinstance(moment, int | float) else 0.0
+
+
+def value_of(record: Record) -> Value:
+    """One case record as a value; one that is ok without a usable sample counts as raised."""
+    samples, status = record.get("samples_s") or [], record["status"]
+    if status != "ok":
+        return Value(status, len(samples), math.nan, math.nan, record.get("error"))
+    mean_s = sum(samples) / len(samples) if samples else math.nan
+    if not (math.isfinite(mean_s) and min(samples) > 0):
+        return Value("raised", len(samples), math.nan, math.nan, "ok, but without samples that are times")
+    return Value("ok", len(samples), mean_s, tenth_percentile(samples))
+
+
+def tenth_percentile(samples: Sequence[float]) -> float:
+    """What a launch reaches when little is in its way, interpolated between order statistics as numpy does.
+
+    The minimum would be lower the more samples there are, and varied twice as much between launches of a quiet machine.
+    """
+    return statistics.quantiles(samples, n=10, method="inclusive")[0] if len(samples) > 1 else samples[0]
+
+
+def foreign_load(environment: Environment, footer: Record) -> float | None:
+    """How busy others kept this host's CPUs, as a share of them.
+
+    A footer that says so (`foreign_cpu`, measured over the launch) is believed. Otherwise it is the load average of the
+    minute before the launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of
+    an interleaved comparison share.
+    """
+    told = footer.get("foreign_cpu")
+    if isinstance(told, int | float):
+        return float(told)
+    return environment.load_per_cpu

@@ -1,0 +1,425 @@
+"""What the machine is, as far as the standard library can tell; the worker adds what torch knows."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
+from distbench.spec.printable import count_text
+
+# What drives this host's GPUs, how fast they are allowed to run, and how they are linked: what nvidia-smi tells.
+#
+# AMD's and other vendors' tools are not read: their hosts have none of these fields.
+
+SMI = "nvidia-smi"
+# As `nvidia-smi --help-query-gpu` has them; drivers before 535 have the older name of the last one.
+FIELDS = (
+    *("index", "name", "driver_version", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory"),
+    *("temperature.gpu", "power.draw", "power.limit", "persistence_mode", "mig.mode.current"),
+)
+NUMBERS = ("index", "clocks.", "temperature.", "power.")  # beginnings of fields; None where it is no number ("ERR!")
+REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
+# nvml.h, nvmlClocksEventReasons: what keeps clocks down. Idle (0x1) is no reason, nor is a clock that somebody set
+# for a display (0x100).
+SLOWED_BY = {
+    0x2: "clocks set by hand",
+    0x4: "power cap",
+    0x8: "hardware slowdown",
+    0x10: "sync boost",
+    0x20: "heat (software)",
+    0x40: "heat (hardware)",
+    0x80: "power brake",
+}
+STYLE = re.compile(r"\x1b\[[0-9;]*m")
+Run = Callable[[Sequence[str]], str | None]
+Matrix = dict[tuple[str, str], str]
+
+
+def accelerator_facts(run: Run) -> dict[str, Any]:
+    """`driver`, `accelerators` (clocks in MHz, degrees Celsius, watts, by device) and `topology` (link to the number of
+    pairs) of this host; {} without nvidia-smi.
+
+    Args:
+        run: gives a command's output, None where it failed.
+    """
+    if not shutil.which(SMI):
+        return {}
+    devices = devices_told(run)
+    links = matrix_of(run((SMI, "topo", "-m")) or "")
+    return {
+        "driver": driver_of(devices),
+        "accelerators": devices,
+        "topology": dict(Counter(links.values())),
+    }
+
+
+def devices_told(run: Run) -> list[dict[str, Any]]:
+    """The devices as nvidia-smi has them now, with `slowed_by`: what keeps their clocks down, in words."""
+    for reasons in REASONS:
+        text = run((SMI, f"--query-gpu={','.join((*FIELDS, reasons))}", "--format=csv,noheader,nounits"))
+        if text is not None and (found := devices_in(text)):
+            return found
+    return []
+
+
+def driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
+    """The driver's version, of a device that tells; they share it."""
+    return next((one["driver_version"] for one in devices if one["driver_version"]), None)
+
+
+def devices_in(text: str) -> list[dict[str, Any]]:
+    """The lines of a query; a field that a device does not have ("[N/A]") is None."""
+    found = []
+    for line in text.splitlines():
+        values = [value.strip() for value in line.split(",")]
+        if len(values) == len(FIELDS) + 1:
+            told = {field: _value(field, value) for field, value in zip(FIELDS, values, strict=False)}
+            found.append(told | {"slowed_by": reasons_in(values[-1])})
+    return found
+
+
+def _value(field: str, text: str) -> str | float | None:
+    if field.startswith(NUMBERS):
+        return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
+    return None if text.startswith("[") or text == "N/A" else text
+
+
+def reasons_in(mask: str) -> list[str]:
+    """What a mask of reasons such as 0x0000000000000024 means."""
+    try:
+        bits = int(mask, 16)
+    except ValueError:
+        return []
+    return [words for bit, words in SLOWED_BY.items() if bits & bit]
+
+
+def matrix_of(text: str) -> Matrix:
+    """Pairs of GPUs to what stands in their place of a matrix of `nvidia-smi topo`: NV18, PIX, SYS, ...; OK, CNS."""
+    lines = [STYLE.sub("", line) for line in text.splitlines()]
+    header = next((line for line in lines if re.match(r"\s+GPU0\b", line)), None)
+    if header is None:
+        return {}
+    columns = re.findall(r"(?:GPU|NIC)\d+|mlx\S+", header)
+    found: Matrix = {}
+    for line in lines:
+        name, *cells = line.split()[: len(columns) + 1] or [""]
+        if re.fullmatch(r"GPU\d+", name) and len(cells) == len(columns):
+            found |= {(name, other): cell for other, cell in zip(columns, cells, strict=True)}
+    gpus = [name for name in columns if name.startswith("GPU")]
+    return {pair: found[pair] for pair in combinations(gpus, 2) if pair in found}
+
+
+def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str, str]) -> list[dict[str, Any]]:
+    """For `distbench doctor`: clocks, links, peer access, and what is switched off; [] without nvidia-smi.
+
+    Args:
+        run: as for `accelerator_facts`.
+        variables: environment variables that are set.
+        switched_off: variable to the value with which it switches something off.
+    """
+    off = [f"{name}={value}" for name, value in switched_off.items() if variables.get(name) == value]
+    checks = [
+        _row("switched off", not off, ", ".join(off) or "nothing", "unset them, unless they are what you measure")
+    ]
+    if not shutil.which(SMI):
+        return checks if off else []
+    if devices := devices_told(run):
+        checks += [_clocks(devices), _modes(devices)]
+    if links := matrix_of(run((SMI, "topo", "-m")) or ""):
+        slow = {pair: link for pair, link in links.items() if not link.startswith("NV")}
+        is_mixed = 0 < len(slow) < len(links)
+        advice = (
+            f"only some pairs have NVLink; {_pairs(slow)} go another way: put neighbours of a mesh dim on the others"
+        )
+        counts = ", ".join(
+            f"{link} between {count_text(count, 'pair')}" for link, count in Counter(links.values()).most_common()
+        )
+        checks.append(_row("GPU links", not is_mixed, counts, advice))
+    if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
+        closed = {pair: state for pair, state in peers.items() if state != "OK"}
+        found = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
+        advice = (
+            f"{_pairs(closed)} have no access ({', '.join(sorted(set(closed.values())))}): NCCL copies through the host"
+        )
+        checks.append(_row("GPU peer access", not closed, found, advice))
+    return checks
+
+
+def _clocks(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    slowed = {
+        f"GPU{place if one['index'] is None else one['index']:g}": one["slowed_by"]
+        for place, one in enumerate(devices)
+        if one["slowed_by"]
+    }
+    now, most = (
+        [one[name] for one in devices if one[name] is not None] for name in ("clocks.current.sm", "clocks.max.sm")
+    )
+    found = f"{min(now):g} to {max(now):g} MHz now, {min(most):g} at most" if now and most else "not told"
+    advice = "; ".join(f"{name} is held down by {', '.join(reasons)}" for name, reasons in slowed.items())
+    return _row("GPU clocks", not slowed, found, f"{advice}: figures will be lower and less steady")
+
+
+def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    persistent = all(one["persistence_mode"] in ("Enabled", None) for one in devices)
+    split = any(one["mig.mode.current"] == "Enabled" for one in devices)
+    modes = f"persistence {'on' if persistent else 'off'}, MIG {'on' if split else 'off'}"
+    found = f"driver {driver_of(devices) or 'not told'}, {modes}"
+    advice = "MIG devices have no peer access" if split else "turn persistence on: nvidia-smi -pm 1"
+    return _row("GPU driver", persistent and not split, found, advice)
+
+
+def _pairs(pairs: Mapping[tuple[str, str], str], most: int = 3) -> str:
+    named = [f"{one}-{other}" for one, other in pairs]
+    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
+
+
+def _row(name: str, ok: bool, found: str, advice: str) -> dict[str, Any]:
+    return {"name": name, "ok": ok, "found": found, "advice": "" if ok else advice, "mark": "LOOK"}
+
+
+ALLOWED_VARIABLES = (
+    *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
+    *(variable for known in DEVICES.values() for variable in known.variables),
+    *("SLURM_JOB_ID", "SLURM_NNODES", NUMA_BINDING),
+)
+FAMILIES = tuple({family for known in DEVICES.values() for family in known.families})
+COMMAND_TIMEOUT_S, TORCH_TIMEOUT_S = 10, 120
+ROOT = Path("/")
+IDS = ("GPU-", "MIG-")  # what a device's own name begins with, NVIDIA's and AMD's
+
+
+def host_facts() -> dict[str, Any]:
+    """Machine id, CPU, memory, git state, allowed environment variables and load of this host."""
+    return {
+        "machine": machine_name(),
+        "platform": platform.platform(),
+        "python": platform.python_version(),
+        "cpu_model": cpu_model(),
+        "num_cpus": available_cpus(),
+        "memory_bytes": memory_bytes(),
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if is_told(name)},
+        "load_at_start": load_average(),
+        **accelerator_facts(output_of),
+        **git_state(),
+    }
+
+
+def is_told(variable: str) -> bool:
+    """Whether the header has an environment variable: those that change what is measured, and no other."""
+    return variable in ALLOWED_VARIABLES or variable.startswith(FAMILIES)
+
+
+def machine_name() -> str:
+    """A short name for this machine, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
+    if given := os.environ.get("DISTBENCH_MACHINE"):
+        return slug(given)
+    digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
+    return f"{slug(platform.node() or 'host')}-{digest}"
+
+
+def slug(text: str) -> str:
+    """Letters, digits, dot, underscore and dash of `text`; every other run of characters becomes one dash."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-") or "unnamed"
+
+
+def cpu_model() -> str:
+    """The CPU's own name where the system gives one, else its architecture."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return platform.processor() or platform.machine()
+    match = re.search(r"^model name\s*:\s*(.+)$", text, re.MULTILINE)
+    return match.group(1).strip() if match else platform.machine()
+
+
+def available_cpus() -> int:
+    """CPUs this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def memory_bytes() -> int | None:
+    """Physical memory in bytes, or None where the system does not say."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def load_average() -> list[float] | None:
+    """1, 5 and 15 minute load averages, or None where the system has none."""
+    try:
+        return [round(value, 2) for value in os.getloadavg()]
+    except OSError:
+        return None
+
+
+@dataclass(frozen=True)
+class CpuUse:
+    """CPU seconds up to now: of all on this host, and of this process with its descendants."""
+
+    at_s: float
+    busy_s: float
+    own_s: float
+
+    @classmethod
+    def now(cls) -> "CpuUse | None":
+        """None where the system does not say (no /proc/stat)."""
+        try:
+            fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
+            user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields)
+            ticks = user + nice + system + irq + softirq + steal
+            own = os.times()
+            own_s = own.user + own.system + own.children_user + own.children_system
+            tick_s = 1 / os.sysconf("SC_CLK_TCK")
+            return cls(time.monotonic(), ticks * tick_s, own_s + _ticks_of_descendants() * tick_s)
+        except (OSError, ValueError):
+            return None
+
+    def foreign_since(self, before: "CpuUse") -> float | None:
+        """How busy others kept the CPUs in between, as a share of them; None for no time at all."""
+        seconds = self.at_s - before.at_s
+        if seconds <= 0:
+            return None
+        busy_s = (self.busy_s - before.busy_s) - (self.own_s - before.own_s)
+        return round(min(max(busy_s / (seconds * (os.cpu_count() or 1)), 0.0), 1.0), 4)
+
+
+def _ticks_of_descendants() -> int:
+    """CPU time of this process's descendants that still run, and of those that ended before them."""
+    parents, ticks = {}, {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # ended meanwhile
+            # proc(5): "pid (name) state ppid ...", utime, stime, cutime and cstime from the 14th on.
+            fields = (folder / "stat").read_text().rpartition(")")[2].split()
+            parents[int(folder.name)] = int(fields[1])
+            ticks[int(folder.name)] = sum(map(int, fields[11:15]))
+    own = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in own} - own:
+        own |= more
+    return sum(ticks[pid] for pid in own - {os.getpid()})
+
+
+def git_state() -> dict[str, Any]:
+    """Commit and dirtiness of the repository that the command was started in; None outside of one."""
+    commit = output_of(["git", "rev-parse", "HEAD"])
+    if not commit:
+        return {"git_commit": None, "git_dirty": None}
+    return {"git_commit": commit.strip(), "git_dirty": bool(output_of(["git", "status", "--porcelain"]))}
+
+
+def devices_here() -> list[dict[str, Any]]:
+    """Clocks, heat and power of this host's devices now, and what holds them down; [] where nobody tells."""
+    return devices_told(output_of) if shutil.which(SMI) else []
+
+
+def accelerator_here() -> tuple[str, int]:
+    """The first type of accelerator that this process may use, and how many; ("cpu", 0) without one."""
+    counts = ((name, device_count(name)) for name in ACCELERATORS if _is_brought(DEVICES[name]))
+    return next(((name, count) for name, count in counts if count), ("cpu", 0))
+
+
+def device_count(device: str) -> int:
+    """Accelerators of a type that this process may use, counted without importing torch where that can be."""
+    known = DEVICES[device]
+    here = _devices_of_host(known)
+    shown = [os.environ[name] for name in known.visible if name in os.environ]
+    if shown:
+        return min(num_visible(text, here) for text in shown)
+    if here is not None:
+        return here
+    code = f"import torch; print(torch.get_device_module({device!r}).device_count())"
+    told = output_of([sys.executable, "-c", code], TORCH_TIMEOUT_S)
+    return int(told) if told is not None and told.strip().isdecimal() else 0
+
+
+def num_visible(text: str, num_here: int | None) -> int:
+    """How many devices a variable of `DeviceType.visible` shows of `num_here` (0 or None: it is not known).
+
+    As CUDA and torch read it: what follows a number that is no device's is not seen, a number twice shows nothing; ids
+    (`GPU-...`) are taken as they are, but of parts of devices (`MIG-...`) a process sees the first alone.
+    """
+    seen: list[str] = []
+    for part in (one.strip() for one in text.split(",")):
+        number = re.match(r"[+-]?\d+", part)
+        # Slurm shows a job without devices "NoDevFiles".
+        if not number and not part.startswith(IDS):
+            break
+        if number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here)):
+            break
+        name = str(int(number[0])) if number else part
+        if name in seen:
+            return 0
+        seen.append(name)
+    return min(len(seen), 1) if seen and seen[0].startswith(IDS[1]) else len(seen)
+
+
+def _devices_of_host(known: DeviceType) -> int | None:
+    """Those that a command or the driver's files tell of; None where neither is known."""
+    for lister in known.listers:
+        if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
+            lines = listed.splitlines()
+            count = sum(line.startswith(lister.line) for line in lines)
+            # Where a device is split, a process sees one part, however many there are.
+            return (
+                min(count, 1) if any(line.strip().startswith(lister.part) for line in lines if lister.part) else count
+            )
+    found = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in known.files]
+    return next((len(paths) for paths in found if paths), 0) if known.files else None
+
+
+def _is_device(path: Path) -> bool:
+    """A device's file, or one that holds the number of one: AMD's driver gives a CPU none, that is 0."""
+    try:
+        return not path.is_file() or path.read_text().strip() not in ("", "0")
+    except OSError:
+        return False
+
+
+def _is_brought(known: DeviceType) -> bool:
+    """Whether a torch for such a device can be here at all: asking torch itself takes seconds."""
+    if not known.brought_by:
+        return True
+    try:
+        version = importlib.metadata.version("torch")
+    except importlib.metadata.PackageNotFoundError:
+        version = ""
+    return any(
+        version.endswith(one) if one.startswith("+") else importlib.util.find_spec(one) for one in known.brought_by
+    )
+
+
+def output_of(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
+    """What a command prints; None where it fails, or takes longer.
+
+    One that hangs in its driver, as a broken GPU's tool does, cannot be killed, and is not waited for either.
+    """
+    try:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, errors="replace"
+        )
+    except OSError:
+        return None
+    try:
+        text, _ = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        threading.Thread(target=process.wait, daemon=True).start()
+        return None
+    return text if process.returncode == 0 else None

@@ -1,0 +1,140 @@
+"""nccl-tests' JSON (`all_reduce_perf -J FILE`, its file version 2) as a run, so that it can be gated and reported.
+
+Its fields, as its sources write them: start_time, args, env, nccl_version, config {nthreads, ngpus, ..., devices
+[{rank, group, hostname, device_info, ...}]}, results [{size, count, type, redop, root, out_of_place {time, alg_bw,
+bus_bw, nwrong}, in_place {...}, out_of_place_per_iter {times_us, ...}}]. Times are microseconds; `env` holds the whole
+environment, secrets included, and is left alone.
+"""
+
+import datetime
+from pathlib import Path
+from typing import Any
+
+from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, Run
+from distbench.records.run_file_fields import Record, wrong_in_header, wrong_in_record
+from distbench.spec.devices import device_of
+from distbench.spec.errors import UserError
+from distbench.spec.files import COUNT, NUMBERS, TEXT, Kinds, is_time, read_json, wrong_field
+
+DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
+OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
+PLACEMENTS = ("out_of_place", "in_place")
+MESH_DIM = "ranks"
+ROW: Kinds = {"size": COUNT, "count": COUNT, "type": TEXT, "redop": TEXT}
+
+
+def read_nccl_tests(path: Path) -> Run:
+    """One file of nccl-tests as a run with one case a size and placement.
+
+    Each iteration is a sample where nccl-tests was asked for them (`-I`); otherwise its average is the only one.
+    """
+    data: Any = read_json(path, "nccl-tests file")
+    results = data.get("results") if isinstance(data, dict) else None
+    if not isinstance(results, list) or not results:
+        raise UserError(f"nccl-tests file {path} holds no results; write it with -J on a run that ends")
+    try:
+        name = Path(str(data["args"][0])).name.removesuffix("_perf").removesuffix("_perf_mpi")
+        op = OPS.get(name, name)
+        devices = (data.get("config") or {}).get("devices") or []
+        cases = [
+            _case(row, op, placement, max(len(devices), 1))
+            for row in map(_require_fields, results)
+            for placement in PLACEMENTS
+            if isinstance(row.get(placement), dict)
+        ]
+        header, footer = _header(data, path, op, devices), _footer(data)
+    except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
+        raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
+    wrong = wrong_in_header(header) or next(filter(None, map(wrong_in_record, [*cases, footer or {}])), None)
+    if wrong:
+        raise UserError(f"nccl-tests file {path} is not as its version 2 writes it: as a run, {wrong}")
+    by_id = {case["case"]["id"]: case for case in reversed(cases)}
+    left_out = len(cases) - len(by_id)
+    twice = f"{path.name}: {left_out} results are of a size and placement that stands before them; left out"
+    return Run(path, header, list(reversed(by_id.values())), footer, [twice] if left_out else [])
+
+
+def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
+    config = data.get("config") or {}
+    hosts = sorted({str(device.get("hostname")) for device in devices})
+    settings = {name: config.get(name) for name in ("iterations", "aggregated_iterations", "warmup_iters", "graph")}
+    return {
+        "type": "run",
+        "schema_version": SCHEMA_VERSION,
+        "run_id": f"nccl-tests-{op}-{data['start_time']}-{path.name}",
+        "invocation_id": None,
+        "job": {
+            "scenario": f"nccl-tests-{op}",
+            "variants": [],
+            "mesh": {MESH_DIM: max(len(devices), 1)},
+            "device": device_of("nccl"),
+            "settings": {**settings, "iterations_per_sample": _back_to_back(data["results"], config)},
+            "started_at": _moment(data["start_time"]),
+        },
+        "environment": {
+            "machine": "+".join(hosts) or None,
+            "device": device_of("nccl"),
+            "device_name": next((device.get("device_info") for device in devices), None),
+            "backend": "nccl",
+            "world_size": max(len(devices), 1),
+            "num_hosts": max(len(hosts), 1),
+            "num_devices": len(devices) // max(len(hosts), 1),
+            "nccl": str(data.get("nccl_version")),
+        },
+    }
+
+
+def _back_to_back(results: list[Record], config: Record) -> int:
+    """How many collectives one sample holds: its average is over all iterations, which it issues back to back."""
+    together = int(config.get("aggregated_iterations") or 1)
+    if any(row.get(f"{placement}_per_iter") for row in results for placement in PLACEMENTS):
+        return together
+    return together * int(config.get("iterations") or 1)
+
+
+def _require_fields(row: Record) -> Record:
+    if wrong := wrong_field(row, ROW, ("size", "count", "type", "redop", "root")):
+        raise ValueError(wrong)
+    return row
+
+
+def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
+    kind, redop, root = str(row["type"]), str(row["redop"]), str(row["root"]).strip()
+    dtype = DTYPES.get(kind, kind)
+    how = [op, *([redop] if redop != "none" else []), *([f"root{root}"] if root != "-1" else []), MESH_DIM, placement]
+    body = row[placement]
+    iterations = row.get(f"{placement}_per_iter") or {}
+    times_us = iterations.get("times_us") or [body["time"] if "time" in body else body["cpu_time"]]
+    wrong = body.get("nwrong")
+    is_wrong = type(wrong) in NUMBERS and wrong != 0
+    usable = all(type(time) in NUMBERS and is_time(time * 1e-6) for time in times_us)
+    status = "wrong" if is_wrong else "ok" if usable else "raised"
+    errors = {
+        "wrong": f"{wrong:g} elements are wrong" if is_wrong else "",
+        "raised": "a time is none above 0 s and up to a day",
+    }
+    params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": row["size"]}
+    result = CaseResult(
+        Case(f"collective/{dtype}[{row['count']}]/{'/'.join(how)}", "collective", params),
+        status,
+        [time * 1e-6 for time in times_us] if usable else [],
+        payload_bytes=row["size"],
+        group_size=num_ranks,
+        mesh_dim=MESH_DIM,
+        backend="nccl",
+        backend_op=op,
+        counters={"placement": placement, "reported_busbw_gb_per_s": body.get("bus_bw")},
+        error=errors.get(status),
+    )
+    return result.to_record()
+
+
+def _footer(data: Record) -> Record | None:
+    if "end_time" not in data:
+        return None
+    footer = {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}
+    return {**footer, "finished_at": _moment(data["end_time"])}
+
+
+def _moment(text: str) -> float:
+    return datetime.datetime.strptime(text, "%Y-%m-%d %H:%M:%S").astimezone().timestamp()

@@ -1,0 +1,119 @@
+"""What the ranks report to the parent while they work: one JSON line an event in the log folder.
+
+Events: meeting (before the ranks meet), connected, caution (text: in what hosts differ), none_chosen (num_cases, ids:
+a few), plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
+status, spent_s, measuring_s; of the first pass), pass (number, num_passes, num_cases), turn (as done; of a further
+pass), end (spent_s, measuring_s); and left, from the launcher, where this job's ranks have ended and those of another
+will follow.
+"""
+
+import contextlib
+import errno
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from distbench.spec.errors import StorageFailed
+from distbench.spec.files import AMOUNT, COUNT, RECORD, TEXT, Kinds, list_of, mapping_of, parse_json, wrong_field
+
+FILE_NAME = "progress.jsonl"
+SAMPLES_EVERY_S = 0.25
+EVENT: Kinds = {
+    **dict.fromkeys(("event", "id", "kind", "status", "text"), TEXT),
+    "params": RECORD,
+    **dict.fromkeys(("index", "number", "count", "num_cases", "num_passes"), COUNT),
+    "ids": list_of(TEXT),
+    "spent_s": mapping_of(AMOUNT),
+    "measuring_s": AMOUNT,
+}
+NEEDED = {
+    "none_chosen": ("num_cases", "ids"),
+    "caution": ("text",),
+    "plan": ("num_cases",),
+    "case": ("id", "kind", "params"),
+    "samples": ("count",),
+    "pass": ("number", "num_passes", "num_cases"),
+    **dict.fromkeys(("done", "turn"), ("id", "status")),
+}
+
+
+class ProgressWriter:
+    """The end of the rank that reports; with no path it writes nothing.
+
+    Raises:
+        StorageFailed: here and in each method, where the file takes no more.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self._path = path
+        self._last_samples = 0.0
+        self._file: BinaryIO | None = None
+        try:
+            self._file = path.open("ab", buffering=0) if path else None
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def tell(self, event: str, **facts: Any) -> None:
+        """Write one event."""
+        if self._file is None:
+            return
+        line = (json.dumps({"event": event, **facts}) + "\n").encode()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            raise self._failed(error) from error
+
+    def tell_samples(self, count: int) -> None:
+        """Write how far a case is, a few times a second at most: writing must not disturb what is being measured."""
+        now = time.monotonic()
+        if self._file is not None and now - self._last_samples >= SAMPLES_EVERY_S:
+            self._last_samples = now
+            self.tell("samples", count=count)
+
+    def close(self) -> None:
+        """Write no more."""
+        if self._file is not None:
+            self._file.close()
+
+    def _failed(self, error: OSError) -> StorageFailed:
+        self.close()
+        return StorageFailed(f"{self._path} cannot be written: {error.strerror}")
+
+
+class ProgressReader:
+    """The parent's end: every whole line since the last look, also after somebody has deleted the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file: BinaryIO | None = None
+        self._begun = b""
+
+    def news(self) -> Iterator[dict[str, Any]]:
+        """Events written since the last call, in order; a line that is none, as a full disk leaves, is left out."""
+        try:
+            self._file = self._file or self._path.open("rb", buffering=0)
+            text = self._begun + self._file.read()
+        except OSError:
+            return
+        whole, _, self._begun = text.rpartition(b"\n")
+        for line in whole.splitlines():
+            # A full disk cuts lines short; what one of them said is lost, the launch goes on.
+            with contextlib.suppress(ValueError):
+                event = parse_json(line)
+                if _is_event(event):
+                    yield event
+
+    def close(self) -> None:
+        """Read no more."""
+        if self._file is not None:
+            self._file.close()
+
+
+def _is_event(event: Any) -> bool:
+    if not isinstance(event, dict) or wrong_field(event, EVENT, ("event",)):
+        return False
+    return wrong_field(event, EVENT, NEEDED.get(event["event"], ())) is None

@@ -1,0 +1,296 @@
+"""Runs under a results folder with all that belongs to them, told apart from what is not ours to delete."""
+
+import contextlib
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from distbench.records.baselines import FOLDER as BASELINES
+from distbench.records.machine import machine_name
+from distbench.records.run_file import Header, RecordReader, Run, header_of, read_run
+from distbench.spec.errors import UserError
+from distbench.spec.printable import count_text
+
+# Which run files a report is about: those that were named, or every scenario of the latest `distbench run`.
+
+MAX_FILE_WARNINGS = 5
+# Folders of what a launch and a sweep leave beside run files.
+NO_RUNS = {"logs", "recordings"}
+T = TypeVar("T")
+
+
+def collect(named: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[str]]:
+    """The runs to report, oldest first, and sentences about files and lines that were left out.
+
+    `named` are run files and folders of them; empty for the latest invocation under the results folder `out`. Names of
+    scenarios among them leave the other scenarios out; where no file is named, each means its own latest invocation.
+    Without `out` nothing is looked for: `named` are paths alone.
+    """
+    warnings: list[str] = []
+    names = [] if out is None else [str(name) for name in named if is_scenario_name(name)]
+    paths = [path for path in named if str(path) not in names]
+    if paths or out is None:
+        runs = _of_scenarios(names, _read_named(paths, warnings))
+    else:
+        runs = _read_latest(out, warnings, names)
+    runs.sort(key=lambda run: (run.about.started_at, run.path.name))
+    return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
+
+
+def labelled(named: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]:
+    """The run files with that label among those named and in folders named, or under the results folder `out`.
+
+    Raises:
+        UserError: there is none.
+    """
+    files = [path for one in named or (out,) for path in (run_files_in(one) if one.is_dir() else [one])]
+    heads = read_each(files, _head, [])
+    found = tuple(path for path, about in heads if about.label == label)
+    if not found:
+        known = sorted({about.label for _, about in heads if about.label})
+        there_are = f"there are {', '.join(map(repr, known))}" if known else "none has a label; `run --label` gives one"
+        raise UserError(f"--label {label!r}: no run here has it; {there_are}")
+    return found
+
+
+def is_scenario_name(given: Path) -> bool:
+    """Whether it is a scenario that is meant, and no file: a plain word, under which not even a broken link is here."""
+    return str(given).isidentifier() and not os.path.lexists(given)
+
+
+def _of_scenarios(names: Sequence[str], runs: list[Run]) -> list[Run]:
+    for name in names:
+        if all(run.scenario != name for run in runs):
+            raise _unknown(name, "these runs", [run.scenario for run in runs])
+    return [run for run in runs if not names or run.scenario in names]
+
+
+def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
+    known = ", ".join(sorted(set(scenarios)))
+    return UserError(f"{name} is no file or folder here, and no scenario of {where}; measured are: {known}")
+
+
+def run_files_in(folder: Path) -> list[Path]:
+    """Every *.jsonl below the folder that can be a run file: the ranks' logs, progress files, recordings are not."""
+    found = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
+    return sorted(folder / path for path in found if path.name != "progress.jsonl" and not NO_RUNS & {*path.parts[:-1]})
+
+
+def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
+    runs: dict[Path, Run] = {}
+    for given in named:
+        if given.is_dir():
+            read = read_each(run_files_in(given), read_run, warnings)
+            if not read:
+                none = f"folder {given} holds no run file that can be read"
+                raise UserError(f"{none}; give a results folder or a run file")
+        elif given.exists():
+            read = [read_run(given)]
+        else:
+            none = f"run {given} does not exist: it is no file or folder here"
+            raise UserError(f"{none}; give a run file or a folder of run files, such as results/")
+        runs.update({run.path.resolve(): run for run in read})
+    return list(runs.values())
+
+
+def _read_latest(out: Path, warnings: list[str], names: Sequence[str] = ()) -> list[Run]:
+    heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
+    if not heads:
+        why = f" ({warnings[0]})" if warnings else ""
+        raise UserError(
+            f"no run file is under {out}{why}; measure something first with `distbench run`, or give --runs"
+        )
+    chosen: dict[Path, None] = {}
+    for name in names or [""]:
+        own = [head for head in heads if name in ("", head[1].scenario)]
+        if not own:
+            raise _unknown(name, f"the runs under {out}", (about.scenario or "" for _, about in heads))
+        chosen |= dict.fromkeys(_latest_of(own))
+    runs = read_each(chosen, read_run, warnings)
+    if not runs:
+        raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
+    return runs
+
+
+def _latest_of(heads: Sequence[tuple[Path, Header]]) -> list[Path]:
+    """The newest run and those of the same invocation."""
+    newest = max(heads, key=lambda head: (head[1].started_at, head[0].name))
+    together = newest[1].invocation_id
+    return [path for path, about in heads if path == newest[0] or (together and about.invocation_id == together)]
+
+
+def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
+    """What `read` gave for each path; one it refuses becomes a warning, for one bad file must not hide the rest."""
+    good: list[T] = []
+    refused: list[str] = []
+    for path in paths:
+        try:
+            good.append(read(path))
+        except UserError as error:
+            refused.append(f"left out: {error}")
+    warnings += refused[:MAX_FILE_WARNINGS]
+    if len(refused) > MAX_FILE_WARNINGS:
+        warnings.append(f"{len(refused) - MAX_FILE_WARNINGS} more files were left out for such reasons")
+    return good
+
+
+def _head(path: Path) -> tuple[Path, Header]:
+    return path, header_of(RecordReader(path, []).header())
+
+
+# How long a scenario took before: the newest finished run of it among the run files of a machine.
+
+
+def newest_finished(out: Path, scenario: str, fits: Callable[[Header], bool] = lambda about: True) -> Run | None:
+    """The newest run of a scenario that was made on this machine and ran to its end; None where there is none.
+
+    Args:
+        out: the results folder.
+        fits: whether a run of it is one to be taken.
+    """
+    folder = out / machine_name()
+    found = read_each(run_files_in(folder), _header_and_path, []) if folder.is_dir() else []
+    chosen = [(about, path) for about, path in found if about.scenario == scenario and fits(about)]
+    for _, path in sorted(chosen, key=lambda one: one[0].started_at, reverse=True):
+        for run in read_each([path], read_run, []):
+            footer = run.footer or {}
+            if footer.get("status") == "complete" and footer.get("wall_s") and run.cases:
+                return run
+    return None
+
+
+def _header_and_path(path: Path) -> tuple[Header, Path]:
+    return header_of(RecordReader(path, []).header()), path
+
+
+# Folders whose launches belong together: one command made them, to be compared with each other.
+TOGETHER = ("ab", "self-test")
+LOGS, LAUNCHERS = "logs", ("slurm-", "torchrun-")
+GOING_ON_S = 86_400.0  # a run without a footer that was written to since may still be going on
+FOOTER = b'"type":"footer"'
+TAIL_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class OldRun:
+    """What one command measured.
+
+    Args:
+        run_files: its run files; `files` are these and the files of their logs.
+        log_folders: of their ranks.
+        started_at: seconds since the epoch, of the first.
+        text: its scenarios, or the folder that holds its launches.
+        goes_on: whether it may still be measuring.
+    """
+
+    run_files: tuple[Path, ...]
+    log_folders: tuple[Path, ...]
+    files: tuple[Path, ...]
+    num_bytes: int
+    started_at: float
+    text: str
+    goes_on: bool
+
+    @property
+    def started_text(self) -> str:
+        """The date, UTC."""
+        return time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.started_at))
+
+
+def kept_and_old(folder: Path, keep: int | None, before: float | None) -> tuple[list[OldRun], list[OldRun]]:
+    """The runs under a results folder that stay, and those that go; each oldest first.
+
+    Args:
+        folder: the results folder.
+        keep: the newest so many stay, or None.
+        before: what began later (seconds since the epoch) stays, or None.
+
+    Raises:
+        UserError: it is no folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"--runs {folder} is no folder; give a results folder, such as results")
+    runs = sorted(_runs_in(folder), key=lambda run: run.started_at)
+    newest = {id(run) for run in runs[len(runs) - keep :]} if keep else set()
+    stays = [run.goes_on or id(run) in newest or (before is not None and run.started_at >= before) for run in runs]
+    kept, old = ([run for run, stay in zip(runs, stays, strict=True) if stay is wanted] for wanted in (True, False))
+    return kept, old
+
+
+def _runs_in(folder: Path) -> list[OldRun]:
+    together: dict[object, list[tuple[Path, Header]]] = {}
+    for path in run_files_in(folder):
+        parts = path.relative_to(folder).parts
+        # A link may lead anywhere, and what cannot be read as a run may be anybody's.
+        if BASELINES in parts or path.is_symlink():
+            continue
+        with contextlib.suppress(UserError):
+            about = header_of(RecordReader(path, []).header())
+            key = parts[:2] if parts[0] in TOGETHER else about.invocation_id or about.run_id or str(path)
+            together.setdefault(key, []).append((path, about))
+    return [_run_of(key, some, folder) for key, some in together.items()]
+
+
+def _launch_folder(log_dir: str | None, folder: Path) -> Path | None:
+    """Where the ranks of another launcher's launch each have a folder of their own, if it lies in `folder`."""
+    launch = Path(log_dir or "").parent
+    inside = launch.parent == folder.resolve() / LOGS and launch.name.startswith(LAUNCHERS)
+    return folder / LOGS / launch.name if inside else None
+
+
+def _run_of(key: object, some: Sequence[tuple[Path, Header]], folder: Path) -> OldRun:
+    run_files = tuple(path for path, _ in some)
+    beside = [path.parent / LOGS / path.stem for path in run_files]
+    launches = [one for _, about in some if (one := _launch_folder(about.log_dir, folder))]
+    log_folders = tuple(logs for logs in (*beside, *launches) if logs.is_dir() and not logs.is_symlink())
+    written = [path for one in log_folders for path in one.rglob("*") if path.is_symlink() or path.is_file()]
+    files = (*run_files, *written)
+    names = dict.fromkeys(about.scenario or path.stem for path, about in some)
+    text = "/".join(key) if isinstance(key, tuple) else ", ".join(names)
+    return OldRun(
+        run_files,
+        log_folders,
+        files,
+        sum(path.lstat().st_size for path in files),
+        min(float(about.started_at) for _, about in some) or min(path.stat().st_mtime for path in run_files),
+        f"{text} ({count_text(len(some), 'launch', 'launches')})" if isinstance(key, tuple) else text,
+        any(_goes_on(path) for path in run_files),
+    )
+
+
+def _goes_on(path: Path) -> bool:
+    if time.time() - path.stat().st_mtime > GOING_ON_S:
+        return False
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - TAIL_BYTES))
+        return FOOTER not in file.read().replace(b'": "', b'":"')
+
+
+def delete(runs: Iterable[OldRun], folder: Path) -> list[str]:
+    """Delete the runs, and folders below `folder` that are empty then; a sentence for each that could not go."""
+    failed = []
+    for run in runs:
+        for one in (*run.log_folders, *run.run_files):
+            try:
+                if one.is_dir():
+                    shutil.rmtree(one)
+                else:
+                    one.unlink()
+            except OSError as error:
+                failed.append(f"{one} could not be deleted: {error.strerror or error}")
+            for parent in one.parents:
+                if parent == folder or not _removed_if_empty(parent):
+                    break
+    return failed
+
+
+def _removed_if_empty(folder: Path) -> bool:
+    try:
+        folder.rmdir()
+    except OSError:
+        return False
+    return True

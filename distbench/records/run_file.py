@@ -1,0 +1,557 @@
+"""The run file: what a run wrote, one JSON line at a time, and every statistic, derived on read.
+
+Line 1 is the run (schema_version, run_id, job, environment), then one line a case, written as its first
+pass ends, then one line a case for each further pass, traces where they were asked for, and a footer. A file with no
+footer is an interrupted run; every case in it still counts, with the passes it has.
+
+History of schema_version:
+    1: first version.
+    2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
+       `batch_size`; its `num_tokens` only where the scenario gives them (before, always: batch x the next dimension).
+       Since then, read by all: a header, case or trace that says `simulated` is of `distbench simulate`.
+"""
+
+import codecs
+import gc
+import json
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from distbench.records.run_file_fields import (
+    CASE,
+    COUNTERS,
+    ENVIRONMENT,
+    FOOTER,
+    HEADER,
+    IN_TRACE,
+    JOB,
+    NEEDED,
+    PARAMS,
+    PASS,
+    RESULT,
+    TRACE,
+    Record,
+    wrong_in_header,
+    wrong_in_record,
+)
+from distbench.spec.devices import DRIVER_FIELDS, first_backend_class
+from distbench.spec.errors import UserError
+from distbench.spec.files import Kinds, nullable, opened, parse_json, shown, wrong_field
+from distbench.spec.mesh import Mesh, format_mesh
+
+# The lines of a run file, one after another: a bad header refuses the file, a bad line costs only itself.
+
+MAX_RUN_BYTES = 1 << 30
+MAX_LINE_WARNINGS = 20
+RUN_FILE = "run file"
+BROKE_THE_LAUNCH = ("raised", "timeout", "aborted")
+
+
+class RecordReader:
+    """Reads one run file; `warnings` gets a sentence for each line that was left out."""
+
+    def __init__(self, path: Path, warnings: list[str]) -> None:
+        self._path = path
+        self._warnings = warnings
+        self._num_left_out = 0
+        self._case_lines: dict[str, tuple[int, str]] = {}
+        self._pass_lines: dict[tuple[str, int], int] = {}
+
+    def header(self) -> Record:
+        """The first line alone.
+
+        Raises:
+            UserError: the file cannot be read, is no run file, or its header is wrong.
+        """
+        with opened(self._path, RUN_FILE, MAX_RUN_BYTES) as file:
+            return self._header(file.readline(MAX_RUN_BYTES))
+
+    def records(self) -> Iterator[Record]:
+        """The header, then every line that holds what its type should. Raises as `header`, also for a second one."""
+        with opened(self._path, RUN_FILE, MAX_RUN_BYTES) as file:
+            yield self._header(file.readline())
+            for number, line in enumerate(file, start=2):
+                if line.strip() and (record := self._record(number, line)) is not None:
+                    yield record
+        if self._num_left_out > MAX_LINE_WARNINGS:
+            more = self._num_left_out - MAX_LINE_WARNINGS
+            self._warnings.append(f"{self._path.name}: {more} more lines were left out for such reasons")
+
+    def _header(self, line: bytes) -> Record:
+        try:
+            record = parse_json(line.removeprefix(codecs.BOM_UTF8))
+        except ValueError:
+            record = None
+        if not isinstance(record, dict) or record.get("type") != "run":
+            what = f"{self._path} is no distbench run file (its first line is no run header)"
+            raise UserError(f"{what}; give a results/*.jsonl file")
+        if wrong := wrong_in_header(record):
+            raise UserError(f"{RUN_FILE} {self._path}, line 1: {wrong}; its header is damaged: measure again")
+        return record
+
+    def _record(self, number: int, line: bytes) -> Record | None:
+        try:
+            record = parse_json(line)
+        except ValueError as error:
+            self._leave_out(number, f"not a whole record, cut short or corrupt ({error})")
+            return None
+        if not isinstance(record, dict):
+            self._leave_out(number, "not a whole record (no object)")
+            return None
+        if record.get("type") == "run":
+            twice = "a second run header, but a file holds one run"
+            raise UserError(f"{RUN_FILE} {self._path}, line {number}: {twice}; cut it into two files there")
+        if record.get("type") == "footer":
+            return self._footer(number, record)
+        if wrong := wrong_in_record(record) or self._repeated(number, record):
+            self._leave_out(number, wrong)
+            return None
+        return record
+
+    def _footer(self, number: int, record: Record) -> Record:
+        """Without its wrong fields: what it is there for is to say that the run ended."""
+        whole = {name: value for name, value in record.items() if not wrong_field({name: value}, FOOTER)}
+        if len(whole) < len(record):
+            wrong = wrong_field(record, FOOTER)
+            self._warnings.append(f"{self._path.name}, line {number}: {wrong}; this field is left out")
+        return whole
+
+    def _repeated(self, number: int, record: Record) -> str | None:
+        """What is wrong with a case or a pass that stands in the file already."""
+        if record.get("type") == "case":
+            case_id, status = record["case"]["id"], record["status"]
+            first, before = self._case_lines.setdefault(case_id, (number, status))
+            if first == number:
+                return None
+            # A case recorded twice, the second time by the parent when the launch broke: both rows count.
+            if status in BROKE_THE_LAUNCH and not record.get("samples_s") and before in ("ok", "wrong"):
+                self._case_lines[case_id] = first, status
+                return None
+            return f"case.id {shown(case_id)} stands in line {first} already"
+        if record.get("type") == "pass" and "error" not in record:
+            key = record["case_id"], record["number"]
+            if (first := self._pass_lines.setdefault(key, number)) != number:
+                return f"pass {key[1]} of case {shown(key[0])} stands in line {first} already"
+        return None
+
+    def _leave_out(self, number: int, why: str) -> None:
+        self._num_left_out += 1
+        if self._num_left_out <= MAX_LINE_WARNINGS:
+            self._warnings.append(f"{self._path.name}, line {number}: {why}; left out")
+
+
+# The header of a run file: what was run, where, and which of it must agree before two launches are compared.
+
+# A number measured under another value of one of these is another number.
+MUST_AGREE = (
+    *("machine", "cpu_model", "num_cpus", "device", "device_name", "backend", "mesh", "world_size", "num_hosts"),
+    *("num_threads", "scheduler", "pipelined", "passes"),
+)
+# These may be the very thing that is compared.
+SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
+Number = int | float
+SIMULATED = "simulated"  # the field of a header, case or trace that nobody measured
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a run was made; None for what its header does not say, or says as something else than its type here."""
+
+    machine: str | None = None
+    cpu_model: str | None = None
+    num_cpus: Number | None = None
+    memory_bytes: Number | None = None
+    num_devices: Number | None = None
+    device_name: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    world_size: Number | None = None
+    num_hosts: Number | None = None
+    scheduler: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    cautions: tuple[str, ...] = ()  # in what hosts differ
+    load_per_cpu: Number | None = None  # of the minute before the run began
+
+
+@dataclass(frozen=True)
+class Header:
+    """What a run file's first line says, as far as anyone reads it; made by `header_of`, whatever the line holds.
+
+    Args:
+        invocation_id: what the runs of one `distbench run` share.
+        device: as asked for; what was used is the environment's.
+        settings: how samples were taken.
+        profile: file of the machine's profile.
+        log_dir: folder of rank 0's logs.
+        label: the user's own text for the run; None for none.
+        started_at: seconds since the epoch, or 0 where the line does not say.
+        facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
+        simulated: of a simulated run, on which hardware file's figures, with what assumed; empty for a measured one.
+    """
+
+    run_id: str | None = None
+    invocation_id: str | None = None
+    scenario: str | None = None
+    mesh: Mesh | None = None
+    device: str | None = None
+    settings: dict[str, Any] = field(default_factory=dict)
+    profile: str | None = None
+    log_dir: str | None = None
+    label: str | None = None
+    started_at: Number = 0.0
+    variants: Any = None
+    environment: Environment = Environment()
+    facts: dict[str, Any] = field(default_factory=lambda: _facts({}, {}))
+    simulated: dict[str, Any] = field(default_factory=dict)
+
+
+def basis_text(simulated: Mapping[str, Any]) -> str:
+    """On what a simulated run stands, in short: its hardware file, and how many of its figures are no facts.
+
+    Args:
+        simulated: `Header.simulated`.
+    """
+    hardware = _mapping(simulated.get("hardware")).get("name") or "unknown"
+    return f"by hardware file {hardware} with {guesses_text(simulated)}; distbench report --full lists what was assumed"
+
+
+def guesses_text(simulated: Mapping[str, Any]) -> str:
+    """`13 guessed, 2 extrapolated figures` of a simulated run's hardware file."""
+    counts = [
+        f"{len(names)} {said}"
+        for basis, said in (("guess", "guessed"), ("fitted", "fitted"), ("extrapolated", "extrapolated"))
+        if isinstance(names := simulated.get(basis), list | dict) and names
+    ]
+    return f"{', '.join(counts)} figures" if counts else "no guessed figure"
+
+
+def header_of(record: Mapping[str, Any]) -> Header:
+    """The header that a run file's first line is."""
+    job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))
+    return Header(
+        **{name: _of_type(record, name, str) for name in ("run_id", "invocation_id")},
+        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile", "log_dir")},
+        mesh=_of_type(job, "mesh", dict),
+        settings=_mapping(job.get("settings")),
+        label=_of_type(job, "label", str) or None,
+        started_at=_of_type(job, "started_at", Number) or 0.0,
+        variants=job.get("variants"),
+        environment=_environment(environment),
+        facts=_facts(job, environment),
+        simulated=_mapping(record.get(SIMULATED)),
+    )
+
+
+def _environment(record: dict[str, Any]) -> Environment:
+    scalars = [one for one in fields(Environment) if one.name != "cautions"]
+    found = Environment(**{one.name: _of_type(record, one.name, one.type) for one in scalars})
+    if isinstance(cautions := record.get("cautions"), list):
+        found = replace(found, cautions=tuple(map(str, cautions)))
+    load = record.get("load_at_start")
+    if not (found.num_cpus and isinstance(load, list) and load and isinstance(load[0], Number)):
+        return found
+    return replace(found, load_per_cpu=load[0] / found.num_cpus)
+
+
+def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
+    facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
+    settings = dict(_mapping(job.get("settings")))
+    facts["backend"] = _backend(environment)
+    facts["mesh"] = format_mesh(_mapping(job.get("mesh"))) or None
+    facts["device"] = environment.get("device") or job.get("device")
+    facts["pipelined"] = settings.pop("iterations_per_sample", None)
+    facts["passes"] = settings.pop("passes", 1)
+    # Older files, which do not say, are of runs that checked everything.
+    if settings.get("check") == "full":
+        del settings["check"]
+    facts["settings"] = settings or None
+    facts["profile"] = job.get("profile")
+    return facts
+
+
+def _backend(environment: dict[str, Any]) -> Any:
+    """The backend's name, with its class where that is not the one that the name has always had."""
+    name, its_class = environment.get("backend"), environment.get("backend_class")
+    return name if its_class in (None, first_backend_class(str(name))) else f"{name} ({its_class})"
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _of_type(record: Mapping[str, Any], name: str, kind: Any) -> Any:
+    """The value of that name where it is of that type; else None."""
+    value = record.get(name)
+    return value if isinstance(value, kind) else None
+
+
+SCHEMA_VERSION = 2
+AGAIN = "(baseline again)"  # ends the id and the variant of a baseline that is measured a second time
+DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
+
+
+def _without_guessed_tokens(record: Record) -> Record:
+    case = record.get("case")
+    if not (isinstance(case, dict) and case.get("kind") == "step" and isinstance(params := case.get("params"), dict)):
+        return record
+    shape = params.get("shape")
+    batch = {"batch_size": shape[0]} if isinstance(shape, list) and shape else {}
+    kept = {name: value for name, value in params.items() if name != "num_tokens"}
+    return {**record, "case": {**case, "params": kept | batch}}
+
+
+UPGRADES: dict[int, Callable[[Record], Record]] = {1: _without_guessed_tokens}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One thing measured; `params` tell it apart, as columns for a report."""
+
+    id: str  # stable join key, kind/dtype[shape]/what/how
+    kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step" or "call"
+    params: Record = field(default_factory=dict)
+
+
+@dataclass
+class CaseResult:
+    """What one case gave.
+
+    Args:
+        status: one of STATUSES.
+        samples_s: seconds of each sample on its slowest rank.
+        phases_s: phase name to seconds of each sample on that phase's slowest rank.
+        payload_bytes: S as nccl-tests has it for a collective or a calibrated step; a redistribution's global tensor.
+        wire_bytes: bytes that one rank must send, by the algorithm's own count.
+        group_size: ranks in one group.
+        mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
+        backend_op: what the backend really runs for it.
+        stop_reason: what ended sampling: "steady" ("precise" in older files), "max_samples", "max_case_s", or "passes".
+        counters: any other number or short text of the case.
+        error: one sentence, when status is not ok.
+    """
+
+    case: Case
+    status: str
+    samples_s: list[float] = field(default_factory=list)
+    phases_s: dict[str, list[float]] = field(default_factory=dict)
+    rank_median_s: list[float] = field(default_factory=list)
+    payload_bytes: int | None = None
+    wire_bytes: int | None = None
+    group_size: int | None = None
+    mesh_dim: str | None = None
+    backend: str | None = None
+    backend_op: str | None = None
+    stop_reason: str | None = None
+    counters: Record = field(default_factory=dict)
+    error: str | None = None
+
+    def to_record(self) -> Record:
+        """As one JSON line's data."""
+        return {"type": "case", **asdict(self)}
+
+
+@dataclass
+class Run:
+    """One run file, read.
+
+    Args:
+        header: its first line, as it stands; `about` has it typed.
+        cases: one record a case, in file order, each with the fields of CaseResult over all its passes, and `passes`:
+            (number of a pass, its samples), in order.
+        footer: its last line, or None when the run was interrupted.
+        warnings: sentences about lines that could not be read.
+        traces: one record a traced step, in file order: `case_id`, and `error` or the fields of `worker.tracing`.
+    """
+
+    path: Path
+    header: Record
+    cases: list[Record]
+    footer: Record | None
+    warnings: list[str]
+    traces: list[Record] = field(default_factory=list)
+
+    @cached_property
+    def about(self) -> Header:
+        """The header, with a default in the place of whatever is missing or of another type."""
+        return header_of(self.header)
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nothing in it was measured."""
+        return bool(self.about.simulated)
+
+    @property
+    def scenario(self) -> str:
+        """The scenario's name; the file's where the header does not say."""
+        return self.about.scenario or self.path.stem
+
+
+def append(path: Path, *records: Record, is_synced: bool = True) -> None:
+    """Append records, a line each, and return when they are on the disk, or when the kernel has them: then only a
+    machine that stops can lose them, and the next synced ones take them along.
+
+    A line that a killed writer left unfinished is closed first, so that each record stands on a line of its own. Where
+    an OSError says that the disk takes no more, the file is what it was before.
+    """
+    line = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
+    # Without a buffer: what is left of one is written when the file is closed, after it was cut.
+    with path.open("ab+", buffering=0) as file:
+        if end := file.tell():
+            file.seek(-1, os.SEEK_END)
+            if file.read(1) != b"\n":
+                line = "\n" + line
+        data = line.encode()
+        try:
+            while data:
+                data = data[file.write(data) :]
+            if is_synced:
+                os.fsync(file.fileno())
+        except OSError:
+            # The room that half a record took is what the footer needs.
+            file.truncate(end)
+            if not end:
+                path.unlink()
+            raise
+
+
+def read_run(path: Path) -> Run:
+    """Read one run file, whatever state it was left in, and bring it to the present schema.
+
+    Raises:
+        UserError: it is no run file, its header is wrong, or it holds two; other bad lines become warnings.
+    """
+    warnings: list[str] = []
+    records = list(RecordReader(path, warnings).records())
+    version = records[0].get("schema_version")
+    if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
+        known = f"this distbench reads 1 up to {SCHEMA_VERSION}"
+        raise UserError(f"run file {path} has schema version {version}, {known}; update distbench")
+    for step in range(version, SCHEMA_VERSION):
+        records = [UPGRADES[step](record) for record in records]
+    cases, passes, traces, footers = (
+        [record for record in records if record.get("type") == kind] for kind in ("case", "pass", "trace", "footer")
+    )
+    cases = [_with_passes(case) for case in cases]
+    _add_passes(cases, passes)
+    if not footers:
+        finished = f"its {len(cases)} finished cases are shown"
+        warnings.append(f"{path.name} has no footer: the run was interrupted; {finished}")
+    return Run(path, records[0], cases, footers[-1] if footers else None, warnings, traces)
+
+
+@contextmanager
+def no_garbage_collection() -> Iterator[None]:
+    """For reading many records: they hold no cycles, and looking for some again and again doubles the time it takes."""
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_on:
+            gc.enable()
+
+
+def _with_passes(case: Record) -> Record:
+    return {**case, "passes": [(0, len(case.get("samples_s") or ()))]}
+
+
+def _add_passes(cases: list[Record], passes: list[Record]) -> None:
+    """Put further passes into the cases that they are of; the last case of an id is the one that goes on."""
+    by_id = {case["case"]["id"]: case for case in cases}
+    for record in passes:
+        if (case := by_id.get(record["case_id"])) is None:
+            continue
+        if "error" in record:
+            case.update(status=record["status"], error=record["error"])
+            continue
+        if "rank_median_s" in record:
+            case.setdefault("ranks_by_pass", [case.get("rank_median_s") or []]).append(record["rank_median_s"])
+        case["samples_s"] = [*(case.get("samples_s") or ()), *record["samples_s"]]
+        phases = known if isinstance(known := case.get("phases_s"), dict) else {}
+        case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}
+        case["passes"].append((record["number"], len(record["samples_s"])))
+        case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
+
+
+def busbw_factor(op: str, group_size: int) -> float:
+    """What algbw = S/t is multiplied by to give busbw, as nccl-tests' PERFORMANCE.md derives it.
+
+    `op` is one of COLLECTIVE_OPS or "send_recv", else ValueError; `group_size` is of the group that ran it.
+    """
+    n = group_size
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (n - 1) / n
+    if op in ("broadcast", "send_recv"):
+        return 1.0
+    raise ValueError(f"no busbw factor is known for {op!r}")
+
+
+# The run file as a JSON schema (draft 2020-12), made of the same declarations that its reader checks lines by.
+#
+# `python -m distbench.records.run_file > docs/run_file.schema.json` writes it anew; a test holds that file to it.
+
+Schema = dict[str, Any]
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+NAMES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
+ROWS = {"type": "array", "items": {"type": "array"}}
+
+
+def run_file_schema() -> Schema:
+    """The schema of one line. What stands in no declaration may hold anything, as with the reader.
+
+    The reader asks more: one header, first; no case twice; as many values in a trace's row as it has columns.
+    """
+    case = _object(CASE, ("id",), params=_object(PARAMS))
+    has_error = {"required": ["error"]}
+    has_reason = {**has_error, "properties": {"error": {"type": "string"}}}
+    lines = {
+        "run": _object(HEADER, ("schema_version",), **_header()),
+        "case": _object(RESULT, NEEDED["case"], case=case, counters=_object(COUNTERS)),
+        "pass": _either(has_error, _object(PASS, NEEDED["pass of an error"]), _object(PASS, NEEDED["pass"])),
+        "trace": _either(has_reason, _object(TRACE, ("case_id",)), _object(TRACE, NEEDED["trace"], **_trace())),
+        "footer": _object(FOOTER),
+    }
+    return {
+        "$schema": DRAFT,
+        "title": "A line of a distbench run file",
+        "description": f"schema_version 1 to {SCHEMA_VERSION}; docs/run-file.md says what each field means",
+        "type": "object",
+        "required": ["type"],
+        "allOf": [
+            {"if": {"properties": {"type": {"const": kind}}}, "then": {"$ref": f"#/$defs/{kind}"}} for kind in lines
+        ],
+        "$defs": lines,
+    }
+
+
+def _header() -> Schema:
+    version = {"type": "integer", "minimum": 1, "maximum": SCHEMA_VERSION}
+    return {"schema_version": version, "job": _object(JOB), "environment": _object(ENVIRONMENT)}
+
+
+def _trace() -> Schema:
+    tables = {"columns": NAMES, "rows": ROWS}
+    parts = {name: _object(kinds) for name, kinds in IN_TRACE.items()}
+    phases = {"type": "object", "properties": tables, "required": list(tables)}
+    return {**parts, **tables, "phases": phases, "computing": nullable(phases)}
+
+
+def _object(kinds: Kinds, needed: Sequence[str] = (), **inner: Schema) -> Schema:
+    """An object with these fields: null counts as missing, and what is needed must not be missing."""
+    own = {name: dict(kind.schema) for name, kind in kinds.items()} | inner
+    fields = {name: schema if name in needed else nullable(schema) for name, schema in sorted(own.items())}
+    return {"type": "object", "properties": fields, **({"required": list(needed)} if needed else {})}
+
+
+def _either(condition: Schema, one: Schema, other: Schema) -> Schema:
+    return {"if": condition, "then": one, "else": other}

@@ -1,0 +1,255 @@
+"""Which part of a full tensor a rank holds, worked out here and not by DTensor: what results are checked against."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from distbench.planning.states import State, state_of
+from distbench.ranks.context import RankContext
+from distbench.spec import UserError
+from distbench.spec.placements import Placement, format_placements, parse_placements
+from distbench.torch_private import is_strided_shard, strided_shard
+
+# How a tensor lies on the mesh before and after a redistribution. Plain data, no torch.
+
+
+@dataclass(frozen=True)
+class Layout:
+    """One side of a redistribution; it has no state where no order of shards gives its strided shards."""
+
+    placements: tuple[Placement, ...]
+    state: State | None
+
+    @classmethod
+    def of(cls, text: str, tensor_ndim: int) -> "Layout":
+        """The layout that a text in the notation of `spec.layouts` names; strided shards have no state."""
+        placements = parse_placements(text)
+        is_strided = any(placement.split_factor for placement in placements)
+        return cls(placements, None if is_strided else state_of(placements, tensor_ndim))
+
+    def __str__(self) -> str:
+        return format_placements(self.placements)
+
+    @property
+    def has_partial(self) -> bool:
+        """Whether a mesh dim still waits for its reduction."""
+        return any(placement.reduce_op for placement in self.placements)
+
+    @property
+    def is_strided(self) -> bool:
+        """Whether a mesh dim has a strided shard."""
+        return any(placement.split_factor for placement in self.placements)
+
+    @property
+    def has_own_order(self) -> bool:
+        """Whether some tensor dim is not sharded from left to right."""
+        return self.state is not None and any(tuple(sorted(order)) != order for order in self.state.orders)
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One redistribution of one tensor; the shape is the full one's."""
+
+    source: Layout
+    target: Layout
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, source: str, target: str, shape: tuple[int, ...]) -> "Pair":
+        """The pair of two layouts as text."""
+        return cls(Layout.of(source, len(shape)), Layout.of(target, len(shape)), shape)
+
+    def __str__(self) -> str:
+        return f"{self.source}->{self.target}"
+
+
+REDUCE_OPS = ("sum", "avg", "max", "min")
+# Of tagged tensors: their values lie between 0 and this.
+PERIOD = 61
+# Parts differ by at least so many values in turn, so that one that lies at the wrong offset shows.
+MIN_PART_PERIOD = 7
+
+
+def parse_placement(text: str) -> Any:
+    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement; no turns in a shard order."""
+    try:
+        (placement,) = parse_placements(text)
+    except ValueError:
+        placement = None
+    if placement is None or placement.turn is not None or placement.reduce_op not in (None, *REDUCE_OPS):
+        raise UserError(f"placement {text!r} is unknown; write R, S(tensor dim) or P(sum)")
+    return torch_placement(placement)
+
+
+def torch_placement(placement: Placement) -> Any:
+    """torch's own, which says nothing of turns."""
+    from torch.distributed.tensor import Partial, Replicate, Shard
+
+    if placement.reduce_op is not None:
+        return Partial(placement.reduce_op)
+    if placement.tensor_dim is None:
+        return Replicate()
+    if placement.split_factor is not None:
+        return strided_shard(placement.tensor_dim, placement.split_factor)
+    return Shard(placement.tensor_dim)
+
+
+def shard_of(
+    full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> torch.Tensor:
+    """The shard of `full` at a mesh coordinate; Replicate and Partial hold all of it.
+
+    Mesh dims shard from left to right, each into ceil-sized chunks of what is left, except that the strided shards of
+    FSDP2 over TP come after all plain ones (the parameter was sharded by TP before FSDP saw it).
+    The coordinate is the rank's index along each mesh dim.
+    """
+    for mesh_dim in sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim])):
+        tensor_dim = getattr(placements[mesh_dim], "dim", None)
+        if tensor_dim is not None:
+            full = chunk_of(full, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
+    return full
+
+
+def own_shard(full: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
+    """The same for this rank of a device mesh; of a packed parameter (gate and up in one) a chunk of each piece."""
+    shape = tuple(mesh.shape)
+    of = strided_shard_of if _is_packed(placements, shape) else shard_of
+    return of(full, placements, shape, tuple(mesh.get_coordinate() or ()))
+
+
+def _is_packed(placements: Sequence[Any], mesh_shape: Sequence[int]) -> bool:
+    """Whether a strided shard is its author's, and not FSDP2's over what other mesh dims shard already."""
+    for mesh_dim, placement in enumerate(placements):
+        if is_strided_shard(placement):
+            same = [at for at in range(mesh_dim + 1, len(placements)) if _shards(placements[at], placement.dim)]
+            if placement.split_factor != math.prod(mesh_shape[at] for at in same):
+                return True
+    return False
+
+
+def _shards(placement: Any, tensor_dim: int) -> bool:
+    return getattr(placement, "dim", None) == tensor_dim
+
+
+def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int) -> torch.Tensor:
+    """Chunk `index` of `num_chunks` ceil-sized ones along a tensor dim; the last ones may be short or empty."""
+    length = tensor.shape[tensor_dim]
+    size = -(-length // num_chunks)
+    start = min(index * size, length)
+    return tensor.narrow(tensor_dim, start, min(size, length - start))
+
+
+def shard_in_order(
+    full: torch.Tensor, orders: Sequence[Sequence[int]], mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> torch.Tensor:
+    """As `shard_of`, by `State.orders`: for each tensor dim, the mesh dims that shard it, the first one first."""
+    for tensor_dim, order in enumerate(orders):
+        for mesh_dim in order:
+            full = chunk_of(full, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
+    return full
+
+
+def strided_shard_of(
+    full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> torch.Tensor:
+    """As `shard_of`, but from left to right throughout, and a strided shard takes its chunk of each piece.
+
+    This is what torch says a `_StridedShard` means, whether or not an order of plain shards gives the same.
+    """
+    for mesh_dim, placement in enumerate(placements):
+        tensor_dim = getattr(placement, "dim", None)
+        if tensor_dim is not None:
+            factor = placement.split_factor if is_strided_shard(placement) else 1
+            pieces = [chunk_of(full, tensor_dim, factor, index) for index in range(factor)]
+            own = [chunk_of(piece, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim]) for piece in pieces]
+            full = torch.cat(own, dim=tensor_dim)
+    return full
+
+
+def tagged(shape: Sequence[int], dtype: torch.dtype, period: int = PERIOD, shift: int = 0) -> torch.Tensor:
+    """Small integers, exact in every dtype, that tell neighbouring offsets apart: (offset + shift) mod period."""
+    numel = math.prod(shape)
+    pattern = ((torch.arange(period) + shift) % period).to(dtype)
+    return pattern.repeat(numel // period + 1)[:numel].reshape(tuple(shape))
+
+
+def part_of(
+    full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
+) -> torch.Tensor:
+    """The part of `full` that a rank contributes to the reduction, not sharded yet; `full` itself without Partial.
+
+    No two ranks contribute the same, so that a rank left out of the reduction shows. `rounding_of` says whether a right
+    reduction of the parts is exact.
+    """
+    mesh_dims = _partial_dims(placements)
+    if not mesh_dims:
+        return full
+    num_parts, part = 1, 0
+    for mesh_dim in mesh_dims:
+        num_parts, part = num_parts * mesh_shape[mesh_dim], part * mesh_shape[mesh_dim] + coordinate[mesh_dim]
+    reduce_op = placements[mesh_dims[0]].reduce_op
+    if reduce_op in ("max", "min"):
+        # At each offset one part holds the value and all others miss it, each by its own distance.
+        distance = tagged(full.shape, full.dtype, num_parts, part)
+        return full - distance if reduce_op == "max" else full + distance
+    averaged = [mesh_shape[mesh_dim] for mesh_dim in mesh_dims if placements[mesh_dim].reduce_op == "avg"]
+    return _summand(full, num_parts, part) * math.prod(averaged)
+
+
+def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
+    """Parts 1 and 2, 3 and 4, ... cancel one another, so that sums of any parts stay small; part 0 is the rest."""
+    num_pairs = num_parts // 2
+    pair = (part + 1) // 2 if part else num_pairs
+    noise = 1 + tagged(full.shape, full.dtype, max(num_pairs, MIN_PART_PERIOD), pair)
+    if part:
+        return noise if part % 2 else -noise
+    # Of an even number of parts, the last one has no counterpart.
+    return full.clone() if num_parts % 2 else full - noise
+
+
+def torch_placements(layout: Layout) -> Any:
+    """torch's placements, one a mesh dim, which say nothing of shard orders."""
+    return [torch_placement(placement) for placement in layout.placements]
+
+
+def shard_under(full: torch.Tensor, layout: Layout, context: RankContext) -> torch.Tensor:
+    """This rank's shard of `full` under a layout."""
+    at = context.mesh_shape, context.coordinate
+    if layout.is_strided or layout.state is None:
+        return strided_shard_of(full, torch_placements(layout), *at).contiguous()
+    return shard_in_order(full, layout.state.orders, *at).contiguous()
+
+
+def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> Any:
+    """The DTensor whose value is `full`, laid out by our own arithmetic; a Partial rank holds its part."""
+    placements = torch_placements(layout)
+    part = part_of(full, placements, context.mesh_shape, context.coordinate)
+    local = shard_under(part, layout, context).to(context.device)
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(local, context.mesh, placements, run_check=False, shape=full.shape, stride=full.stride())
+
+
+def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype) -> float:
+    """By how much a right redistribution of `part_of`'s parts may miss the full tensor's values; 0 where it is exact.
+
+    It is exact where all sums are integers that the dtype holds, and all divisions (of averages, and of a replica that
+    becomes parts) are by powers of two.
+    """
+    before, after = _partial_dims(source), _partial_dims(target)
+    num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in before)
+    num_pairs = num_parts // 2
+    period = max(num_pairs, MIN_PART_PERIOD)
+    largest_sum = PERIOD + sum(range(period - num_pairs + 1, period + 1))
+    divided = [*after, *(mesh_dim for mesh_dim in before if source[mesh_dim].reduce_op == "avg")]
+    eps = torch.finfo(dtype).eps
+    if largest_sum <= 2 / eps and all(mesh_shape[mesh_dim].bit_count() == 1 for mesh_dim in divided):
+        return 0.0
+    return eps * num_parts * math.prod(mesh_shape[mesh_dim] for mesh_dim in after) * largest_sum
+
+
+def _partial_dims(placements: Sequence[Any]) -> list[int]:
+    return [mesh_dim for mesh_dim, placement in enumerate(placements) if placement.is_partial()]

@@ -1,0 +1,267 @@
+"""The ways to move a DTensor that are timed against each other: torch's planners, ours, and the direct exchange."""
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from distbench.planning.direct_exchange import Exchange, plan_exchange
+from distbench.planning.profile import DIRECT, NATIVE_ALL_TO_ALL, ZERO_FILL, Profile, measured_cost
+from distbench.planning.search import forget_prices
+from distbench.planning.states import NotHandled, State
+from distbench.ranks.context import TORCH_DTYPES, RankContext
+from distbench.records.run_file import busbw_factor
+from distbench.redistribute.direct import DirectRedistribution
+from distbench.spec import UserError
+from distbench.spec.placements import PLANNERS
+from distbench.statistics.intervals import median
+from distbench.torch_private import (
+    BACKEND_OPS,
+    ZERO_FILLS,
+    OwnPlans,
+    PathStep,
+    Unsupported,
+    calibrated_planning,
+    clear_redistribution_caches,
+    native_all_to_all,
+    plan_only,
+    plan_path,
+    planner,
+    require,
+)
+
+WARM_PLANS = 20
+
+
+def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None) -> None:
+    """UserError for a planner or dtype that is unknown, or calibrated without a profile."""
+    if dtype not in TORCH_DTYPES:
+        raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
+    for name in planners:
+        if name not in PLANNERS:
+            raise UserError(f"planner {name!r} is unknown; use {', '.join(PLANNERS)}")
+        if name == "calibrated" and profile is None:
+            raise UserError("planner calibrated plans by a profile; write one with distbench calibrate, give --profile")
+
+
+class Switch:
+    """Something that is on while a case runs, and off while it is kept for later and others run."""
+
+    def __init__(self, make: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
+        self._make, self._entered = make, contextlib.ExitStack()
+
+    def on(self) -> None:
+        """Enter the context that `make` gives; it must be off."""
+        self._entered.enter_context(self._make())
+
+    def off(self) -> None:
+        """Leave it, if it is on."""
+        self._entered.close()
+
+
+@dataclass(frozen=True)
+class PlannedRedistribution:
+    """One redistribution, planned and ready to run while the context that gave it is open."""
+
+    call: Callable[[], Any]  # runs it; what it returns has the local tensor, or is it
+    path: str  # in torch's own notation, or what is done instead
+    collectives: tuple[str, ...]  # as planned, in order
+    executed_as: tuple[str, ...]  # what the backend runs for each of them
+    wire_bytes: int  # that one rank must send, each step counted as its ring algorithm would
+    wire_bytes_executed: int  # the same, each step counted as the backend runs it
+    planning_s: tuple[float, float]  # thread CPU seconds to plan with empty caches, and again from them
+    predicted_s: float | None = None  # by the profile; None without one, or where it lacks a line
+    steps: tuple[PathStep, ...] = ()
+    facts: dict[str, Any] = field(default_factory=dict)  # the executor's own counters
+    switch: Switch = field(default_factory=Switch)  # off: others may be planned and run in between
+
+    def local_result(self) -> Any:
+        """Run it; this rank's local tensor under the target."""
+        moved = self.call()
+        return moved.to_local() if hasattr(moved, "to_local") else moved
+
+
+@contextlib.contextmanager
+def planned_redistribution(
+    name: str,
+    source: Any,
+    target: Sequence[Any],
+    context: RankContext,
+    native: bool,
+    known: tuple[float, float] | None = None,
+) -> Iterator[PlannedRedistribution]:
+    """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
+
+    Names are those of `spec.planner_names.PLANNERS` but direct, which `exchange_between` plans. `native` runs
+    all-to-alls as such on CPU; `known` is what planning it took, where that was measured.
+    Unsupported where this planner cannot move this pair, or torch is not the one we know.
+    """
+    profile = context.profile.natively() if context.profile and native else context.profile
+    plans = OwnPlans()
+
+    @contextlib.contextmanager
+    def planning() -> Iterator[None]:
+        with planning_by(name, profile, context), plans.used(), native_all_to_all(native):
+            yield
+
+    switch = Switch(planning)
+    switch.on()
+    try:
+        yield replace(_path(source, target, context, profile, native, known), switch=switch)
+    finally:
+        switch.off()
+
+
+@contextlib.contextmanager
+def planning_by(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
+    """DTensor plans by one of torch's planners, or by the profile; `Unsupported` where the profile cannot."""
+    if name != "calibrated":
+        with planner(name):
+            yield
+        return
+    if profile is None:
+        raise Unsupported("calibrated plans by a profile, and this run has none; give --profile")
+    try:
+        measured_cost(profile, dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
+    except UserError as error:
+        raise Unsupported(str(error)) from error
+    # A launch starts with one profile on all ranks (`session`).
+    with calibrated_planning(profile, check_ranks=False):
+        yield
+
+
+def _path(
+    source: Any,
+    target: Sequence[Any],
+    context: RankContext,
+    profile: Profile | None,
+    native: bool,
+    known: tuple[float, float] | None,
+) -> PlannedRedistribution:
+    plan = plan_only(source, target)
+    planning_s = known or planning_seconds(plan, _forget_paths, context.rank == 0)
+    plan()  # never in an iteration
+    text, steps = plan_path(source, target)
+    if any(step.does == ZERO_FILL for step in steps):
+        require(ZERO_FILLS)  # older versions of torch plan it by greedy, and raise
+    itemsize = source.dtype.itemsize
+    communicating = [step for step in steps if step.op and step.group_size > 1]
+    executed = [executed_as(step.op, context, native) for step in communicating if step.op]
+    return PlannedRedistribution(
+        call=lambda: source.redistribute(context.mesh, target),
+        path=text,
+        collectives=tuple(step.op for step in communicating if step.op),
+        executed_as=tuple(executed),
+        wire_bytes=wire_bytes(steps, itemsize),
+        wire_bytes_executed=round(sum(map(_sent, communicating, executed)) * itemsize),
+        planning_s=planning_s,
+        predicted_s=predicted_seconds(steps, itemsize, profile),
+        steps=tuple(steps),
+    )
+
+
+def exchange_between(
+    before: State,
+    after: State,
+    shape: tuple[int, ...],
+    local: torch.Tensor,
+    context: RankContext,
+    known: tuple[float, float] | None = None,
+) -> PlannedRedistribution:
+    """The direct exchange of a local tensor between two layouts of a shape, shard orders included, to no Partial."""
+    itemsize = local.dtype.itemsize
+
+    def seconds_of(exchange: Exchange) -> float:
+        predicted = _exchange_seconds(exchange, itemsize, context)
+        return float(exchange.load()[0]) if predicted is None else predicted
+
+    def plan() -> DirectRedistribution:
+        return DirectRedistribution(before, after, shape, context.mesh.mesh, seconds_of=seconds_of)
+
+    try:
+        planning_s = known or planning_seconds(plan, plan_exchange.cache_clear, context.rank == 0)
+    except NotHandled as reason:
+        raise Unsupported(f"direct: {reason}") from reason
+    direct = plan()
+    ops = tuple("all_to_all" for exchange in direct.exchanges if exchange.transfers)
+    predicted = [_exchange_seconds(exchange, itemsize, context) for exchange in direct.exchanges]
+    steps = [f"-[{'direct' if exchange.transfers else 'local'}]->{state}" for state, exchange in direct.stages]
+    sent_bytes = sum(max(exchange.sent) for exchange in direct.exchanges) * itemsize
+    return PlannedRedistribution(
+        call=lambda: direct(local),
+        path=f"{before}{''.join(steps)}",
+        collectives=ops,
+        executed_as=tuple("send_recv" if local.device.type == "cpu" else op for op in ops),
+        wire_bytes=sent_bytes,
+        wire_bytes_executed=sent_bytes,
+        planning_s=planning_s,
+        predicted_s=None if None in predicted else sum(filter(None, predicted)),
+        facts={"received_bytes": sum(max(exchange.received) for exchange in direct.exchanges) * itemsize},
+    )
+
+
+def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile | None) -> float | None:
+    """Seconds of a path by a profile; None without one, or where it lacks a collective's line. Itemsize in bytes."""
+    if profile is None:
+        return None
+    total = 0.0
+    for step in steps:
+        if step.group_size == 1:
+            continue
+        line = profile.line(step.does, step.mesh_dim, step.group_size)
+        if line is not None:
+            total += line.seconds(step.payload_numel * itemsize, step.num_copies)
+        elif step.op:
+            return None
+    return total
+
+
+def _exchange_seconds(exchange: Exchange, itemsize: int, context: RankContext) -> float | None:
+    line = context.profile.line(DIRECT, "x".join(context.mesh_dims), context.mesh.size()) if context.profile else None
+    if line is None:
+        return None
+    busiest, num_copies, num_messages = exchange.load()
+    return line.seconds(busiest * itemsize, num_copies, num_messages) if busiest else 0.0
+
+
+def _forget_paths() -> None:
+    clear_redistribution_caches()
+    forget_prices()
+
+
+def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_told: bool) -> tuple[float, float]:
+    """Thread CPU seconds to plan with empty caches, and again from them: the median of several on the rank that tells,
+    of one on the others, which would only keep it waiting for a CPU."""
+    forget()
+    seconds = []
+    for _ in range(1 + (WARM_PLANS if is_told else 1)):
+        start = time.thread_time()
+        plan()
+        seconds.append(time.thread_time() - start)
+    return seconds[0], median(seconds[1:])
+
+
+def executed_as(op: str, context: RankContext, native: bool) -> str:
+    """What the backend runs for a step: on CPU an all-to-all is an all-gather and a local chunk, if not native."""
+    if op == NATIVE_ALL_TO_ALL:
+        return "all_to_all"
+    if context.device.type == "cpu" and op == "all_to_all" and not native:
+        return "all_gather"
+    return BACKEND_OPS.get((context.backend, op), op)
+
+
+def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
+    """Bytes that one rank must send on a path, each step counted as its ring algorithm would."""
+    return round(sum(_sent(step, step.op) for step in steps) * itemsize)
+
+
+def _sent(step: PathStep, op: str | None) -> float:
+    """Elements that one rank sends for a step that runs as `op`, by its ring algorithm."""
+    if op is None:
+        return 0.0
+    share = busbw_factor(op, step.group_size) * step.logical_numel
+    return share / step.group_size if op == "all_to_all" else share

@@ -1,1 +1,0 @@
-"""What a page is made of: its template, styles and scripts."""

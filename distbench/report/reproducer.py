@@ -1,0 +1,219 @@
+"""Stand-alone scripts that show a wrong or broken redistribution without distbench, ready for an upstream issue."""
+
+import math
+import re
+import textwrap
+from collections.abc import Sequence
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import NamedTuple
+
+from distbench.records.frame import Row
+from distbench.report.redistributions import Failure, numel_of, sizes_in
+from distbench.show.blocks import shorten
+from distbench.spec.devices import device_of
+from distbench.spec.errors import UserError
+from distbench.spec.files import write_whole
+from distbench.spec.placements import NATIVE, TORCH_PLANNERS, Placement, parse_placements
+from distbench.spec.printable import clean
+
+TEMPLATE = "reproducer_template.txt"
+MAX_NUMEL = 1_000_000
+DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
+# Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
+REDUCTIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "avg": "MAX"}
+
+
+class Cut(NamedTuple):
+    """One mesh dim's share in cutting a tensor."""
+
+    mesh_dim: int
+    tensor_dim: int
+    num_pieces: int  # above 1 for a strided shard that cuts pieces
+
+
+class ScriptLayout(NamedTuple):
+    """A layout as the script writes it."""
+
+    placements: list[str]  # Python expressions, one a mesh dim
+    cuts: list[Cut]  # in the order in which they are made
+    order: dict[int, tuple[int, ...]]  # tensor dim to the mesh dims that cut it
+    is_ordered: bool  # whether that is another order than from left to right
+
+
+def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
+    """One script a failure; (the files, sentences on the failures that no script of torch alone can show)."""
+    written, left_out = [], []
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for number, failure in enumerate(failures, start=1):
+            words = f"{failure.status}-{failure.planner}-{failure.suite or 'pairs'}-{failure.pattern}"
+            name = f"{number:02d}-" + re.sub(r"[^A-Za-z0-9_]+", "-", words).strip("-")[:80] + ".py"
+            try:
+                text = script_of(failure, versions, name)
+            except NotWritten as reason:
+                left_out.append(f"no reproducer for {failure.example['id']} ({failure.status}): {reason}")
+                continue
+            write_whole(folder / name, text)
+            written.append(folder / name)
+    except OSError as error:
+        what = f"reproducers cannot be written to {folder} ({error.strerror})"
+        raise UserError(f"{what}; give a writable folder") from error
+    return written, left_out
+
+
+class Versions(NamedTuple):
+    """What a run was made with: torch's version and the backend."""
+
+    torch: str
+    backend: str
+
+
+class NotWritten(Exception):
+    """A failure that a script of torch alone cannot show; the message says why."""
+
+
+def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
+    """The script for the smallest case of a failure, or NotWritten."""
+    record = failure.example
+    planner = failure.planner.partition("+")[0]
+    if planner not in TORCH_PLANNERS:
+        raise NotWritten(f"{planner} is distbench's own; run the case again with distbench")
+    mesh_shape, shape = sizes_in(record["mesh_shape"]), sizes_in(record["shape"])
+    if not mesh_shape or not shape or record["dtype"] not in DTYPES:
+        raise NotWritten("its row names no mesh, shape or known dtype")
+    if numel_of(record) > MAX_NUMEL:
+        raise NotWritten(f"its smallest tensor has {numel_of(record)} elements")
+    source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
+    if not {*_operators(source), *_operators(target)} <= REDUCTIONS.keys():
+        raise NotWritten(f"{record['source']} -> {record['target']} has a reduce op that the script does not know")
+    used = {text.partition("(")[0] for text in (*source.placements, *target.placements)}
+    flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
+    fields = {
+        "mesh_shape": mesh_shape,
+        "mesh_dim_names": _mesh_dim_names(record, len(mesh_shape), flattened),
+        "flattened": flattened,
+        "shape": shape,
+        "dtype": DTYPES[record["dtype"]],
+        "backend": versions.backend,
+        "device": device_of(versions.backend),
+        "names": ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate",
+        "source": ", ".join(source.placements),
+        "target": ", ".join(target.placements),
+        "source_cuts": [tuple(cut) for cut in source.cuts],
+        "target_cuts": [tuple(cut) for cut in target.cuts],
+        "source_order": source.order,
+        "target_order": target.order,
+        "reduction": REDUCTIONS[next(iter(_operators(target)), "sum")],
+        **_prose(failure, versions, math.prod(mesh_shape), file_name),
+    }
+    template = resources.files("distbench.report.redistributions").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    text = _kept(template, _words(failure, source, target, versions))
+    return Template(text).substitute({name: str(value) for name, value in fields.items()})
+
+
+def _kept(template: str, words: set[str]) -> str:
+    """The lines that a case needs, `words` being what is true of it.
+
+    A line `#? words` says for which cases the lines after it are kept, up to the next such line: all of the words must
+    be true (a word behind - must be false); `#?` alone keeps them always.
+    """
+    lines, keep = [], True
+    for line in template.split("\n"):
+        if line.startswith("#?"):
+            conditions = line.removeprefix("#?").split()
+            keep = all((word.removeprefix("-") in words) != word.startswith("-") for word in conditions)
+        elif keep:
+            lines.append(line)
+    return "\n".join(lines)
+
+
+def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, versions: Versions) -> set[str]:
+    """What is true of a case, in the words of the script's conditions."""
+    record = failure.example
+    after = zip(source.placements, target.placements, strict=True)
+    becomes_partial = any(new.startswith("Partial") and new != old for old, new in after)
+    operators = _operators(source)
+    true = {
+        "accelerator": device_of(versions.backend) != "cpu",
+        "min_cost": failure.planner.startswith("min_cost"),
+        "native": failure.planner.endswith(NATIVE),
+        "strided": any("Strided" in text for text in (*source.placements, *target.placements)),
+        "internals": source.is_ordered or target.is_ordered or becomes_partial,
+        "from_partial": bool(operators),
+        "to_partial": any(text.startswith("Partial") for text in target.placements),
+        "backward": record["direction"] == "backward",
+        "flattened": bool(record["flattened"]),
+    }
+    return {word for word, is_true in true.items() if is_true} | operators
+
+
+def _operators(layout: ScriptLayout) -> set[str]:
+    return set(re.findall(r'Partial\("(\w+)"\)', " ".join(layout.placements)))
+
+
+def _prose(failure: Failure, versions: Versions, num_ranks: int, file_name: str) -> dict[str, object]:
+    record = failure.example
+    pair = f"{record['source']} -> {record['target']}"
+    what = {"wrong": "gives wrong values", "raised": "raises", "aborted": "kills a rank", "timeout": "hangs"}
+    where = f"of a {record['shape']} {record['dtype']} tensor on a {record['mesh_shape']} mesh"
+    title = f"DTensor redistribute {pair} {where} {what[failure.status]} ({failure.planner} planner)."
+    error = shorten(str(record["error"] or "-"), 300)
+    happened = f"{failure.status}: {error} (one of {failure.num_cases} such cases: {failure.pattern})"
+    return {
+        "title": _docstring(title, ""),
+        "happened": _docstring(happened, "    ", "Happened: "),
+        "torch": _docstring(versions.torch, ""),
+        "num_ranks": num_ranks,
+        "file_name": file_name,
+    }
+
+
+def _docstring(text: str, indent: str, before: str = "") -> str:
+    """Wrapped at 110 columns, and harmless within a docstring, whatever a rank has said."""
+    lines = textwrap.wrap(before + clean(text), 110, subsequent_indent=indent)
+    return "\n".join(lines).removeprefix(before).replace("\\", "/").replace('"""', "'''").removesuffix('"')
+
+
+def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple[str, ...]:
+    text = record["mesh"] if isinstance(record["mesh"], str) else ""
+    names = tuple(part.partition("=")[0] for part in text.split(",")) if text else ()
+    if len(names) == ndim:
+        return names
+    if len(flattened) == ndim:
+        return flattened
+    if flattened:
+        raise NotWritten(f"its row flattens {'x'.join(flattened)} of a mesh whose names it does not give")
+    return tuple(f"d{index}" for index in range(ndim))
+
+
+def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
+    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten if it is none."""
+    try:
+        placements = parse_placements(text.strip())
+    except ValueError:
+        placements = ()
+    if not placements or len(placements) != len(mesh_shape):
+        raise NotWritten(f"its layout {text} cannot be read")
+    turns = sorted(
+        (mesh_dim if one.turn is None else one.turn, Cut(mesh_dim, one.tensor_dim, one.split_factor or 1))
+        for mesh_dim, one in enumerate(placements)
+        if one.tensor_dim is not None
+    )
+    order: dict[int, tuple[int, ...]] = {}
+    for _, cut in turns:
+        order[cut.tensor_dim] = (*order.get(cut.tensor_dim, ()), cut.mesh_dim)
+    is_ordered = any(placement.turn is not None for placement in placements)
+    return ScriptLayout(
+        list(map(_expression, placements)), [cut for _, cut in turns], dict(sorted(order.items())), is_ordered
+    )
+
+
+def _expression(placement: Placement) -> str:
+    """torch's placement, as Python writes it."""
+    if placement.reduce_op is not None:
+        return f'Partial("{placement.reduce_op}")'
+    if placement.split_factor is not None:
+        return f"_StridedShard({placement.tensor_dim}, split_factor={placement.split_factor})"
+    return "Replicate()" if placement.tensor_dim is None else f"Shard({placement.tensor_dim})"

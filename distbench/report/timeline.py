@@ -1,0 +1,311 @@
+"""A trace as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+
+The format: "Trace Event Format" (Chromium project), its JSON array form. Used of it: complete events ("ph": "X", `ts`
+and `dur` in microseconds) and metadata events ("ph": "M") that name and order processes and threads. A process is a
+rank. Its first thread holds steps and phases, one inside the other; each mesh dim has a thread, and as many more as
+collectives of its are under way at once, for events of one thread must nest or be apart.
+"""
+
+import json
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distbench.records.frame import PHASES, Row, records_of
+from distbench.report.trace_rows import NOBODY, ROOT, SCHEDULE, Stretch, Trace, lanes_of, left_of, step_of
+from distbench.show import plots as style
+from distbench.show.plots import Spot, hover
+from distbench.show.units import brief_time_text, known, size_text, time_scale
+from distbench.spec.errors import UserError
+from distbench.spec.files import write_whole
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# One traced step as a picture: what each rank computes, and what it sends over each mesh dim, side by side in time.
+
+MAX_RANKS = 8
+HEIGHT = 0.8  # of a bar, in a lane of height one
+COMPUTE = "compute"
+PHASE_COLORS = dict(zip((*PHASES, SCHEDULE), (style.BLUE, style.SKY, style.ORANGE, style.BLUE), strict=True))
+KIND_COLORS = {
+    "all_gather": style.GREEN,
+    "reduce_scatter": style.RED,
+    "all_reduce": style.PURPLE,
+    "all_to_all": style.BLACK,
+    "broadcast": "#F0E442",
+    "send": "#8C564B",
+    "recv": "#C49C94",
+}
+
+
+def median_step(trace: Trace) -> int:
+    """The traced step whose time is the median's, or the next below it where steps are even in number."""
+    times = trace.record.get("steps_s") or ()
+    in_order = sorted(trace.steps, key=lambda step: times[step] if step < len(times) else 0.0)
+    return in_order[(len(in_order) - 1) // 2]
+
+
+def lanes(trace: Trace) -> list[str]:
+    """A rank's lanes, top down: compute, then each mesh dim in the order of the mesh."""
+    mesh = list(trace.run.about.mesh or {})
+    found = dict.fromkeys(trace.rows["mesh_dim"].astype(str))
+    return [COMPUTE, *sorted(found, key=lambda name: (name not in mesh, mesh.index(name) if name in mesh else 0, name))]
+
+
+def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
+    """(name, figure) of every trace with times, one figure each; names differ."""
+    timed = [trace for trace in traces if trace.is_timed]
+    names = [trace.name for trace in timed]
+    for trace, name in zip(timed, names, strict=True):
+        stem = name if names.count(name) == 1 else f"{name}-{trace.run.path.stem}"
+        yield f"timeline-{stem}", timeline(trace)
+
+
+def timeline(trace: Trace) -> "Figure":
+    """The median step, one panel a rank with a lane for compute and one for each mesh dim."""
+    step, ranks, names = median_step(trace), trace.ranks[:MAX_RANKS], lanes(trace)
+    height = 1.5 + len(ranks) * (0.24 * len(names) + 0.2)
+    figure, axes = style.new_figure(1, 11, height, share=True, num_rows=len(ranks))
+    rows = trace.rows[trace.rows["step"] == step]
+    phases = trace.phases[trace.phases["step"] == step]
+    scale, unit = time_scale(float(phases["end_s"].max() - phases["start_s"].min()))
+    for panel, rank in zip(axes, ranks, strict=True):
+        own = phases[phases["rank"] == rank]
+        _panel(panel, rows[rows["rank"] == rank], own, names, scale, _computing(trace, rank, step))
+        panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", labelpad=8, fontweight="bold")
+        panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
+        panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
+    axes[-1].set_xlabel(f"time since the step began ({unit})")
+    style.title(figure, _title(trace, step))
+    _legend(axes[0], rows, phases["phase"])
+    _caption(figure, trace)
+    return figure
+
+
+def _computing(trace: Trace, rank: int, step: int) -> list[Stretch] | None:
+    """When a rank's operators run; None where that is not known."""
+    if trace.computing is None:
+        return None
+    own = trace.computing[(trace.computing["rank"] == rank) & (trace.computing["step"] == step)]
+    return list(zip(own["start_s"].tolist(), own["end_s"].tolist(), strict=True))
+
+
+def _panel(
+    axes: "Axes",
+    rows: "pd.DataFrame",
+    phases: "pd.DataFrame",
+    names: Sequence[str],
+    scale: float,
+    computing: Sequence[Stretch] | None,
+) -> None:
+    timed = rows[rows["duration_s"].notna()]
+    taken = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
+    for phase in records_of(phases):
+        whole = phase["start_s"], phase["end_s"]
+        # Where it is not known when operators run: whenever no collective does.
+        free = left_of(whole, taken) if computing is None else left_of(whole, left_of(whole, computing))
+        _bars(axes, 0, free, PHASE_COLORS.get(str(phase["phase"]), style.GREY), scale)
+        said = f"{COMPUTE} in {phase['phase']}"
+        hover(axes, [_spot(0, stretch, f"{said}\n{_span_text(stretch, scale)}", scale) for stretch in free])
+    for (mesh_dim, kind), found in timed.groupby(["mesh_dim", "kind"], sort=False):
+        place = names.index(str(mesh_dim))
+        waiting, own = waiting_and_own(found)
+        _bars(axes, place, waiting, style.WAITING, scale)
+        _bars(axes, place, own, KIND_COLORS.get(str(kind), style.GREY), scale)
+        hover(axes, [_collective_spot(place, row, scale) for row in records_of(found)])
+    axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+    axes.grid(visible=True, axis="x")
+
+
+def _collective_spot(place: int, row: Row, scale: float) -> Spot:
+    """What a collective is, whose, and how long it took on this rank."""
+    stretch = row["issued_s"], row["completed_s"]
+    owner = str(row["owner"] or ROOT) if row["owner_known"] else NOBODY
+    what = f"{row['kind']} over {row['mesh_dim']}, {size_text(row['payload_bytes'])}"
+    lines = [what, f"{row['phase']}, {row['source']}: {owner}"]
+    if row["redistribution"]:
+        lines.append(f"redistributes {row['redistribution']}")
+    lines.append(_span_text(stretch, scale))
+    if row["straggler_s"] > 0:
+        lines.append(f"waiting for the group's slowest rank: {brief_time_text(row['straggler_s'])}")
+    return _spot(place, stretch, "\n".join(lines), scale)
+
+
+def _spot(place: int, stretch: Stretch, text: str, scale: float) -> Spot:
+    start, end = stretch
+    return Spot(start / scale, place - HEIGHT / 2, text, (end - start) / scale, HEIGHT)
+
+
+def _span_text(stretch: Stretch, scale: float) -> str:
+    start, end = stretch
+    return f"{brief_time_text(end - start)}, from {start / scale:.2f} to {end / scale:.2f} {time_scale(scale)[1]}"
+
+
+def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
+    """Each collective in two parts: what this rank waited for the slowest of its group, and the rest. Seconds."""
+    begun, ended = rows["issued_s"].to_numpy(float), rows["completed_s"].to_numpy(float)
+    cut = np.minimum(begun + rows["straggler_s"].fillna(0.0).to_numpy(float), ended)
+    return list(zip(begun, cut, strict=True)), list(zip(cut, ended, strict=True))
+
+
+def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, scale: float) -> None:
+    bars = [(start / scale, (end - start) / scale) for start, end in stretches if end > start]
+    # An edge of the same colour keeps what is narrower than a pixel in sight.
+    axes.broken_barh(bars, (place - HEIGHT / 2, HEIGHT), facecolor=color, edgecolor=color, linewidth=0.3)
+
+
+def _title(trace: Trace, step: int) -> str:
+    times = trace.record.get("steps_s") or ()
+    taken = times[step] if step < len(times) else step_of(trace)
+    simulated = "simulated, " if trace.is_simulated else ""
+    return f"{trace.name}: where each rank's time goes in one step ({simulated}{brief_time_text(taken)})"
+
+
+def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
+    """Two rows above the first panel: what a rank does by itself, and the collectives."""
+    from matplotlib.patches import Patch
+
+    shown = set(rows["kind"].astype(str))
+    own = {f"{COMPUTE}: {phase}": PHASE_COLORS[phase] for phase in PHASE_COLORS if phase in set(phases)}
+    if (rows["straggler_s"] > 0).any():
+        own["waiting for the group's slowest rank"] = style.WAITING
+    kinds = {kind: color for kind, color in KIND_COLORS.items() if kind in shown}
+    kinds |= dict.fromkeys(sorted(shown - set(KIND_COLORS)), style.GREY)
+    # A legend is filled by column.
+    pairs = [pair for column in zip_longest(own.items(), kinds.items()) for pair in column]
+    patches = [Patch(facecolor=pair[1], label=pair[0]) if pair else Patch(alpha=0.0, label=" ") for pair in pairs]
+    axes.legend(
+        handles=patches, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=len(pairs) // 2, borderaxespad=0.2,
+        handlelength=1, columnspacing=1.4, fontsize=9,
+    )  # fmt: skip
+
+
+def _caption(figure: "Figure", trace: Trace) -> None:
+    said = [f"the median of {len(trace.steps)} traced steps; compute: what is in no collective"]
+    if trace.computing is not None:
+        said = [f"the median of {len(trace.steps)} traced steps; compute: some stage's forward or backward runs"]
+    if trace.is_simulated:
+        said = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]
+    if len(trace.ranks) > MAX_RANKS:
+        said.append(f"ranks {trace.ranks[0]} to {trace.ranks[MAX_RANKS - 1]} of {len(trace.ranks)}")
+    if not trace.record.get("clock_shared"):
+        said.append("ranks share no clock: each one's time counts from its own start")
+    style.caption(figure, "; ".join(said))
+
+
+Event = dict[str, Any]
+MICRO = 1e6
+NANO = 1e3  # nanoseconds a microsecond
+# Perfetto takes thread 0 for the idle one.
+FIRST_THREAD = 1
+STEPS = "steps and phases"
+# Between one traced step and the next: what ran there was not traced.
+PAUSE_S = 1e-3
+
+
+def chrome_events(trace: Trace) -> list[Event]:
+    """All steps of all ranks of a trace with times, one after another, metadata first; times begin at 0."""
+    starts = _starts(trace)
+    events: list[Event] = []
+    for rank in trace.ranks:
+        events += _named(rank, "process", 0, f"rank {rank}{', simulated' if trace.is_simulated else ''}", rank)
+        events += _named(rank, "thread", FIRST_THREAD, STEPS, FIRST_THREAD)
+        phases = trace.phases[trace.phases["rank"] == rank]
+        events += _phase_events(rank, phases, starts)
+        rows = trace.rows[(trace.rows["rank"] == rank) & trace.rows["duration_s"].notna()]
+        thread = FIRST_THREAD + 1
+        if trace.computing is not None:
+            events += _named(rank, "thread", thread, COMPUTE, thread)
+            stretches = trace.computing[trace.computing["rank"] == rank]
+            events += [{**event, "tid": thread} for event in _compute_events(rank, stretches, starts)]
+            thread += 1
+        for mesh_dim in lanes(trace)[1:]:
+            found = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
+            # In whole nanoseconds, or the rounding of a sum would push neighbours apart.
+            spans = [(event["ts"], event["ts"] + event["dur"]) for event in found]
+            used = lanes_of([(round(start * NANO), round(end * NANO)) for start, end in spans])
+            for lane in range(max(used, default=0) + 1):
+                name = mesh_dim if lane == 0 else f"{mesh_dim}, at the same time"
+                events += _named(rank, "thread", thread + lane, name, thread + lane)
+            events += [{**event, "tid": thread + lane} for event, lane in zip(found, used, strict=True)]
+            thread += max(used, default=0) + 1
+    return sorted(events, key=lambda event: event["ph"] != "M")
+
+
+def _starts(trace: Trace) -> dict[int, float]:
+    """Seconds at which each step is put, so that nothing comes before 0 and no step reaches into the next."""
+    import pandas as pd
+
+    names = ["step", "start_s", "end_s"]
+    collectives = trace.rows[["step", "issued_s", "completed_s"]].set_axis(names, axis=1)
+    spans = pd.concat([trace.phases[names], collectives]).groupby("step").agg({"start_s": "min", "end_s": "max"})
+    lengths = (spans["end_s"] - spans["start_s"]).fillna(0.0) + PAUSE_S
+    starts = lengths.cumsum() - lengths - spans["start_s"].fillna(0.0)
+    return dict(zip(starts.index.tolist(), starts.tolist(), strict=True))
+
+
+def _named(rank: int, what: str, thread: int, name: str, place: int) -> list[Event]:
+    own = {"ph": "M", "pid": rank, "tid": thread, "ts": 0}
+    return [
+        {**own, "name": f"{what}_name", "args": {"name": name}},
+        {**own, "name": f"{what}_sort_index", "args": {"sort_index": place}},
+    ]
+
+
+def _complete(rank: int, name: str, category: str, start_s: float, end_s: float, args: Event) -> Event:
+    # Whole nanoseconds: the end of one phase and the start of the next must not differ by a rounding.
+    start, end = round(start_s * MICRO, 3), round(end_s * MICRO, 3)
+    event = {"ph": "X", "name": name, "cat": category, "pid": rank, "tid": FIRST_THREAD, "ts": start}
+    return {**event, "dur": round(end - start, 3), "args": args}
+
+
+def _phase_events(rank: int, phases: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
+    for step, found in phases.groupby("step"):
+        at = starts[int(str(step))]
+        span = float(found["start_s"].min()) + at, float(found["end_s"].max()) + at
+        yield _complete(rank, f"step {step}", "step", *span, {"step": int(str(step))})
+        for phase in records_of(found):
+            yield _complete(rank, str(phase["phase"]), "phase", phase["start_s"] + at, phase["end_s"] + at, {})
+
+
+def _compute_events(rank: int, stretches: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
+    for one in records_of(stretches):
+        at = starts[int(one["step"])]
+        yield _complete(rank, COMPUTE, COMPUTE, one["start_s"] + at, one["end_s"] + at, {})
+
+
+def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
+    for row in records_of(rows):
+        at = starts[int(row["step"])]
+        args = {
+            "owner": str(row["owner"]) if row["owner_known"] else None,
+            **{name: str(row[name]) for name in ("phase", "source", "backend_op", "mesh_dim", "group", "dtype")},
+            "payload_bytes": int(row["payload_bytes"]),
+            "wire_bytes": int(row["wire_bytes"]) if known(row["wire_bytes"]) else None,
+            "redistribution": str(row["redistribution"] or ""),
+            "explicit": bool(row["explicit"]) if isinstance(row["explicit"], bool) else None,
+            "waiting_us": round(row["straggler_s"] * MICRO, 3) if known(row["straggler_s"]) else None,
+        }
+        yield _complete(rank, str(row["kind"]), str(row["source"]), row["issued_s"] + at, row["completed_s"] + at, args)
+
+
+def write_chrome(path: Path, trace: Trace) -> str:
+    """Write the trace file; a sentence that says so."""
+    if not trace.is_timed:
+        raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))
+    try:
+        write_whole(path, f"[\n{lines}\n]\n")
+    except OSError as error:
+        raise UserError(f"--chrome {path} cannot be written ({error.strerror}); give another file") from error
+    return f"trace file written: {path} (open it at ui.perfetto.dev or chrome://tracing)"

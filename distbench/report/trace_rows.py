@@ -1,0 +1,361 @@
+"""Rows of a trace summed into what a step spends on each path, owner or redistribution."""
+
+from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from distbench.records.frame import PHASES, records_of
+from distbench.records.run_file import SIMULATED, Run
+from distbench.records.run_file_fields import Record
+from distbench.show.units import percent_text
+from distbench.spec.errors import UserError, nearest
+from distbench.spec.plan import folded
+from distbench.spec.printable import count_text
+from distbench.statistics.intervals import median
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+# Trace records to frames: one row a collective of a traced step on a rank, with what is derived from several rows.
+
+ROOT, NOBODY = "(root)", "(unknown)"
+TIMES = ("issued_s", "completed_s", "exposed_s")
+WHAT = ("phase", "kind", "op", "backend_op", "mesh_dim", "dtype", "payload_bytes", "wire_bytes")
+WHOSE = ("owner", "owner_known", "source", "redistribution", "explicit")
+NEEDED = frozenset(("rank", "step", "group", "seq", "group_size", *WHAT, *WHOSE, *TIMES))
+PHASE_COLUMNS = frozenset(("rank", "step", "phase", "start_s", "end_s"))
+COMPUTING_COLUMNS = frozenset(("rank", "step", "start_s", "end_s"))
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What one step case communicates, with times."""
+
+    run: Run
+    record: Record  # its line of the run file
+    case: Record | None  # the measured case; None where the run file has none
+    rows: "pd.DataFrame"  # one row a collective, traced step and rank: the record's columns and those of `rows_of`
+    phases: "pd.DataFrame"  # one row a phase, traced step and rank: `start_s`, `end_s`
+    ranks: tuple[int, ...]  # every rank that took part; of a simulated step, those that were simulated
+    steps: tuple[int, ...]
+    computing: "pd.DataFrame | None" = None  # when operators run: `rank`, `step`, `start_s`, `end_s`; None: not known
+    summed: "dict[tuple[str, ...], pd.DataFrame]" = field(
+        default_factory=dict, init=False
+    )  # what `costs` gave, by keys
+
+    @property
+    def case_id(self) -> str:
+        """The case that was traced."""
+        return str(self.record["case_id"])
+
+    @property
+    def name(self) -> str:
+        """The case's id without its kind and shape: the scenario and, where there is one, the variant."""
+        return self.case_id.split("/", 2)[-1]
+
+    @property
+    def is_simulated(self) -> bool:
+        """Whether nobody measured it."""
+        return self.record.get(SIMULATED) is True or self.run.is_simulated
+
+    @property
+    def is_timed(self) -> bool:
+        """Whether it says when each phase began and ended; without that there is nothing to draw."""
+        return not self.phases.empty and bool(self.phases[["start_s", "end_s"]].notna().all(axis=None))
+
+
+def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
+    """The traces of some runs in file order, and one sentence for each that failed or cannot be read."""
+    traces, failed = [], []
+    for run in runs:
+        for record in run.traces:
+            problem = _problem(record)
+            try:
+                traces += [] if problem else [_trace(run, record)]
+            except (KeyError, TypeError, ValueError, AttributeError) as error:
+                problem = f"its record does not hold together ({error}); trace it anew"
+            if problem:
+                failed.append(f"{record['case_id']} has no trace: {problem}")
+    return traces, failed
+
+
+def _problem(record: Record) -> str | None:
+    if record.get("error"):
+        return str(record["error"])
+    lacking = [*NEEDED.difference(record["columns"]), *PHASE_COLUMNS.difference(record["phases"]["columns"])]
+    if computing := record.get("computing"):
+        lacking += COMPUTING_COLUMNS.difference(computing["columns"])
+    if lacking:
+        return f"its record lacks {', '.join(sorted(lacking))}; trace it anew with this distbench"
+    return None
+
+
+def _trace(run: Run, record: Record) -> Trace:
+    phases = _frame(record["phases"], ("start_s", "end_s"))
+    rows = rows_of(record, phases)
+    case = next((case for case in run.cases if case["case"]["id"] == record["case_id"]), None)
+    is_simulated = record.get(SIMULATED) is True or run.is_simulated
+    groups = () if is_simulated else rows["group"].unique()
+    in_groups = {int(rank) for group in groups for rank in str(group).split(",") if rank.isdigit()}
+    ranks = {*rows["rank"].tolist(), *phases["rank"].tolist(), *in_groups}
+    steps = {*rows["step"].tolist(), *phases["step"].tolist()}
+    computing = _frame(table, ("start_s", "end_s")) if (table := record.get("computing")) else None
+    return Trace(run, record, case, rows, phases, tuple(sorted(ranks)), tuple(sorted(steps)), computing)
+
+
+def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
+    """The record's rows with what follows from them; times are in seconds, nan where they are not known.
+
+    Added:
+        duration_s: from issue to completion on this rank, waiting for the slowest rank included.
+        straggler_s: duration minus the shortest of the group's ranks, matched by (step, group, seq): how long this
+            rank waited for others. nan where the collective is not timed on every rank of its group, or simulated.
+        rank_step_s: how long the step took on this rank.
+        share_of_step: duration over that.
+        path_owner: the owner with layers folded; "(root)" for the model itself, "(unknown)" where nobody is known.
+    """
+    rows = _frame(record, TIMES)
+    rows["duration_s"] = rows["completed_s"] - rows["issued_s"]
+    same = rows.groupby(["step", "group", "seq"], sort=False)["duration_s"]
+    is_whole = (same.transform("count") == rows["group_size"]) & (record.get(SIMULATED) is not True)
+    rows["straggler_s"] = (rows["duration_s"] - same.transform("min")).where(is_whole)
+    rows["rank_step_s"] = _rank_steps(rows, phases)
+    rows["share_of_step"] = rows["duration_s"] / rows["rank_step_s"]
+    owners = zip(rows["owner"], rows["owner_known"], strict=True)
+    rows["path_owner"] = [(folded(str(owner)) or ROOT) if known else NOBODY for owner, known in owners]
+    return rows
+
+
+def _rank_steps(rows: "pd.DataFrame", phases: "pd.DataFrame") -> "pd.Series[float]":
+    """Each row's step on its own rank: from its first phase's start to its last one's end."""
+    spans = phases.groupby(["rank", "step"]).agg(start_s=("start_s", "min"), end_s=("end_s", "max"))
+    lengths = spans["end_s"] - spans["start_s"]
+    joined = rows[["rank", "step"]].join(lengths.rename("length"), on=["rank", "step"])["length"]
+    return joined.where(joined > 0)
+
+
+def _frame(table: dict[str, Any], times: Sequence[str]) -> "pd.DataFrame":
+    import pandas as pd
+
+    frame = pd.DataFrame(table["rows"], columns=table["columns"])
+    for name in times:
+        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype("float64")
+    return frame
+
+
+# Stretches of time on one rank: what is left between them, and lanes on which none overlaps another.
+
+Stretch = tuple[float, float]
+
+
+def left_of(whole: Stretch, taken: Iterable[Stretch]) -> list[Stretch]:
+    """The parts of a stretch that none of the others covers, in order."""
+    free, at = [], whole[0]
+    for start, end in sorted(taken):
+        if start > at:
+            free.append((at, min(start, whole[1])))
+        at = max(at, end)
+        if at >= whole[1]:
+            break
+    if at < whole[1]:
+        free.append((at, whole[1]))
+    return [(start, end) for start, end in free if end > start]
+
+
+def lanes_of(stretches: Sequence[Stretch]) -> list[int]:
+    """A lane for each stretch (in any order), counted from 0, the lowest that is free when it begins."""
+    lanes = [0] * len(stretches)
+    ends: list[float] = []
+    for index in sorted(range(len(stretches)), key=lambda index: stretches[index]):
+        start, end = stretches[index]
+        lane = next((lane for lane, free_at in enumerate(ends) if free_at <= start), len(ends))
+        ends[lane : lane + 1] = [end]
+        lanes[index] = lane
+    return lanes
+
+
+# The bubbles of a traced pipeline: when a rank neither works on a stage nor communicates.
+
+SCHEDULE = "schedule"  # the phase in which forward and backward take turns
+
+
+def bubble_shares(trace: Trace) -> dict[int, float]:
+    """Of each rank, the share of forward and backward that is bubble: the median over the traced steps.
+
+    Forward and backward last from their first beginning on any rank to their last end, or on each rank its own where
+    ranks share no clock. In a bubble a rank neither works on a stage (its forward, loss, backward or reduction of
+    gradients, with what FSDP and TP communicate in them) nor has a message or collective under way. A message is under
+    way from when both ends asked for it; what came before was waiting. Of a simulated step its record says them, as
+    shares of the step: what waits for the host is no bubble there.
+    """
+    if (given := _simulated(trace)) is not None:
+        return given
+    found: dict[int, list[float]] = {}
+    for rank, whole, busy in _ranks_of_steps(trace):
+        free = sum(end - start for start, end in left_of(whole, busy))
+        found.setdefault(rank, []).append(free / (whole[1] - whole[0]))
+    return {rank: median(shares) for rank, shares in sorted(found.items())}
+
+
+def _simulated(trace: Trace) -> dict[int, float] | None:
+    shares = (trace.record.get("pipeline") or {}).get("bubble_shares")
+    return None if shares is None else dict(zip(trace.ranks, shares, strict=False))
+
+
+def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]]:
+    """(rank, its forward and backward, when it was busy) of each step."""
+    if trace.computing is None:
+        return
+    phases = trace.phases[trace.phases["phase"] == SCHEDULE]
+    timed = trace.rows[trace.rows["duration_s"].notna()]
+    begun_s = timed["issued_s"] + timed["straggler_s"].fillna(0.0)
+    moved = timed.assign(start_s=begun_s, end_s=timed["completed_s"])
+    for step, of_step in phases.groupby("step"):
+        all_ranks = of_step["start_s"].min(), of_step["end_s"].max()
+        for row in records_of(of_step):
+            whole = all_ranks if trace.record.get("clock_shared") else (row["start_s"], row["end_s"])
+            busy: list[Stretch] = []
+            for table in (trace.computing, moved):
+                own = table[(table["rank"] == row["rank"]) & (table["step"] == step)]
+                busy += zip(own["start_s"].tolist(), own["end_s"].tolist(), strict=True)
+            if whole[1] > whole[0]:
+                yield int(row["rank"]), whole, busy
+
+
+def bubbles_text(trace: Trace) -> str | None:
+    """The same as a sentence, beside what the schedule has at least; None where it is no pipeline."""
+    pipeline, shares = trace.record.get("pipeline"), bubble_shares(trace)
+    if not pipeline or not shares:
+        return None
+    least, most = min(shares, key=lambda rank: shares[rank]), max(shares, key=lambda rank: shares[rank])
+    mean = sum(shares.values()) / len(shares)
+    of = "the step" if _simulated(trace) is not None else "forward and backward"
+    text = f"bubbles are {percent_text(mean)} of {of} on a rank"
+    text += f" (rank {least} {percent_text(shares[least])}, rank {most} {percent_text(shares[most])})"
+    at_least = pipeline.get("least_idle_share")
+    parts = count_text(pipeline["microbatches"], "micro-batch", "micro-batches")
+    of_schedule = f"{pipeline['schedule']} of {count_text(pipeline['num_stages'], 'stage')} and {parts}"
+    if at_least is None:
+        return f"{text}; {of_schedule} has no least share that holds for all models"
+    return f"{text}; {of_schedule} leaves {percent_text(at_least)} where all stages take as long"
+
+
+PATH = ("phase", "source", "kind", "mesh_dim")
+SUMMED = ("count", "payload_bytes", "wire_bytes", "time_s", "share_of_step")
+COSTS = (*SUMMED, "straggler_share", "exposed_share")
+# What is summed cannot be summed by, and costs are medians over steps.
+GROUPABLE = (
+    *("rank", "phase", "source", "kind", "op", "backend_op", "mesh_dim", "group", "group_size", "seq", "dtype"),
+    *("owner", "path_owner", "owner_known", "redistribution", "explicit"),
+)
+
+
+def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = None) -> "pd.DataFrame":
+    """What a step spends on each combination of some columns of the rows: the keys, then the columns of COSTS.
+
+    SUMMED are the median over the traced steps of the mean over ranks; a rank or step without such a row counts as
+    none. With "rank" among the keys they are that rank's own. The straggler share is of the time of those rows whose
+    straggler time is known, over all ranks and steps, the exposed share likewise. nan where nothing is known. In order
+    of phase, then the longest first. Keys are columns of `Trace.rows`, none for one row on everything.
+    """
+    if only is not None:
+        return _costs(trace, keys, trace.rows[only])
+    # A report asks for the same again and again.
+    if (known := tuple(keys)) not in trace.summed:
+        trace.summed[known] = _costs(trace, keys, trace.rows)
+    return trace.summed[known].copy()
+
+
+def _costs(trace: Trace, keys: Sequence[str], kept: "pd.DataFrame") -> "pd.DataFrame":
+    rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")
+    by = list(keys) or ["everything"]
+    sums = rows.groupby([*by, "step"], sort=False, dropna=False)[list(SUMMED)].sum(min_count=1)
+    sums /= 1 if "rank" in keys else len(trace.ranks)
+    counts = sums["count"].unstack("step").reindex(columns=trace.steps)
+    found = counts.notna().sum(axis=1).to_frame("in_steps")
+    for name in SUMMED:
+        each = sums[name].unstack("step").reindex(columns=trace.steps)
+        found[name] = each.where(counts.notna(), 0.0).median(axis=1)
+    for name, part in (("straggler_share", "straggler_s"), ("exposed_share", "exposed_s")):
+        known = rows.assign(whole=rows["time_s"].where(rows[part].notna())).groupby(by, sort=False, dropna=False)
+        found[name] = (known[part].sum(min_count=1) / known["whole"].sum(min_count=1)).replace(
+            [np.inf, -np.inf], np.nan
+        )
+    ordered = largest_first(found.reset_index().drop(columns="in_steps"), "time_s", "payload_bytes")
+    return ordered if keys else ordered.drop(columns="everything")
+
+
+def frame_of_traces(traces: Sequence[Trace], by: Sequence[str] = ()) -> "pd.DataFrame":
+    """One row a collective, traced step and rank: where it is from, then the columns of `records.rows_of`.
+
+    With `by`, columns out of GROUPABLE, one row a combination of them with the columns of `costs`.
+    """
+    import pandas as pd
+
+    parts = []
+    for trace in traces:
+        for name in by:
+            if name not in GROUPABLE:
+                raise UserError(f"--group-by {name}: a trace has no such column to sum by ({nearest(name, GROUPABLE)})")
+        rows = costs(trace, tuple(dict.fromkeys(by))) if by else trace.rows.copy()
+        where = (("scenario", trace.run.scenario), ("run_file", trace.run.path.name), ("case_id", trace.case_id))
+        for place, (name, value) in enumerate(where):
+            rows.insert(place, name, value)
+        parts.append(rows)
+    return pd.concat(parts, ignore_index=True)
+
+
+def largest_first(frame: "pd.DataFrame", *columns: str) -> "pd.DataFrame":
+    """By phase in the order of a step, where there is such a column; then the largest values of columns first."""
+    phases = {phase: place for place, phase in enumerate(PHASES)}
+    phase = frame["phase"].map(phases).fillna(len(PHASES)) if "phase" in frame else 0
+    keys = {f"_{name}": -frame[name].abs() for name in columns}
+    ordered = frame.assign(_phase=phase, **keys).sort_values(["_phase", *keys], kind="stable")
+    return ordered[frame.columns].reset_index(drop=True)
+
+
+def step_of(trace: Trace) -> float:
+    """Seconds of the median traced step on its slowest rank; nan where steps were not timed."""
+    taken = [value for value in trace.record.get("steps_s") or () if isinstance(value, int | float)]
+    return float(np.median(taken)) if taken else float("nan")
+
+
+def busy_share(trace: Trace) -> float:
+    """The share of a rank's step with at least one collective under way: the median over steps of the mean over ranks.
+
+    nan where steps or collectives were not timed.
+    """
+    shares: dict[Hashable, list[float]] = {}
+    timed = trace.rows[trace.rows["duration_s"].notna()]
+    by_rank = dict(iter(timed.groupby(["step", "rank"])))
+    for (step, rank), phases in trace.phases.groupby(["step", "rank"]):
+        rows, whole = by_rank.get((step, rank)), (phases["start_s"].min(), phases["end_s"].max())
+        if rows is not None and whole[1] > whole[0]:
+            taken = zip(rows["issued_s"], rows["completed_s"], strict=True)
+            free = sum(end - start for start, end in left_of(whole, taken))
+            shares.setdefault(step, []).append(1 - free / (whole[1] - whole[0]))
+    of_steps = [sum(of_step) / len(trace.ranks) for of_step in shares.values()]
+    return float(np.median(of_steps)) if of_steps else float("nan")
+
+
+def doubts(trace: Trace) -> list[str]:
+    """What does not fit together in the rows, as sentences; nothing where every collective is on all its ranks, and
+    where it is simulated, as a few ranks alone."""
+    if trace.is_simulated:
+        return []
+    # What one rank sends another one receives.
+    rows = trace.rows.assign(kind_of_both=trace.rows["kind"].replace("recv", "send"))
+    silent = sorted(set(trace.ranks) - set(rows["rank"].tolist())) if len(rows) else []
+    same = rows.groupby(["step", "group", "seq"], sort=False)
+    num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind_of_both"].nunique()
+    alone, mixed = int((num_ranks != sizes).sum()), int((kinds > 1).sum())
+    of = f"of {count_text(len(sizes), 'collective')}"
+    said = {
+        f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too": silent,
+        f"{alone} {of} were not seen on every rank of their group: no straggler share": alone,
+        f"{mixed} {of} are of another kind on another rank: ranks ran different steps": mixed,
+    }
+    return [sentence for sentence, is_so in said.items() if is_so]

@@ -1,0 +1,203 @@
+"""The sweep's child process: one import of torch, asked as the sweep goes on; what it records is kept in a folder."""
+
+import contextlib
+import hashlib
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, BinaryIO
+
+from distbench.processes import start_supervised, stop_supervised
+from distbench.processes.child import CHILD, ended_text, last_words
+from distbench.spec.errors import UserError
+from distbench.spec.files import read_json, write_whole
+from distbench.spec.job import digest_of
+from distbench.spec.plan_changes import is_knob, mesh_of
+from distbench.spec.versions import installed_torch
+from distbench.version import __version__
+
+NUM_AT_ONCE = 2
+END_S = 5.0
+
+
+@dataclass(frozen=True)
+class Question:
+    """What is asked of some variants on one mesh.
+
+    Args:
+        ask: "facts", "record" or "check", as the child process has them.
+    """
+
+    ask: str
+    variants: Sequence[Mapping[str, Any]]
+    mesh: Mapping[str, int]
+
+
+def code_of_file(file: Path) -> list[Any]:
+    """What a result of a scenario's file depends on: that file and those beside it, where a model may be, and the
+    versions of torch and of this program."""
+    code = {str(one): digest_of(one) for one in {file, *file.parent.glob("*.py")}}
+    return [__version__, installed_torch(), *sorted(code.items())]
+
+
+def digest(what: Sequence[Any]) -> str:
+    """Of plain data, and of whatever else has a text."""
+    return hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20]
+
+
+class SweepChild:
+    """Asks the child process; `with` ends it.
+
+    Args:
+        file: declares the scenario.
+        folder: of recordings, one file each; None for a temporary one.
+        resume: take what is in the folder already.
+    """
+
+    def __init__(self, file: Path, scenario: str, folder: Path | None = None, resume: bool = False) -> None:
+        self._file, self._scenario, self._resume = file, scenario, resume
+        self._code = code_of_file(file)
+        self._undo = contextlib.ExitStack()
+        self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
+        self._process: subprocess.Popen[bytes] | None = None
+        self._said: BinaryIO | None = None
+        self.num_recorded = self.num_reused = 0
+        self.again: list[str] = []  # how processes ended that were started once more
+
+    def __enter__(self) -> "SweepChild":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._process is not None:
+            stop_supervised(self._process)
+            for stream in (self._process.stdin, self._process.stdout):
+                if stream is not None:
+                    with contextlib.suppress(OSError):
+                        stream.close()
+        self._undo.close()
+
+    def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
+        """(place of the question, answer) as answers come; recordings that are there already come first.
+
+        An answer has `answers`, one a variant, or `left_out`: why there is none. Those to "record" are files.
+
+        Raises:
+            UserError: the child process failed.
+        """
+        waiting = dict(enumerate(questions))
+        for place, question in enumerate(questions):
+            if (known := self._known(question)) is not None:
+                self.num_reused += 1
+                del waiting[place]
+                yield place, known
+        for place, question in waiting.items():
+            self._send(place, question)
+        while waiting:
+            answer = self._receive()
+            place = answer.pop("id")
+            question = waiting.pop(place)
+            if ended := answer.pop("again", None):
+                self.again.append(str(ended))
+            if question.ask == "record":
+                answer = self._recorded(question, answer)
+            yield place, answer
+
+    def _recorded(self, question: Question, answer: dict[str, Any]) -> dict[str, Any]:
+        self.num_recorded += 1
+        if "left_out" in answer:
+            if answer.get("lasts"):
+                write_whole(self._kept(question, question.variants[0], ".json"), json.dumps(answer))
+            return answer
+        return {"answers": [str(self._kept(question, variant)) for variant in question.variants]}
+
+    def forget(self, question: Question) -> None:
+        """Take nothing that was recorded for a question before."""
+        for variant in question.variants:
+            self._kept(question, variant).unlink(missing_ok=True)
+
+    def one(self, question: Question) -> Any:
+        """The answer to a question of one variant; UserError where there is none."""
+        ((_, answer),) = self.ask([question])
+        if "left_out" in answer:
+            raise UserError(f"scenario {self._scenario!r} cannot be swept: {answer['left_out']}")
+        return answer["answers"][0]
+
+    def _known(self, question: Question) -> dict[str, Any] | None:
+        if not self._resume or question.ask != "record":
+            return None
+        files = [self._kept(question, variant) for variant in question.variants]
+        if all(file.is_file() for file in files):
+            return {"answers": [str(file) for file in files]}
+        if (why := self._kept(question, question.variants[0], ".json")).is_file():
+            with contextlib.suppress(UserError):  # a damaged one is asked for again, as a damaged recording is
+                known = read_json(why, "answer")
+                return known if isinstance(known, dict) and isinstance(known.get("left_out"), str) else None
+        return None
+
+    def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
+        """Its name says what was recorded: the scenario's file and those beside it, the variant, the mesh, and the
+        versions of torch and of this program."""
+        what = [*self._code, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
+        return self._folder / (digest(what) + suffix)
+
+    def _send(self, place: int, question: Question) -> None:
+        process = self._process or self._started()
+        first = question.variants[0]
+        record = {
+            "id": place,
+            "ask": question.ask,
+            "variants": [dict(variant) for variant in question.variants],
+            "files": [str(self._kept(question, variant)) for variant in question.variants],
+            "mesh": mesh_of(first, question.mesh),
+            "label": ",".join(f"{name}={value}" for name, value in first.items() if is_knob(name)),
+        }
+        self._write(process, record)
+
+    def _write(self, process: "subprocess.Popen[bytes]", record: Mapping[str, Any]) -> None:
+        """One line of its input; UserError where it has ended."""
+        assert process.stdin is not None
+        try:
+            process.stdin.write(json.dumps(record).encode() + b"\n")
+            process.stdin.flush()
+        except OSError as error:
+            raise self._failed() from error
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(f"--out {self._folder} cannot be made ({error.strerror}); give another folder") from error
+        self._said = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
+        self._process = start_supervised(
+            [sys.executable, "-m", CHILD, "sweep"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+        )
+        head = {"file": str(self._file), "scenario": self._scenario, "num_at_once": NUM_AT_ONCE}
+        self._write(self._process, head)
+        return self._process
+
+    def _receive(self) -> dict[str, Any]:
+        assert self._process is not None and self._process.stdout is not None
+        line = self._process.stdout.readline()
+        try:
+            answer: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            raise self._failed() from error
+        return answer
+
+    def _failed(self) -> UserError:
+        assert self._process is not None and self._said is not None
+        self._said.seek(0)
+        said = self._said.read().decode("utf-8", "replace").splitlines()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(END_S)  # its pipe is closed before its exit code is there
+        code = self._process.returncode or 0
+        why = f"its process was {ended_text(code, said)}" if code < 0 else last_words(said)
+        why = why or "its process printed no answer"
+        return UserError(f"no step of {self._scenario} was recorded: {why}; see whether distbench check passes it")

@@ -1,0 +1,361 @@
+"""What a sweep may try: meshes of the world's ranks, and changes to the plan, as plain data."""
+
+import itertools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+from distbench.spec import Entry, UserError, find, fit_mesh
+from distbench.spec.job import parse_choices, variants_of
+from distbench.spec.mesh import MAX_RANKS, MESH_DIMS, Mesh, format_mesh, mesh_size
+from distbench.spec.plan import ROTATIONS
+from distbench.spec.plan_changes import MESH, PREFIX, brief_mesh, is_knob
+from distbench.spec.printable import count_text
+
+# Mesh dims whose ranks have different parts of the batch, as the worker has them.
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
+MICROBATCHES = (1, 2, 4, 8)
+AHEAD = 2  # units that are gathered before they are needed
+AS_WRITTEN = "as written"
+Choices = tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One plan on one mesh.
+
+    Args:
+        sizes: mesh dims with their sizes, outermost first.
+        choices: what is not as the scenario has it, by name: its own parameters, and changes to the plan.
+    """
+
+    sizes: tuple[tuple[str, int], ...]
+    choices: Choices = ()
+
+    @property
+    def mesh(self) -> Mesh:
+        """Mesh dim to size."""
+        return dict(self.sizes)
+
+    @property
+    def mesh_text(self) -> str:
+        """`dp_shard=8,tp=8`: mesh dims of one rank left out."""
+        return ",".join(f"{name}={size}" for name, size in self.sizes if size > 1) or f"{self.sizes[0][0]}=1"
+
+    @property
+    def changes_text(self) -> str:
+        """`checkpoint=full, microbatches=2`, or AS_WRITTEN."""
+        return ", ".join(f"{name.removeprefix(PREFIX)}={value}" for name, value in self.choices) or AS_WRITTEN
+
+    @property
+    def text(self) -> str:
+        """Both."""
+        return f"{self.mesh_text}; {self.changes_text}" if self.choices else self.mesh_text
+
+    def with_choice(self, name: str, value: Any) -> "Candidate":
+        """The same with one more change, or with one made otherwise."""
+        return replace(self, choices=tuple(sorted({**dict(self.choices), name: value}.items())))
+
+    def variant(self, base: Mapping[str, Any]) -> dict[str, Any]:
+        """All parameters of the scenario's variant, those of its base that are not changed included."""
+        return {**base, **dict(self.choices), MESH: brief_mesh(self.mesh)}
+
+
+@dataclass(frozen=True)
+class Space:
+    """Every candidate of a sweep.
+
+    Args:
+        declared: the scenario's own mesh, whose mesh dims are always there.
+        mesh_dims: those that the plan uses.
+        world: ranks.
+        facts: of the plan and the model, as the child process answers them.
+        axes: the scenario's own parameters that take several values, the first of each being as written.
+        pinned: names that the user has chosen: they are not changed.
+    """
+
+    declared: Mapping[str, int]
+    mesh_dims: Sequence[str]
+    world: int
+    facts: Mapping[str, Any]
+    axes: Mapping[str, Sequence[Any]]
+    pinned: frozenset[str] = frozenset()
+
+    @cached_property
+    def meshes(self) -> list[Candidate]:
+        """One a mesh that the batch can be split over, as written: those that shard most parameters over few fast
+        links first."""
+        return [one for one in self._all_meshes if self._splits(one.mesh, self.facts["microbatches"])]
+
+    @cached_property
+    def unsplit_meshes(self) -> list[Candidate]:
+        """The meshes that the batch cannot be split over, in the same order."""
+        return [one for one in self._all_meshes if not self._splits(one.mesh, self.facts["microbatches"])]
+
+    @cached_property
+    def _all_meshes(self) -> list[Candidate]:
+        names, found = self._ordered_dims(), []
+        for sizes in factorizations(self.world, len(names)):
+            mesh = dict(zip(names, sizes, strict=True))
+            found.append(Candidate(tuple((name, n) for name, n in mesh.items() if n > 1 or name in self.declared)))
+        return sorted(found, key=lambda one: (one.mesh.get("tp", 1) * one.mesh.get("cp", 1), _replicas(one.mesh)))
+
+    def _ordered_dims(self) -> list[str]:
+        """The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
+        MESH_DIMS: torch takes several of a mesh, those of hybrid sharding say, in its order alone."""
+        names = list(self.declared)
+        for name in (one for one in reversed(MESH_DIMS) if one in self.mesh_dims and one not in names):
+            inner = MESH_DIMS[MESH_DIMS.index(name) + 1 :]
+            names.insert(next((place for place, one in enumerate(names) if one in inner), len(names)), name)
+        return names
+
+    def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
+        """What may be changed in a candidate: name to all values, the one as written first."""
+        mesh, facts = candidate.mesh, self.facts
+        found: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
+        written = facts["microbatches"]
+        found["plan.microbatches"] = [written, *(n for n in MICROBATCHES if n != written and self._splits(mesh, n))]
+        if facts["checkpointable"]:
+            is_whole = facts["checkpoint"] and not facts["is_selective"]
+            others = [*(["none"] if facts["checkpoint"] else []), *([] if is_whole else ["full"])]
+            found["plan.checkpoint"] = [AS_WRITTEN, *others]
+        if (fsdp := facts["fsdp"]) is not None:
+            found |= self._of_fsdp(fsdp)
+        if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
+            found["plan.rotate"] = [cp["rotate"], *(one for one in ROTATIONS if one != cp["rotate"])]
+            found["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
+        return {
+            name: values
+            for name, values in found.items()
+            if len(values) > 1 and name not in self.pinned and not self._is_axis(name)
+        }
+
+    def neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
+        """The candidates that differ from one by one change."""
+        chosen = dict(candidate.choices)
+        for name, values in self.alternatives(candidate).items():
+            now = chosen.get(name, values[0])
+            for value in values:
+                if value != now:
+                    without = Candidate(candidate.sizes, tuple(one for one in candidate.choices if one[0] != name))
+                    yield without if value == values[0] else without.with_choice(name, value)
+
+    def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
+        """The candidates whose mesh differs by one factor that another mesh dim has taken over."""
+        sizes = candidate.mesh
+        found = []
+        for other in self.meshes:
+            names = set(sizes) | set(other.mesh)
+            ratios = [other.mesh.get(name, 1) / sizes.get(name, 1) for name in names]
+            if sum(ratio != 1 for ratio in ratios) == 2:
+                found.append((max(ratios), replace(other, choices=candidate.choices)))
+        least = min((ratio for ratio, _ in found), default=1.0)
+        return [other for ratio, other in found if ratio == least]
+
+    def _of_fsdp(self, fsdp: Mapping[str, Any]) -> dict[str, list[Any]]:
+        reshards = fsdp["reshard_after_forward"]
+        found: dict[str, list[Any]] = {
+            "plan.reshard_after_forward": [reshards, True] if reshards is False else [reshards, False]
+        }
+        if not fsdp["prefetch"]:
+            found["plan.prefetch"] = [None, AHEAD]
+        if not fsdp["mixed_precision"]:
+            found["plan.mixed_precision"] = ["none", "bf16"]
+        return found
+
+    def _is_axis(self, name: str) -> bool:
+        """Whether a change to the plan is what an axis of the scenario's own changes."""
+        return name.startswith(PREFIX) and name.removeprefix(PREFIX) in self.axes
+
+    def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
+        return self.facts["batch_size"] % num_parts(mesh, microbatches) == 0
+
+
+def num_parts(mesh: Mapping[str, int], microbatches: int) -> int:
+    """How many parts a global batch is split into."""
+    return math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
+
+
+def _replicas(mesh: Mapping[str, int]) -> int:
+    return mesh.get("dp_replicate", 1)
+
+
+def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Every ordered way to write a number as a product of `count` factors from 1."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in (divisor for divisor in range(1, number + 1) if number % divisor == 0):
+        yield from ((first, *rest) for rest in factorizations(number // first, count - 1))
+
+
+def count_of(space: Space) -> int:
+    """How many candidates there are in all."""
+    return sum(
+        math.prod(len(values) for values in space.alternatives(candidate).values()) for candidate in space.meshes
+    )
+
+
+def all_of(space: Space) -> Iterator[Candidate]:
+    """Every candidate, mesh by mesh, as written first."""
+    for candidate in space.meshes:
+        options = space.alternatives(candidate)
+        for values in itertools.product(*options.values()):
+            changes = zip(options.items(), values, strict=True)
+            yield replace(
+                candidate, choices=tuple(sorted((name, value) for (name, known), value in changes if value != known[0]))
+            )
+
+
+def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
+    """What a rank holds at least when the optimizer steps: its shards of parameters, and of those that are trained also
+    of gradients and optimizer state, were every parameter sharded over all mesh dims that shard any."""
+    shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
+    return int((facts["parameter_bytes"] + facts["trained_bytes"] * (1 + facts["optimizer_share"])) / shards)
+
+
+def as_written_on(space: Space, mesh: Mapping[str, int]) -> Candidate | None:
+    """The candidate of that mesh and no change; None where the batch cannot be split over it."""
+    sizes = {name: size for name, size in mesh.items() if size > 1}
+    found = (one for one in space.meshes if {name: n for name, n in one.mesh.items() if n > 1} == sizes)
+    return next(found, None) if mesh_size(mesh) == space.world else None
+
+
+# What a sweep is of: one scenario, its parameters as they are kept or varied, and the world's ranks.
+
+BATCH_NAMES = ("batch", "batch_size", "global_batch")
+
+
+@dataclass(frozen=True)
+class Setup:
+    """One sweep's question.
+
+    Args:
+        base: all parameters of the scenario, and changes to the plan that hold for all candidates.
+        world: ranks.
+        mesh: the scenario's own, fitted to so many ranks.
+        given: texts of --set, for a command to paste.
+        note: what was chosen for the user, or empty.
+        float8: patterns of modules whose matmuls are predicted in float8.
+    """
+
+    entry: Entry
+    base: dict[str, Any]
+    axes: Mapping[str, Sequence[Any]]
+    world: int
+    mesh: Mesh
+    given: tuple[str, ...]
+    quick: bool
+    note: str
+    float8: tuple[str, ...] = ()
+
+    def space(self, facts: Mapping[str, Any]) -> Space:
+        """Every candidate, once it is known what the plan is."""
+        pinned = {name for name in self.base if is_knob(name) and name not in self.axes}
+        return Space(self.entry.mesh, facts["mesh_dims"], self.world, facts, self.axes, frozenset(pinned))
+
+    def require_meshes(self, space: Space) -> None:
+        """Refuse a world that no mesh fits."""
+        if not space.meshes:
+            batch = space.facts["batch_size"]
+            names = ", ".join(dict.fromkeys([*self.entry.mesh, *space.mesh_dims]))
+            what = (
+                f"no mesh over {names} has {count_text(self.world, 'rank')} that a global batch of "
+                f"{batch} can be split over"
+            )
+            raise UserError(f"{what}; {self._other_batch(space)}")
+
+    def unsplit_text(self, space: Space) -> str:
+        """Return why the batch rules meshes out, and which batch would not; empty where it rules none out."""
+        if not (unsplit := space.unsplit_meshes):
+            return ""
+        what = f"a global batch of {space.facts['batch_size']} cannot be split over {unsplit[0].mesh_text}"
+        num_all = len(unsplit) + len(space.meshes)
+        return f"{what} ({len(unsplit)} of {num_all} meshes; {self._other_batch(space)})"
+
+    def _other_batch(self, space: Space) -> str:
+        """The nearest batch that can be split over the first mesh that the batch rules out."""
+        batch = space.facts["batch_size"]
+        parts = num_parts(space.unsplit_meshes[0].mesh, space.facts["microbatches"])
+        fitting = max(round(batch / parts), 1) * parts
+        name = next((name for name in BATCH_NAMES if self.base.get(name) == batch), None)
+        option = f"--set {name}={fitting}" if name else f"a batch of {fitting} with --set"
+        return f"give another --world, or {option}"
+
+    def as_written(self, space: Space) -> Candidate:
+        """The scenario's own plan on its own mesh."""
+        found = as_written_on(space, self.mesh)
+        if found is None:
+            names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
+            if strange := [name for name, size in self.mesh.items() if size > 1 and name not in names]:
+                raise UserError(f"--mesh: the plan does not use mesh dim {strange[0]!r}; it uses {', '.join(names)}")
+            what = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
+            raise UserError(f"{what}; give another --mesh, or a batch with --set")
+        return found
+
+    def command(self, candidate: Candidate) -> str:
+        """The `distbench run` that measures a candidate, and no other value of an axis."""
+        chosen = {**{name: self.base[name] for name in self.axes}, **dict(candidate.choices)}
+        kept = [text for text in self.given if text.partition("=")[0] not in chosen]
+        chosen_texts = [*kept, *(f"{name}={value}" for name, value in chosen.items())]
+        options = "".join(f" --set {text}" for text in chosen_texts) + (" --quick" if self.quick else "")
+        return f"distbench run {self._target} --mesh {candidate.mesh_text}{options}"
+
+    @property
+    def _target(self) -> str:
+        from distbench.spec import list_entries
+
+        is_shipped = any(one.file == self.entry.file for one in list_entries())
+        return self.entry.name if is_shipped else f"{self.entry.file}::{self.entry.name}"
+
+
+def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[str, int] | None, quick: bool) -> Setup:
+    """What the user asked for, checked.
+
+    Raises:
+        UserError: an unknown scenario, several of them, an unknown axis or value, or a world that no mesh has.
+    """
+    entries = find(target)
+    if len(entries) > 1:
+        raise UserError(f"{target} is a file of {len(entries)} scenarios; choose one with FILE::NAME")
+    (entry,) = entries
+    declared = entry.quick_mesh if quick and entry.quick_mesh else entry.mesh
+    size = world if world is not None else mesh_size(mesh or declared)
+    if not 1 <= size <= MAX_RANKS:
+        raise UserError(f"--world {size} is no number of ranks; give one from 1 to {MAX_RANKS}")
+    if mesh and mesh_size(mesh) != size:
+        raise UserError(f"--mesh has {count_text(mesh_size(mesh), 'rank')} and --world {size}; leave one of them out")
+    chosen = parse_choices(texts, entry.params)
+    if MESH in chosen:
+        raise UserError(f"a sweep tries all meshes itself; leave --set {MESH} out, or give --world")
+    variants_of(entry, chosen, quick)
+    base = {**entry.params, **(entry.quick if quick else {}), **{name: values[0] for name, values in chosen.items()}}
+    swept = {name: values for name, values in entry.axes.items() if not (quick and name in entry.quick)}
+    swept |= {name: tuple(values) for name, values in chosen.items()}
+    axes = {name: _own_first(values, base[name]) for name, values in swept.items() if len(values) > 1}
+    note, given = _scaled_batch(entry, base, chosen, size, quick), list(texts)
+    if note:
+        name = next(name for name in BATCH_NAMES if name in base)
+        given.append(f"{name}={base[name]}")
+    fitted = {**dict.fromkeys(entry.mesh, 1), **mesh} if mesh else fit_mesh(declared, size)
+    return Setup(entry, base, axes, size, fitted, tuple(given), quick, note)
+
+
+def _own_first(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
+    return tuple(sorted(values, key=lambda value: value != own))
+
+
+def _scaled_batch(entry: Entry, base: dict[str, Any], chosen: Mapping[str, Any], world: int, quick: bool) -> str:
+    """The batch grown with the world, where the user gave none: what a rank has stays as it was."""
+    name = next((name for name in BATCH_NAMES if type(base.get(name)) is int), None)
+    own = mesh_size(entry.quick_mesh if quick and entry.quick_mesh else entry.mesh)
+    if name is None or name in chosen or world <= own or world % own:
+        return ""
+    before = base[name]
+    base[name] = before * world // own
+    return (
+        f"{name}={base[name]}, as {before} on the {count_text(own, 'rank')} that {entry.name} is "
+        f"written for; --set {name}=N else"
+    )

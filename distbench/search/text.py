@@ -1,0 +1,365 @@
+"""The picture of a sweep: step time against peak memory, dominated plans grey."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any
+
+from distbench.report.trace_diff import path_changes
+from distbench.report.trace_rows import Trace
+from distbench.search.prediction import CLOSE
+from distbench.search.ranking import (
+    MAX_REASONS,
+    Change,
+    RankedPlan,
+    cost_a_billion,
+    cost_a_step,
+    imports_of,
+    is_tight,
+    memory_text,
+    reasons,
+    record_of,
+    takes_reserve,
+    undominated,
+)
+from distbench.search.space import Candidate
+from distbench.show import plots as style
+from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
+from distbench.show.plots import Spot, hover
+from distbench.show.units import brief_time_text, rate_text, ratio_text, size_text, time_text
+from distbench.spec.printable import count_text
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+# What a sweep found, as a person reads it: a recommendation, why, what else there is, and what to paste.
+
+MAX_ROWS = 20
+MAX_FRONT = 8
+NUM_CHANGES = 10
+EQUAL = 0.001
+# Estimated memory over that of all layers, less one, of the nine plans in docs/sweep.md.
+SAMPLED = (-0.10, 0.11)
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a sweep ends with.
+
+    Args:
+        title: of the whole.
+        plans: the best first; what does not fit last.
+        where: "predicted on h100", "measured on this machine".
+        world: devices.
+        capacity_bytes: memory of one, where it counts.
+        reserve_bytes: of that, what is left free.
+        unit: what is counted a second: "tokens" or "samples".
+        code: Python to paste.
+        command: to measure the recommended plan.
+        notes: what was assumed, tried and left out.
+        changes: of the plan as written, each on its own, where that was asked for.
+        written_sizes: of the mesh of the plan as written, where that was asked for.
+        layouts: what else could be changed in it.
+        traces: what measured plans communicate, where that was traced.
+        estimates: estimated memory over that of all layers, of each plan for which both are known.
+        predicted: where `plans` are the best of predicted ones, measured: all of those.
+    """
+
+    title: str
+    plans: Sequence[RankedPlan]
+    where: str
+    world: int
+    unit: str
+    code: Sequence[str]
+    command: str
+    capacity_bytes: float | None = None
+    reserve_bytes: float = 0.0
+    price: float | None = None
+    notes: Sequence[str] = field(default_factory=list)
+    changes: Sequence[Change] = ()
+    written_sizes: tuple[tuple[str, int], ...] = ()
+    layouts: Sequence[str] = ()
+    traces: Mapping[Candidate, Trace] = field(default_factory=dict)
+    predicted: Sequence[RankedPlan] = ()
+    estimates: Sequence[float] = ()
+
+    @property
+    def best(self) -> RankedPlan:
+        """The recommended plan."""
+        return self.plans[0]
+
+    @property
+    def runner_up(self) -> RankedPlan | None:
+        """The next one that may be used, one that is told apart before others."""
+        usable = [plan for plan in self.plans[1:] if plan.fits is not False]
+        told = (plan for plan in usable if plan.verdict or abs(plan.step_s / self.best.step_s - 1) > EQUAL)
+        return next(told, usable[0] if usable else None)
+
+    def to_record(self) -> dict[str, Any]:
+        """All of it as plain data."""
+        return {
+            "title": self.title,
+            "where": self.where,
+            "world": self.world,
+            "unit": self.unit,
+            "capacity_bytes": self.capacity_bytes,
+            "reserve_bytes": self.reserve_bytes,
+            "price": self.price,
+            "recommendation": recommendation(self),
+            "why": why(self),
+            "plans": [record_of(plan, self.world, self.price) for plan in self.plans],
+            "predicted": [record_of(plan, self.world, self.price) for plan in self.predicted],
+            "undominated": [self.plans.index(plan) for plan in undominated(self.plans)],
+            "changes": [
+                {"code": list(one.code), "time_share": one.time_share, "memory_bytes": one.memory_bytes}
+                | {"mesh": one.plan.candidate.mesh, "changes": dict(one.plan.candidate.choices)}
+                for one in self.changes
+            ],
+            "memory_estimates": list(self.estimates),
+            "layouts": list(self.layouts),
+            "code": list(self.code),
+            "command": self.command,
+            "notes": list(self.notes),
+        }
+
+
+def recommendation(found: Found) -> str:
+    """One sentence."""
+    best = found.best
+    changes = f" with {best.candidate.changes_text}" if best.candidate.choices else ", the plan as written"
+    rate = f"{rate_text(best.tokens_per_s / found.world)} {found.unit}/s a device"
+    parts = [f"{brief_time_text(best.step_s)} a step {found.where} ({rate})"]
+    if best.memory_bytes is not None:
+        parts.append(_memory_of(best, found))
+    if found.price is not None:
+        step = cost_a_step(found.price, found.world, best.step_s)
+        billion = cost_a_billion(found.price, found.world, best.tokens_per_s)
+        parts.append(
+            f"{step:.3g} a step and {billion:,.4g} a billion {found.unit} at {found.price:g} a device and hour"
+        )
+    return f"use --mesh {best.candidate.mesh_text}{changes}: {', '.join(parts)}"
+
+
+def _memory_of(plan: RankedPlan, found: Found) -> str:
+    capacity_bytes = found.capacity_bytes
+    if is_tight(plan) and capacity_bytes:
+        need, there = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - found.reserve_bytes)
+        return f"{need} at the peak, squeezed into {there} because the allocator gives back what it cached"
+    of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
+    kept = f" ({size_text(found.reserve_bytes)} are kept free)" if of and found.reserve_bytes else ""
+    return f"{memory_text(plan)}{of} at the peak{kept}"
+
+
+def why(found: Found) -> list[str]:
+    """How the next plan differs."""
+    best, other = found.best, found.runner_up
+    if other is None:
+        return ["no other plan that was tried fits" if found.plans[1:] else "there is no other plan to hold it against"]
+    said = []
+    if other.measured is not None:
+        said.append(f"next, {other.candidate.text}: {ratio_text(*other.measured)} times its time ({other.verdict})")
+    else:
+        more = other.step_s / best.step_s - 1
+        near = ", too near to tell: measure both" if abs(more) <= CLOSE else ""
+        said.append(f"next, {other.candidate.text}: {100 * more:+.1f} % time{near}{_more_memory(best, other)}")
+    if found_reasons := _other_paths(found, best, other) or reasons(best, other):
+        said.append("against the recommended plan it has " + "; ".join(found_reasons))
+    return said
+
+
+def _more_memory(best: RankedPlan, other: RankedPlan) -> str:
+    """What decides between plans whose times are too near to tell."""
+    more = (other.memory_bytes or 0) - (best.memory_bytes or 0)
+    if other.step_s > best.step_s or more <= 0 or not best.memory_bytes:
+        return ""
+    return f"; it takes {size_text(more)} more memory"
+
+
+def _other_paths(found: Found, best: RankedPlan, other: RankedPlan) -> list[str]:
+    """What the other one communicates more or less of, where both were traced."""
+    if best.candidate not in found.traces or other.candidate not in found.traces:
+        return []
+    return path_changes(found.traces[other.candidate], found.traces[best.candidate])[:MAX_REASONS]
+
+
+def blocks_of(found: Found) -> list[Block]:
+    """Everything."""
+    return [
+        Heading(found.title),
+        Lines((recommendation(found), *why(found))),
+        *_changes(found),
+        *_front(found),
+        _table("plans", found, found.plans),
+        *([_table("as predicted", found, found.predicted)] if found.predicted else []),
+        Heading("to paste", 3),
+        *([Code(tuple(found.code))] if found.code else []),
+        Code((found.command,)),
+        Lines(tuple(found.notes)),
+    ]
+
+
+def _changes(found: Found) -> list[Block]:
+    if not found.changes:
+        return []
+    rows = found.changes[:NUM_CHANGES]
+    numbers = {id(change): number for number, change in enumerate(rows, start=1)}
+    columns: TableColumns = (
+        ("", lambda change: str(numbers[id(change)])),
+        ("<change", lambda change: _called(change, found)),
+        ("step", lambda change: f"{100 * change.time_share:+.1f} %"),
+        ("memory", _memory_change),
+        ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
+    )
+    title = f"{count_text(len(rows), 'change')} of the plan as written, each on its own, the most worth making first"
+    table = table_of(title, columns, rows, (), (), ("verdict",))
+    lines = [f"{line}  # {number}" for number, change in enumerate(rows, start=1) for line in change.code]
+    code = Code((*imports_of(lines), *([""] if imports_of(lines) else []), *lines))
+    return [table, code, *([Lines(tuple(found.layouts))] if found.layouts else [])]
+
+
+def _called(change: Change, found: Found) -> str:
+    """As the other tables call it: another mesh, or changes of the plan."""
+    candidate = change.plan.candidate
+    return candidate.mesh_text if candidate.sizes != found.written_sizes else candidate.changes_text
+
+
+def _memory_change(change: Change) -> str:
+    more = change.memory_bytes
+    return "-" if more is None else f"{'-' if more < 0 else '+'}{size_text(abs(round(more)))}"
+
+
+def _front(found: Found) -> list[Block]:
+    front = undominated(found.plans)
+    if len(front) < 2:
+        return []
+    columns: TableColumns = (
+        ("<mesh", lambda plan: plan.candidate.mesh_text),
+        ("<changes", lambda plan: plan.candidate.changes_text),
+        ("step", lambda plan: time_text(plan.step_s)),
+        ("memory", memory_text),
+    )
+    title = "step time against memory: no plan is both faster and smaller than one of these"
+    return [capped(table_of(title, columns, front), MAX_FRONT, "more: see the picture")]
+
+
+def _of_estimates(estimates: Sequence[float]) -> str:
+    """How far memory that was extended from few layers is off: on nine sampled plans, and on those of this sweep."""
+    low, high = SAMPLED
+    sampled = f"{100 * low:+.0f} to {100 * high:+.0f} % off on nine plans of Llama 3 8B"
+    said = f"memory with ~ is extended from few layers: {sampled}"
+    if estimates:
+        here = f"{100 * (min(estimates) - 1):+.0f} to {100 * (max(estimates) - 1):+.0f} %"
+        said += f", {here} on the {count_text(len(estimates), 'plan')} of this sweep that were recorded whole"
+    return said
+
+
+def _table(title: str, found: Found, plans: Sequence[RankedPlan]) -> Table:
+    best = plans[0]
+    columns: list[tuple[str, object]] = [
+        ("<mesh", lambda plan: plan.candidate.mesh_text),
+        ("<changes", lambda plan: plan.candidate.changes_text),
+        ("step", lambda plan: time_text(plan.step_s)),
+        ("to best", lambda plan: f"{plan.step_s / best.step_s:.2f}"),
+        (f"{found.unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
+        ("memory", memory_text),
+    ]
+    if found.price is not None:
+        price = found.price
+        columns.append(("a step", lambda plan: f"{cost_a_step(price, found.world, plan.step_s):.3g}"))
+        columns.append(
+            (f"a billion {found.unit}", lambda plan: f"{cost_a_billion(price, found.world, plan.tokens_per_s):,.4g}")
+        )
+    if any(plan.predicted_s for plan in plans):
+        columns.append(("predicted", lambda plan: time_text(plan.predicted_s) if plan.predicted_s else "-"))
+    if any(plan.verdict for plan in plans):
+        columns.append(("<verdict", lambda plan: plan.verdict or "-"))
+    notes = []
+    if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
+        notes.append(_of_estimates(found.estimates))
+    if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
+        notes.append("without a verdict: times of an earlier, shorter round, which are not held against the last one's")
+    if any(plan.fits is False and not takes_reserve(plan) for plan in plans):
+        notes.append("(no): it does not fit")
+    if any(map(takes_reserve, plans)):
+        kept = size_text(found.reserve_bytes)
+        notes.append(f"(reserve): not recommended, it leaves less than the {kept} that are kept free")
+    if any(map(is_tight, plans)):
+        notes.append("(tight): it fits because the allocator gives back what it cached, whose time is not counted")
+    table = table_of(title, columns, plans, notes, (), (f"{found.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
+    return capped(table, MAX_ROWS, "more rows: --format json")
+
+
+GIB = 1 << 30
+MAX_NAMED = 6
+
+
+def pareto_figures(
+    title: str, plans: Sequence[RankedPlan], best: RankedPlan, capacity_bytes: float | None
+) -> "Iterator[tuple[str, Figure]]":
+    """One figure, where the memory of some plan is known."""
+    known = [plan for plan in plans if plan.memory_bytes is not None]
+    if not known:
+        return
+    front = undominated(known)
+    figure, (axes,) = style.new_figure(1, 9.5, 5.4)
+    scale, unit = (1.0, "s") if best.step_s >= 1 else (1e-3, "ms")
+    size, memory_unit = _memory_unit(max(float(plan.memory_bytes or 0) for plan in known))
+
+    def place(plan: RankedPlan) -> tuple[float, float]:
+        return float(plan.memory_bytes or 0) / size, plan.step_s / scale
+
+    others = [plan for plan in known if plan not in front]
+    beyond = [one for one in others if one.fits is not False and float(one.memory_bytes or 0) > (capacity_bytes or inf)]
+    layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
+        ("does not fit", [one for one in others if one.fits is False], {"marker": "x", "color": style.LIGHT, "s": 34}),
+        ("may not fit", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
+        (
+            "dominated",
+            [one for one in others if one.fits is not False and one not in beyond],
+            {"color": style.GREY, "s": 26},
+        ),
+        ("none is both faster and smaller", front, {"color": style.BLUE, "s": 46}),
+        ("recommended", [best], {"color": style.RED, "s": 130, "marker": "*", "zorder": 4}),
+    )
+    for label, chosen, look in layers:
+        if chosen:
+            x, y = zip(*map(place, chosen), strict=True)
+            axes.scatter(x, y, label=f"{label} ({len(chosen)})", **look)
+    hover(axes, [Spot(*place(plan), _said(plan)) for plan in known])
+    steps = sorted(front, key=lambda plan: float(plan.memory_bytes or 0))
+    if len(steps) > 1:
+        x, y = zip(*map(place, steps), strict=True)
+        axes.step(x, y, where="post", color=style.BLUE, linewidth=1, alpha=0.5, zorder=0)
+    named = front[:MAX_NAMED]
+    for number, plan in enumerate(named, start=1):
+        axes.annotate(str(number), place(plan), xytext=(0, -15), textcoords="offset points", ha="center", fontsize=9)
+    style.caption(figure, "\n".join(f"{number}: {plan.candidate.text}" for number, plan in enumerate(named, start=1)))
+    if capacity_bytes is not None and max(x for x, _ in map(place, known)) > 0.6 * capacity_bytes / size:
+        axes.axvline(capacity_bytes / size, color=style.ORANGE, linewidth=1.2, linestyle="--")
+        axes.annotate(
+            "memory", (capacity_bytes / size, 1), xycoords=("data", "axes fraction"), color=style.ORANGE, ha="right",
+            va="top", rotation=90, fontsize=8.5,
+        )  # fmt: skip
+    axes.grid(visible=True)
+    axes.set_xlabel(f"peak memory a device ({memory_unit})")
+    axes.set_ylabel(f"time a step ({unit})")
+    axes.set_xlim(left=0, right=axes.get_xlim()[1] * 1.15)
+    if max(plan.step_s for plan in known) > 6 * best.step_s:
+        axes.set_yscale("log")
+        style.label_axis(axes.yaxis, lambda value: f"{value:g}")
+    else:
+        low, high = (choose(plan.step_s for plan in known) / scale for choose in (min, max))
+        axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # room for the numbers
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5, handletextpad=0.3)
+    style.title(figure, title)
+    yield "plans", figure
+
+
+def _memory_unit(most: float) -> tuple[float, str]:
+    return (GIB, "GiB") if most >= GIB else (1 << 20, "MiB")
+
+
+def _said(plan: RankedPlan) -> str:
+    lines = [plan.candidate.mesh_text, plan.candidate.changes_text, f"step: {brief_time_text(plan.step_s)}"]
+    return "\n".join([*lines, f"memory: {memory_text(plan)}"])

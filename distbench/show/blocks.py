@@ -1,0 +1,168 @@
+"""Tables and headings as data, and as GitHub Markdown; `terminal.py` has them as text."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, overload
+
+from distbench.show.units import key_text
+from distbench.spec.printable import clean, cut
+
+
+@dataclass(frozen=True)
+class Heading:
+    """What a stretch of the report is about; level 1 is the report's own title."""
+
+    text: str
+    level: int = 2
+
+
+@dataclass(frozen=True)
+class Lines:
+    """Sentences, one paragraph each."""
+
+    texts: tuple[str, ...]
+
+
+class Rows(Sequence[tuple[str, ...]]):
+    """Rows whose cells are written when they are read: of a long table a cap leaves few.
+
+    Args:
+        records: one a row.
+        cells: of one record.
+    """
+
+    def __init__(self, records: Sequence[Any], cells: Callable[[Any], tuple[str, ...]]) -> None:
+        self._records, self._cells = records, cells
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    @overload
+    def __getitem__(self, which: int) -> tuple[str, ...]: ...
+
+    @overload
+    def __getitem__(self, which: slice) -> "Rows": ...
+
+    def __getitem__(self, which: int | slice) -> "tuple[str, ...] | Rows":
+        """One row's cells, or the rows of a slice, still not written."""
+        if isinstance(which, slice):
+            return Rows(self._records[which], self._cells)
+        return self._cells(self._records[which])
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows under column headings, with notes below.
+
+    Where not all columns fit a screen, those that `optional` names are left out, the least important first, and what
+    stands in the column `prose` goes below each row. Both name headings without "<", on one line.
+    """
+
+    title: str
+    columns: tuple[str, ...]  # one that starts with "<" is left-aligned, all others right-aligned
+    rows: Sequence[tuple[str, ...]]
+    notes: list[str] = field(default_factory=list)
+    breaks: frozenset[int] = frozenset()  # indexes of the rows that a blank line goes before
+    optional: tuple[str, ...] = ()
+    prose: str = ""
+    together: bool = False  # rows up to a break are one thing, led by its first row: whoever sorts moves it whole
+    beyond: Sequence[tuple[str, ...]] = ()  # rows that a cap took away, of which the first note tells; a page has them
+
+
+@dataclass(frozen=True)
+class Code:
+    """Lines to paste, kept as they are."""
+
+    lines: tuple[str, ...]
+
+
+Block = Heading | Lines | Table | Code
+
+
+# A heading as `Table.columns` has it, and what a row's record says under it.
+TableColumn = tuple[str, Callable[[Any], str]]
+TableColumns = Sequence[TableColumn]
+
+
+def table_of(
+    title: str,
+    columns: TableColumns,
+    records: Iterable[Any],
+    notes: Iterable[str] = (),
+    breaks: Iterable[int] = (),
+    optional: tuple[str, ...] = (),
+) -> Table:
+    """One row a record, each cell by its column's function."""
+    rows = Rows(list(records), lambda record: tuple(text(record) for _, text in columns))
+    return Table(title, tuple(heading for heading, _ in columns), rows, list(notes), frozenset(breaks), optional)
+
+
+def key_columns(keys: Iterable[str]) -> TableColumns:
+    """One column a key that rows were grouped by."""
+    return [(f"<{key}", partial(lambda key, row: key_text(row[key]), key)) for key in keys]
+
+
+def changes_in(values: Sequence[object]) -> list[int]:
+    """Indexes of the values that differ from the one before."""
+    return [index for index in range(1, len(values)) if values[index] != values[index - 1]]
+
+
+def capped(table: Table, cap: int, more: str = "more rows: --format csv") -> Table:
+    """The table's first `cap` rows, with a note on how many were left out if there were more."""
+    if len(table.rows) <= cap:
+        return table
+    notes = [f"... {len(table.rows) - cap} {more}", *table.notes]
+    return replace(table, rows=table.rows[:cap], notes=notes, beyond=table.rows[cap:])
+
+
+def markdown_of(blocks: Sequence[Block]) -> str:
+    """As GitHub Markdown; its lines may be of any length."""
+    return "\n\n".join(filter(None, map(_markdown_block, blocks)))
+
+
+def clean_lines(cell: str) -> str:
+    """The same of each of its lines."""
+    return "\n".join(clean(line) for line in cut(cell).split("\n"))
+
+
+def shorten(text: str, width: int) -> str:
+    """At most `width` characters, the end cut away."""
+    text = clean(text)
+    return text if len(text) <= width else text[: width - 4].rstrip() + " ..."
+
+
+def _markdown_block(block: Block) -> str:
+    if isinstance(block, Heading):
+        return "#" * block.level + " " + markdown_text(block.text)
+    if isinstance(block, Lines):
+        return "\n".join(f"- {markdown_text(text)}" for text in block.texts)
+    if isinstance(block, Code):
+        return fenced(map(clean, block.lines), "python")
+    # A word that was cut for a narrow column is whole again.
+    headings = [markdown_text(heading.removeprefix("<").replace("-\n", "")) for heading in block.columns]
+    rules = [":---" if heading.startswith("<") else "---:" for heading in block.columns]
+    rows = [headings, rules, *([markdown_text(cell) for cell in row] for row in block.rows)]
+    table = "\n".join("| " + " | ".join(row) + " |" for row in rows)
+    notes = "\n".join(f"- {markdown_text(note)}" for note in block.notes)
+    return "\n\n".join(filter(None, (f"**{markdown_text(block.title)}**", table, notes)))
+
+
+def markdown_text(text: str) -> str:
+    """One line of GitHub Markdown that shows as it stands: no table, code, element or link begins in it."""
+    text = re.sub(r"([|*`<\\])", r"\\\1", clean(text.replace("\n", " ")).strip())
+    return text.replace("](", "]\\(")
+
+
+def code_span(text: str) -> str:
+    """One line of code within a line of Markdown."""
+    return "`" + clean(text.replace("\n", " ")).replace("`", "'") + "`"
+
+
+def fenced(lines: Iterable[str], language: str = "") -> str:
+    """Lines of code in Markdown, within a fence that none of them can end."""
+    kept = list(lines)
+    longest = max((len(run) for line in kept for run in re.findall("`+", line)), default=0)
+    fence = "`" * max(longest + 1, 3)
+    return "\n".join([f"{fence}{language}", *kept, fence])

@@ -1,0 +1,264 @@
+"""A figure as an <svg> element of a page: its colours are the page's, light or dark, and it answers to the pointer."""
+
+import base64
+import hashlib
+import html
+import io
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from distbench.show import plots as style
+from distbench.show.blocks import Block, Code, Heading, Lines, Table, clean_lines
+from distbench.show.plots import PlacedSpot, placed_spots
+from distbench.spec.printable import clean, cut
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from markupsafe import Markup
+    from matplotlib.figure import Figure
+
+
+# Colour of a plot to the page's variable of that name, which has a dark value too; other colours stay.
+COLORS = {
+    style.BLUE: "blue",
+    style.SKY: "sky",
+    style.GREEN: "green",
+    style.ORANGE: "orange",
+    style.RED: "red",
+    style.PURPLE: "purple",
+    style.BLACK: "ink",
+    style.GREY: "grey",
+    style.LIGHT: "light",
+    style.GRID: "grid",
+    style.NOTE: "soft",
+    style.WAITING: "light",
+    "#ffffff": "paper",
+}
+VARIABLES = {color.lower(): f"var(--{name})" for color, name in COLORS.items()}
+DOT_RADIUS = 6.0
+# The narrowest bar that a pointer still finds, points.
+MIN_BAR = 2.0
+_UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
+_PATHS = re.compile(r'\b(?:d|x|y|transform|points)="[^"]*"')
+
+
+def svg_of(figure: "Figure", prefix: str) -> str:
+    """The figure with its spots; ids begin with `prefix`, so that several can stand in one page."""
+    import matplotlib as mpl
+
+    written = io.StringIO()
+    with mpl.rc_context({"svg.fonttype": "none"}):
+        figure.savefig(written, format="svg", metadata={"Date": None}, transparent=True)
+    text = written.getvalue()
+    text = text[text.index("<svg") :]
+    for unneeded in (r"<metadata>.*?</metadata>", r"<!--.*?-->", r"<style .*?</style>"):
+        text = re.sub(unneeded, "", text, flags=re.DOTALL)
+    text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\1{prefix}", text)
+    text = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda color: VARIABLES.get(color[0], color[0]), text)
+    # The page's own font: nobody has to have ours.
+    text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", text)
+    # A hundredth of a point is less than anybody sees, and a third of the file.
+    text = _PATHS.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
+    text = re.sub(r"\s*\n\s*", " ", text)
+    width, height = figure.get_size_inches() * 72
+    opening = f'<svg class="plot" role="img" aria-label="{_attribute(figure.get_suptitle() or "figure")}"'
+    opening += f' viewBox="0 0 {width:.1f} {height:.1f}" style="--width:{width:.0f}px">'
+    body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
+    return _UNPRINTABLE.sub(" ", f"{opening}{body}<g>{''.join(map(_spot, placed_spots(figure)))}</g></svg>")
+
+
+def _spot(spot: PlacedSpot) -> str:
+    said = "\n".join(map(clean, cut(spot.text).split("\n")))
+    title = f"<title>{html.escape(said)}</title>"
+    if not spot.width and not spot.height:
+        return f'<circle class="spot" cx="{spot.x:.1f}" cy="{spot.y:.1f}" r="{DOT_RADIUS:g}">{title}</circle>'
+    size = f'width="{max(spot.width, MIN_BAR):.1f}" height="{max(spot.height, MIN_BAR):.1f}"'
+    return f'<rect class="spot" x="{spot.x:.1f}" y="{spot.y:.1f}" {size}>{title}</rect>'
+
+
+def _attribute(text: str) -> str:
+    return html.escape(clean(text))
+
+
+# The report as one HTML page that needs nothing else: styles, script and figures within. Blocks in, text out.
+
+TEMPLATES = Path(__file__).parent / "templates"
+# Words that a table's reader looks for first, and how they are set.
+GOOD, BAD, FAINT = "good", "bad", "faint"
+LOOKS = {
+    **dict.fromkeys(("ok", "faster", "complete"), GOOD),
+    **dict.fromkeys(("slower", "wrong", "raised", "aborted", "timeout", "interrupted", "failed"), BAD),
+    **dict.fromkeys(("-", "within noise", "same path", "too few passes", "skipped", "unsupported", "baseline"), FAINT),
+}
+# Where a text too long for its column may go on in the next line.
+_BREAK_AFTER = re.compile(r"(->|[,/=])(?=[^\s])")
+LONG_LINE = 28
+
+
+class Verdict(Lines):
+    """Lines that stand out: what the page is for."""
+
+
+@dataclass(frozen=True)
+class SectionHeading(Heading):
+    """A heading with what is not well below it, in a word or two: it stands in the contents too."""
+
+    mark: str = ""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure on a page, drawn when the page is written."""
+
+    figure: "Figure"
+
+
+PageBlock = Block | Picture
+
+
+@dataclass
+class PageSection:
+    """What stands under one entry of the contents; `shown` are parts as the template takes them."""
+
+    id: str
+    title: str
+    mark: str = ""
+    shown: list[dict[str, Any]] = field(default_factory=list)
+
+
+def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
+    """The whole page; `title` is for the browser's tab.
+
+    The first heading of level 1 is the page's own, every further one of level 1 or 2 begins a section, all others
+    stand within it.
+    """
+    sections, heading = _sections(title, blocks)
+    _link(sections)
+    scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("early.js", "page.js")]
+    return _template("page.html").render(
+        title=clean(title),
+        heading=heading,
+        sections=sections,
+        style=_raw(_template("page.css").render()),
+        scripts=[*map(_raw, scripts)],
+        hashes=_raw(" ".join(map(_hash, scripts))),
+    )
+
+
+def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection], str]:
+    first = next((block for block in blocks if isinstance(block, Heading) and block.level == 1), None)
+    sections = [PageSection("s0", "Summary")]
+    for number, block in enumerate(blocks):
+        if block is first:
+            continue
+        if isinstance(block, Heading) and block.level <= 2:
+            mark = clean(block.mark) if isinstance(block, SectionHeading) else ""
+            sections.append(PageSection(f"s{number}", clean(block.text), mark))
+        else:
+            sections[-1].shown += _shown(block, number)
+    heading = clean(first.text if first else title)
+    return [one for one in sections if one.shown or one.id != "s0"], heading
+
+
+def _link(sections: Sequence[PageSection]) -> None:
+    """In the first and in the last section a section's title leads there, as a cell and where a sentence begins so."""
+    ids = {section.title: section.id for section in sections[1:]}
+    for block in (block for section in (*sections[:1], *sections[-1:]) for block in section.shown):
+        for row in block.get("rows", ()):
+            row["cells"] = [cell._replace(link=ids.get(str(cell.text))) for cell in row["cells"]]
+        if "texts" in block:
+            block["texts"] = [text._replace(link=ids.get(text.text.partition(" (")[0])) for text in block["texts"]]
+
+
+def _shown(block: PageBlock, number: int) -> Iterator[dict[str, Any]]:
+    """A block as the template takes it: its kind, and its parts."""
+    if isinstance(block, Picture):
+        yield {"kind": "picture", "svg": _raw(svg_of(block.figure, f"f{number}-"))}
+    elif isinstance(block, Heading):
+        yield {"kind": "heading", "text": clean(block.text)}
+    elif isinstance(block, Code):
+        yield {"kind": "code", "text": "\n".join(map(clean, block.lines))}
+    elif isinstance(block, Lines):
+        if block.texts:
+            kind = "verdict" if isinstance(block, Verdict) else "lines"
+            yield {"kind": kind, "texts": [*map(_paragraph, block.texts)]}
+    else:
+        yield _table(block)
+
+
+def _table(table: Table) -> dict[str, Any]:
+    lefts = [heading.startswith("<") for heading in table.columns]
+    # A word that was cut for a narrow column is whole again.
+    headings = [clean_lines(name.removeprefix("<").replace("-\n", "")).replace("\n", " ") for name in table.columns]
+    rows = [
+        {"breaks": index in table.breaks, "cells": [*map(_cell, row, lefts)]}
+        for index, row in enumerate([*table.rows, *table.beyond])
+    ]
+    return {
+        "kind": "table",
+        "title": clean(table.title),
+        "columns": list(zip(headings, lefts, strict=True)),
+        "rows": rows,
+        "together": table.together,
+        "notes": [clean(note) for note in table.notes[bool(table.beyond) :]],
+    }
+
+
+class PageText(NamedTuple):
+    """A cell or a sentence: its text, its classes, and the section that it (a sentence: its first words) leads to."""
+
+    text: "str | Markup"
+    look: str
+    link: str | None = None
+
+
+def _paragraph(text: str) -> PageText:
+    """A sentence; one that begins with a space says more of the one before it."""
+    text = clean(text)
+    said = text.strip()
+    look = BAD if said.startswith("NOT ") else FAINT if said.startswith("caution") else ""
+    return PageText(said, f"{'more' * text.startswith(' ')} {look}".strip())
+
+
+def _cell(cell: str, is_left: bool) -> PageText:
+    text, left = clean_lines(cell), "left" * is_left
+    look = f"{left} {LOOKS.get(text.strip(), '')}".strip()
+    if not is_left or max(map(len, text.split("\n"))) <= LONG_LINE:
+        return PageText(text, look)
+    # An arrow would be broken after its dash.
+    from markupsafe import Markup, escape
+
+    whole = Markup("<span>{}</span><wbr>")
+    parts = enumerate(_BREAK_AFTER.split(text))
+    return PageText(
+        Markup("").join(whole.format(part) if at % 2 else escape(part) for at, part in parts), f"{look} long"
+    )
+
+
+@cache
+def _template(name: str) -> "Template":
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template(name)
+
+
+def _raw(text: str) -> "Markup":
+    from markupsafe import Markup
+
+    return Markup(text)
+
+
+def _hash(script: str) -> str:
+    """What the page's security policy calls this script, and lets nobody else's run."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

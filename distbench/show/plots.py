@@ -1,0 +1,242 @@
+"""What a plot says where a reader points at it: texts beside an axes' points and bars, shown on a page alone."""
+
+import contextlib
+import io
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+from weakref import WeakKeyDictionary
+
+import numpy as np
+
+from distbench.show.units import brief_time_text, size_text
+from distbench.spec.errors import UserError
+from distbench.spec.files import write_whole
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+# How every plot looks: colours that a colour-blind eye tells apart, units on axes, and saving without a screen.
+
+# Okabe and Ito's palette: told apart with any of the common colour deficiencies.
+BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
+RED, PURPLE, BLACK = "#D55E00", "#CC79A7", "#000000"
+GREY, LIGHT = "#8C8C8C", "#D0D0D0"
+GRID, NOTE, WAITING = "#E6E6E6", "#606060", "#DDDDDD"
+CYCLE = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY, BLACK)
+SETTINGS: Any = {
+    "font.size": 10,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.edgecolor": GREY,
+    "axes.axisbelow": True,
+    "grid.color": GRID,
+    "grid.linewidth": 0.8,
+    "legend.frameon": False,
+    # Text stays text, a $ in a name too, and the same data gives the same file.
+    "text.parse_math": False,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "distbench",
+}
+DPI = 150
+
+
+def new_figure(
+    num_panels: int, width: float, height: float, share: bool = True, num_rows: int = 1
+) -> "tuple[Figure, list[Axes]]":
+    """A figure with rows of panels that share their y axis, on the file-only Agg canvas (inches)."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.subplots(num_rows, num_panels, squeeze=False, sharey=share)
+    return figure, list(axes.flat)
+
+
+@contextlib.contextmanager
+def styled() -> Iterator[None]:
+    """Figures made and saved inside look like all of ours."""
+    # Only files are drawn; importing matplotlib fails where this names what it does not know.
+    os.environ["MPLBACKEND"] = "agg"
+    import matplotlib as mpl
+
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        # A name may hold any character: one that a font lacks is a box, and nothing to tell a user.
+        warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
+        yield
+
+
+def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
+    """Write name.png and name.svg; the paths."""
+    paths = [folder / f"{name}.png", folder / f"{name}.svg"]
+    for path in paths:
+        save_figure(figure, path)
+    return paths
+
+
+def save_figure(figure: "Figure", path: Path) -> None:
+    """Write it whole, as .png or .svg; the same figure gives the same file. An OSError where it cannot be written."""
+    drawn, form = io.BytesIO(), path.suffix[1:]
+    metadata: dict[str, Any] = {"Software": None} if form == "png" else {"Date": None}
+    figure.savefig(drawn, format=form, dpi=DPI, metadata=metadata)
+    write_whole(path, drawn.getvalue())
+
+
+def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
+    """Save every figure, made as it is asked for, in our style under its name; the files."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with styled():
+            names = ((re.sub(r"[^A-Za-z0-9._-]+", "-", name), figure) for name, figure in figures)
+            return [path for name, figure in names for path in save(figure, folder, name)]
+    except OSError as error:
+        raise UserError(f"plots cannot be written to {folder} ({error.strerror}); give a writable folder") from error
+
+
+def title(figure: "Figure", text: str) -> None:
+    """A figure's own title, over all of its panels."""
+    figure.suptitle(text, x=0.01, ha="left", fontweight="bold")
+
+
+def caption(figure: "Figure", text: str) -> None:
+    """One small line below a figure."""
+    figure.supxlabel(text, x=0.01, ha="left", fontsize=8.5, color=NOTE)
+
+
+def label_axis(axis: Any, text: Callable[[float], str]) -> None:
+    """Tick labels by a function of the tick's value; nothing at minor ticks."""
+    from matplotlib.ticker import FuncFormatter, NullFormatter
+
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+    axis.set_minor_formatter(NullFormatter())
+
+
+def size_ticks(axes: "Axes", sizes: Sequence[float]) -> None:
+    """A log-2 x axis of bytes, with ticks at 1 KiB, 16 KiB, 256 KiB and so on, at most seven of them."""
+    low, high = math.log2(min(sizes)), math.log2(max(sizes))
+    step = max(2 * math.ceil((high - low) / 12), 2)
+    first = math.ceil(low / 2) * 2
+    ticks = [2.0**power for power in range(first, math.floor(high) + 1, step)] or [min(sizes)]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [size_text(tick) for tick in ticks])
+    axes.set_xticks([], minor=True)
+
+
+def _time_axis(axis: Any, low: float, high: float, max_ticks: int = 8) -> None:
+    """A log axis of seconds with ticks at 1, 2 and 5, or at fewer where those would be more than `max_ticks`."""
+    from matplotlib.ticker import FixedLocator, NullLocator
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    for factors in ((1, 2, 5), (1, 3), (1,)):
+        ticks = [factor * 10.0**power for power in powers for factor in factors if low <= factor * 10.0**power <= high]
+        if len(ticks) <= max_ticks:
+            break
+    axis.set_major_locator(FixedLocator(ticks))
+    axis.set_minor_locator(NullLocator())
+    label_axis(axis, time_tick)
+
+
+def square_time_axes(axes: "Axes", low: float, high: float, max_ticks: int = 8) -> None:
+    """Both axes logarithmic from `low` to `high` seconds, with the same ticks."""
+    for axis in (axes.xaxis, axes.yaxis):
+        _time_axis(axis, low, high, max_ticks)
+    axes.set_xlim(low, high)
+    axes.set_ylim(low, high)
+
+
+def time_tick(seconds: float) -> str:
+    """`100 us`, `5 ms`, `0.5 s`: as short as a tick can be."""
+    text = brief_time_text(seconds)
+    number, _, unit = text.partition(" ")
+    return f"{float(number):g} {unit}" if unit else text
+
+
+def label_ends(axes: "Axes", ends: Mapping[str, float], colors: Mapping[str, str]) -> None:
+    """Each line's name at the right edge, at the height where it ends, moved apart where lines end close together.
+
+    The y axis is logarithmic, its limits set; `ends` are the y of each line's last point.
+    """
+    low, high = axes.get_ylim()
+    places = spread([math.log10(value) for value in ends.values()], math.log10(high / low) * 0.055)
+    for name, place in zip(ends, places, strict=True):
+        axes.annotate(
+            name, (1.02, 10**place), xycoords=("axes fraction", "data"), color=colors.get(name, BLACK), va="center",
+            annotation_clip=False,
+        )  # fmt: skip
+
+
+def name_bars(axes: "Axes", names: Sequence[str]) -> None:
+    """Horizontal bars named on the left, the first one on top, with a grid behind them."""
+    axes.set_yticks(range(len(names)), names)
+    axes.invert_yaxis()
+    axes.spines["left"].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(visible=True, axis="x")
+
+
+def spread(values: Sequence[float], gap: float) -> list[float]:
+    """The values moved apart, least from where they are, until neighbours are at least `gap` apart; order is kept."""
+    from scipy.optimize import isotonic_regression
+
+    order = np.argsort(values, kind="stable")
+    offsets = gap * np.arange(len(values))
+    placed = np.empty(len(values))
+    placed[order] = isotonic_regression(np.asarray(values)[order] - offsets).x + offsets
+    return placed.tolist()
+
+
+# A figure's own files (PNG, SVG) have no use for them, and matplotlib's artists no place.
+_SPOTS: "WeakKeyDictionary[Axes, list[Spot]]" = WeakKeyDictionary()
+POINTS_PER_INCH = 72
+
+
+class Spot(NamedTuple):
+    """A point, or a bar from its lower left corner: places and sizes are the axes' own data."""
+
+    x: float
+    y: float
+    text: str  # may hold several lines
+    width: float = 0.0
+    height: float = 0.0
+
+
+class PlacedSpot(NamedTuple):
+    """A spot on the drawn figure, in points (1/72 inch) from its upper left corner; a point has no size."""
+
+    x: float
+    y: float
+    text: str
+    width: float
+    height: float
+
+
+def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
+    """Say these texts where the axes' data are pointed at."""
+    _SPOTS.setdefault(axes, []).extend(spots)
+
+
+def placed_spots(figure: "Figure") -> Iterator[PlacedSpot]:
+    """Every spot of a figure that was drawn, in the order of its axes; what lies at no finite place is left out."""
+    for axes in figure.axes:
+        spots = _SPOTS.get(axes, ())
+        to_points = axes.transData + figure.transFigure.inverted()
+        width, height = figure.get_size_inches() * POINTS_PER_INCH
+        for spot in spots:
+            corners = [(spot.x, spot.y), (spot.x + spot.width, spot.y + spot.height)]
+            with np.errstate(divide="ignore", invalid="ignore"):
+                across, up = to_points.transform(corners).T
+            if np.isfinite([*across, *up]).all():
+                left, bottom = float(across.min()) * width, float(up.min()) * height
+                size = float(np.ptp(across)) * width, float(np.ptp(up)) * height
+                yield PlacedSpot(left, height - bottom - size[1], spot.text, *size)

@@ -1,0 +1,374 @@
+"""Blocks as text for a terminal or a file: no line longer than the screen, one line a row, no word broken."""
+
+import io
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TextIO
+
+from distbench.show.blocks import Block, Code, Heading, Lines, Table, markdown_of
+from distbench.spec.printable import clean, cut
+
+# How wide the screen is that text goes to; `--width` says it where it is given.
+
+MIN_WIDTH, MAX_WIDTH = 60, 200
+# A file shall look the same wherever it was written.
+PIPED_WIDTH = 120
+_asked: list[int] = []
+
+
+def cells(text: str) -> int:
+    """How many places of a terminal it takes: Chinese characters and emoji take two."""
+    if text.isascii():
+        return len(text)
+    from rich.cells import cell_len
+
+    return cell_len(text)
+
+
+def first_cells(text: str, width: int) -> str:
+    """Its beginning that takes at most so many places."""
+    end = min(len(text), max(width, 0))
+    while cells(text[:end]) > width:
+        end -= 1
+    return text[:end]
+
+
+def ask_width(width: int | None) -> None:
+    """Take this width from now on; None for the screen's own."""
+    _asked[:] = [] if width is None else [width]
+
+
+def width_here() -> int:
+    """Characters of a line: what `--width` asked for, else the terminal's (60 to 200), else 120."""
+    return width_of(sys.stdout) or (_asked[0] if _asked else PIPED_WIDTH)
+
+
+def width_of(stream: TextIO | None) -> int | None:
+    """Characters of a line where the stream is a terminal, as `width_here` has them; None where it is none."""
+    if stream is None or not stream.isatty():
+        return None
+    if _asked:
+        return _asked[0]
+    try:
+        columns = int(os.environ.get("COLUMNS", "")) or PIPED_WIDTH
+    except ValueError:
+        try:
+            columns = os.get_terminal_size(stream.fileno()).columns or PIPED_WIDTH
+        except (OSError, ValueError):
+            columns = PIPED_WIDTH
+    return min(max(columns, MIN_WIDTH), MAX_WIDTH)
+
+
+# Which columns of a table fit a screen: what rows share is said once, then columns are left out as declared.
+
+GAP = 2
+LEAST_TEXT = 10  # characters that a text is cut to at most
+MARK = "..."
+AGAIN, BRIEFLY_AGAIN = " (baseline again)", " (again)"
+# Parts of a variant or of a case's id, but not of a shape: `f32[8,8]` is one.
+_SEPARATOR = re.compile(r"([/,])(?![^\[(]*[\])])")
+_REMARK = re.compile(r"(.*?)( \([^()]*\))?", re.DOTALL)
+# "95 %" is one.
+_HEADING_WORD = re.compile(r"\d+ %|\S+")
+_LAST_PIECE = re.compile(r"[^ ,/>=]*$")
+
+
+@dataclass(frozen=True)
+class ScreenColumn:
+    """One column: its heading's lines, a line a row, and whether it is text, which is left-aligned and may be cut."""
+
+    heading: tuple[str, ...]
+    cells: tuple[str, ...]
+    is_text: bool
+
+    @property
+    def name(self) -> str:
+        """Its heading on one line."""
+        return " ".join(self.heading)
+
+    @property
+    def width(self) -> int:
+        """Characters of its widest line."""
+        return max(map(cells, (*self.heading, *self.cells)), default=0)
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A table's columns as they fit, sentences for above and below it, and what goes below each row, if anything."""
+
+    columns: list[ScreenColumn]
+    above: list[str]
+    below: list[str]
+    prose: tuple[str, ...] = ()
+
+
+def fitted(table: Table, width: int) -> Fitted:
+    """The table's columns within so many characters; numbers are never cut."""
+    rows = list(table.rows)
+    columns = [_column(heading, [row[index] for row in rows]) for index, heading in enumerate(table.columns)]
+    above: list[str] = []
+    prose: tuple[str, ...] = ()
+    if _total(columns) > width:
+        columns = [_narrow_heading(column) for column in columns]
+    if _total(columns) > width and table.prose:
+        prose = next(column.cells for column in columns if column.name == table.prose)
+        columns = [column for column in columns if column.name != table.prose]
+    for shorten, sentence in ((without_shared, "every {}: {}"), (without_names, "{} is {}")):
+        if _total(columns) > width:
+            columns, said = _said_once(columns, shorten, sentence)
+            above += said
+    wanted, left_out = _total(columns), []
+    for name in table.optional:
+        if _total(columns) > width and any(column.name == name for column in columns):
+            left_out.append(name)
+            columns = [column for column in columns if column.name != name]
+    columns = _cut(columns, width)
+    while _total(columns) > width and len(columns) > 1:
+        left_out.append(columns.pop().name)
+    return Fitted(columns, above, _told(left_out, wanted), prose)
+
+
+def _column(heading: str, texts: Sequence[str]) -> ScreenColumn:
+    lines = tuple(clean(line) for line in heading.removeprefix("<").split("\n"))
+    cells = tuple(clean(cut(text).replace("\n", " ")) for text in texts)
+    return ScreenColumn(lines, cells, heading.startswith("<"))
+
+
+def _total(columns: Sequence[ScreenColumn]) -> int:
+    return sum(column.width for column in columns) + GAP * (len(columns) - 1)
+
+
+def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
+    """The heading over several lines, broken at spaces where its cells are narrower; the last line is the fullest."""
+    words = _HEADING_WORD.findall(column.name)
+    room = max(map(len, (*column.cells, *words)), default=0)
+    lines = [""]
+    for word in reversed(words):
+        longer = f"{word} {lines[0]}".strip()
+        lines = [longer, *lines[1:]] if len(longer) <= room or not lines[0] else [word, *lines]
+    return replace(column, heading=tuple(lines))
+
+
+def _said_once(
+    columns: Sequence[ScreenColumn],
+    shorten: Callable[[Sequence[str]], tuple[Sequence[str], list[str]]],
+    sentence: str,
+) -> tuple[list[ScreenColumn], list[str]]:
+    """Texts without what `shorten` takes out of all of them, and a sentence on that for each column."""
+    shorter, above = [], []
+    for column in columns:
+        cells, said = shorten(column.cells) if column.is_text else (column.cells, [])
+        shorter.append(replace(column, cells=tuple(cells)))
+        if said:
+            above.append(sentence.format(column.name, ", ".join(said)))
+    return shorter, above
+
+
+def without_names(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Texts `a=1,b=2` as `1,2`, and the names `a`, `b`, where all have the same ones."""
+    split = [
+        ([part.partition("=") for part in _SEPARATOR.split(body)[::2]], remark)
+        for body, remark in map(_without_remark, texts)
+    ]
+    names = [name for name, _, _ in split[0][0]] if split else []
+    if not all(mark and value for parts, _ in split for _, mark, value in parts):
+        return texts, []
+    if any([name for name, _, _ in parts] != names for parts, _ in split):
+        return texts, []
+    return [",".join(value for _, _, value in parts) + remark for parts, remark in split], names
+
+
+def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
+    """Texts such as `a=1,b=2` or `step/f32[8]/x` without the parts that all have, and these parts.
+
+    Each text keeps one part at least; a remark in brackets at its end is no part.
+    """
+    if len(set(texts)) < 2:
+        return texts, []
+    split = [(_SEPARATOR.split(body), remark) for body, remark in map(_without_remark, texts)]
+    common = set.intersection(*(set(pieces[::2]) for pieces, _ in split))
+    shared = [part for part in dict.fromkeys(split[0][0][::2]) if part in common]
+    if shared and any(set(pieces[::2]) <= common for pieces, _ in split):
+        shared.pop()
+    if not shared:
+        return texts, []
+    return [_left(pieces, shared) + remark for pieces, remark in split], shared
+
+
+def _without_remark(text: str) -> tuple[str, str]:
+    found = _REMARK.fullmatch(text)
+    return (found[1], found[2] or "") if found else (text, "")
+
+
+def _left(pieces: Sequence[str], shared: Sequence[str]) -> str:
+    """What is left of a text's parts, which stand at even places, with the separators before them."""
+    separators = ["", *pieces[1::2]]
+    kept = [(mark, part) for mark, part in zip(separators, pieces[::2], strict=True) if part not in shared]
+    return "".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept))
+
+
+def _cut(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
+    """The widest texts cut, as far as that is needed."""
+    widths = {index: column.width for index, column in enumerate(columns) if column.is_text}
+    excess = _total(columns) - width
+    while excess > 0 and widths and max(widths.values()) > LEAST_TEXT:
+        widest = max(widths, key=lambda index: widths[index])
+        others = max((size for index, size in widths.items() if index != widest), default=LEAST_TEXT)
+        target = max(min(others - 1, widths[widest] - 1), widths[widest] - excess, LEAST_TEXT)
+        excess -= widths[widest] - target
+        widths[widest] = target
+    return [_cut_to(column, widths[index]) if index in widths else column for index, column in enumerate(columns)]
+
+
+def _cut_to(column: ScreenColumn, width: int) -> ScreenColumn:
+    if column.width <= width:
+        return column
+    heading = _narrow_heading(replace(column, cells=("x" * width,))).heading
+    short = tuple(shortened(cell, width) for cell in column.cells)
+    too_long = [cell.removesuffix(AGAIN) for cell in column.cells if cells(cell) > width]
+    is_prose = any(" " in cell and "=" not in cell for cell in too_long)
+    if not is_prose and len(set(short)) < len(set(column.cells)):
+        # At any character, or in the middle: whichever leaves more of them apart.
+        ways = ([way(cell, width) for cell in column.cells] for way in (_without_middle, _without_end))
+        short = max(map(tuple, ways), key=lambda texts: len(set(texts)))
+    return replace(column, heading=heading, cells=short)
+
+
+def _without_end(text: str, width: int) -> str:
+    """At most `width` characters: where the beginnings of names tell them apart."""
+    return text if cells(text) <= width else first_cells(text, width - len(MARK)) + MARK
+
+
+def _without_middle(text: str, width: int) -> str:
+    """At most `width` characters: where the ends of names tell them apart."""
+    text = text if cells(text) <= width else text.replace(AGAIN, BRIEFLY_AGAIN)
+    if cells(text) <= width:
+        return text
+    room = width - len(MARK)
+    tail = first_cells(text[::-1], room - room // 3)[::-1]
+    return first_cells(text, room - cells(tail)) + MARK + tail
+
+
+def shortened(text: str, width: int) -> str:
+    """At most `width` characters: whole words of the beginning and MARK, or less than a word where that says more."""
+    if cells(text) <= width:
+        return text
+    if text.endswith(AGAIN) and width >= len(BRIEFLY_AGAIN) + LEAST_TEXT:
+        # Two rows that differ in this alone must not be cut to the same.
+        return shortened(text.removesuffix(AGAIN), width - len(BRIEFLY_AGAIN)) + BRIEFLY_AGAIN
+    room = first_cells(text, width - len(MARK))
+    # The end of the room is also the end of a word where a separator follows.
+    whole = room if text[len(room)] in " ,/=" else _LAST_PIECE.sub("", room)
+    return (whole.rstrip() if len(whole) >= len(room) / 2 else room) + MARK
+
+
+def _told(left_out: Sequence[str], wanted: int) -> list[str]:
+    if not left_out:
+        return []
+    how = f"--width {-(-wanted // 10) * 10} shows them" if wanted <= MAX_WIDTH else f"they take {wanted} characters"
+    return [f"columns left out: {', '.join(left_out)}; {how}"]
+
+
+INDENT, PROSE_INDENT = "  ", "    "
+# Stands for a space at the end of a cell, which rich would drop: it lines numbers up at their points.
+_KEPT = "\ue000"
+# What stays on one line: a word with the % or unit of measurement after it, and an interval.
+_WORD = re.compile(r"(?:\[[-+.\d]+, [-+.\d]+\]|[^ ]|(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B(?:/s)?)(?!\w)))+ *| +")
+# Where a word longer than a line is broken: after a separator, but not inside an arrow or a number.
+_PIECE = re.compile(r"(?:[^ ,/>=_.-]|-(?=>)|\.(?=\d))*(?:[ ,/>=_]|-(?!>)|\.(?!\d))?")
+
+
+def text_of(blocks: Sequence[Block], width: int | None = None) -> str:
+    """As plain text, no line longer than `width` characters; None for what the screen has."""
+    width = width or width_here()
+    lines = "\n\n".join(filter(None, (_text_block(block, width) for block in blocks))).split("\n")
+    return "\n".join(line.rstrip() for line in lines)
+
+
+def shown(blocks: Sequence[Block], form: str) -> str:
+    """The blocks as form "table" or "markdown"."""
+    return text_of(blocks) if form == "table" else markdown_of(blocks)
+
+
+def _text_block(block: Block, width: int) -> str:
+    if isinstance(block, Heading):
+        lines = wrap(clean(block.text), width)
+        return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(cells, lines))])
+    if isinstance(block, Lines):
+        return "\n".join(_paragraph(text, width) for text in block.texts)
+    if isinstance(block, Code):
+        # A line to paste is never cut; all are indented or none, as their own indents have a meaning.
+        lines = [clean(line) for line in block.lines]
+        indent = PROSE_INDENT * (max(map(cells, lines), default=0) <= width - len(PROSE_INDENT))
+        return "\n".join(indent + line for line in lines)
+    return "\n".join(table_lines(block, width))
+
+
+def _paragraph(text: str, width: int) -> str:
+    """One paragraph; what it begins with, all its lines are indented by."""
+    own = text[: len(text) - len(text.lstrip(" "))]
+    return "\n".join(own + line for line in wrap(clean(text).strip(), width - len(own), INDENT))
+
+
+def table_lines(table: Table, width: int) -> list[str]:
+    """Title, what is said once for all rows, headings, one line a row, notes."""
+    found = fitted(table, width)
+    above = [*wrap(clean(table.title), width), *(_paragraph(text, width) for text in found.above)]
+    below = [_paragraph(text, width) for text in (*found.below, *table.notes)]
+    return [*above, *(_grid(table, found, width) if table.rows else []), *below]
+
+
+def _grid(table: Table, found: Fitted, width: int) -> list[str]:
+    """The headings, a rule and the rows, as rich lays them out; blank lines and prose between the rows."""
+    from rich.box import Box
+    from rich.console import Console
+    from rich.table import Table as Grid
+    from rich.text import Text
+
+    # The rule below the headings alone; rich wants eight lines of four.
+    box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+    grid = Grid(box=box, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="")
+    for column in found.columns:
+        justify = "left" if column.is_text else "right"
+        header = Text("\n".join(column.heading), justify=justify)  # type: ignore[arg-type]
+        grid.add_column(header, width=column.width, vertical="bottom", justify=justify)  # type: ignore[arg-type]
+    for row in zip(*(column.cells for column in found.columns), strict=True):
+        grid.add_row(*(Text(cell.rstrip(" ") + _KEPT * (len(cell) - len(cell.rstrip(" ")))) for cell in row))
+    file = io.StringIO()
+    Console(file=file, width=width + GAP, color_system=None, legacy_windows=False).print(grid)
+    lines = file.getvalue().replace(_KEPT, " ").rstrip("\n").split("\n")
+    num_above = len(lines) - len(table.rows)
+    placed = lines[:num_above]
+    for index, line in enumerate(lines[num_above:]):
+        placed += [""] if index in table.breaks else []
+        placed.append(line)
+        if found.prose and found.prose[index]:
+            placed += [PROSE_INDENT + part for part in wrap(found.prose[index], width - len(PROSE_INDENT))]
+    return placed
+
+
+def wrap(text: str, width: int, indent: str = "") -> list[str]:
+    """Lines of at most `width` characters, broken at spaces; a word that is longer than a line at a separator.
+
+    Lines after the first begin with `indent`.
+    """
+    if cells(text) <= width:
+        return [text]
+    lines, line = [], ""
+    for word in _WORD.findall(text):
+        pieces = [word] if cells(word.rstrip()) <= width - len(indent) else _PIECE.findall(word)
+        for piece in pieces:
+            rest = piece
+            while cells(line + rest.rstrip()) > width:
+                if line.strip():
+                    lines.append(line.rstrip())
+                else:
+                    first = first_cells(rest, width - cells(line)) or rest[:1]
+                    lines.append(line + first)
+                    rest = rest[len(first) :]
+                line = indent
+            line += rest
+    return [*lines, line.rstrip()] if line.strip() else lines

@@ -1,0 +1,376 @@
+"""A measured hardware file as tables."""
+
+import json
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from distbench.planning.calibration import hosts_of
+from distbench.planning.profile import nonnegative_least_squares
+from distbench.records.run_file import Run
+from distbench.show.blocks import Table, table_of
+from distbench.show.terminal import text_of
+from distbench.show.units import NOTHING, size_text, time_text
+from distbench.simulate.costs import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
+from distbench.simulate.hardware_file import (
+    HOST_FIGURES,
+    LEFT_OUT,
+    OPERATOR_CURVES,
+    VERSION,
+    Curve,
+    Hardware,
+    HostFigures,
+    hardware_of,
+)
+from distbench.simulate.recording import Collective, Operator, Recording
+from distbench.spec.errors import UserError
+from distbench.spec.files import write_whole
+from distbench.spec.printable import count_text
+
+# A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there.
+#
+# Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
+# whole steps of two kinds say how much longer operators take there than alone.
+
+Points = list[tuple[float, float]]
+# Of scenario `calibrate_steps`: steps that are the host's time alone, and those that operators are held against.
+TINY, WHOLE = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp")
+OPTIMIZER = "optimizer"
+HOST_COSTS = ("operator_s", "fsdp_s", "redistribution_s")
+
+
+class MeasuredStep(NamedTuple):
+    """A step that was measured and recorded; seconds by phase, which add up to the step's: medians."""
+
+    phases_s: Mapping[str, float]
+    step_s: float
+    recording: Recording
+
+
+def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, str], Points]]:
+    """Points of operators by name, and of collectives by kind, group size and how a group lies on several hosts."""
+    operators: dict[str, Points] = {name: [] for name in OPERATOR_CURVES}
+    collectives: dict[tuple[str, int, str], Points] = {}
+    for record in run.cases:
+        if record["case"].get("kind") != "compute" or record["status"] != "ok":
+            continue
+        params, counters = record["case"]["params"], record["counters"]
+        point = float(counters["amount"]), statistics.median(record["samples_s"]) / counters["repeats"]
+        if params["what"] == "collective":
+            key = params["op"], record["group_size"], params.get("lies", "")
+            collectives.setdefault(key, []).append(point)
+        else:
+            operators[params["what"]].append(point)
+    for name, points in operators.items():
+        if not points:
+            raise UserError(f"{run.path} has no {name}; measure it with distbench calibrate")
+    return {name: rising(points) for name, points in operators.items()}, {
+        key: rising(points) for key, points in collectives.items()
+    }
+
+
+def rising(points: Iterable[tuple[float, float]]) -> Points:
+    """Ascending, one of an amount; more never takes less."""
+    found: Points = []
+    for amount, seconds in sorted(points):
+        least = found[-1][1] if found else 0.0
+        if found and found[-1][0] == amount:
+            found.pop()
+        found.append((amount, max(seconds, least)))
+    return found
+
+
+def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, MeasuredStep]:
+    """Each part of scenario `calibrate_steps`: measured, and recorded."""
+    by_variant = {recording.head.variant: recording for recording in recordings}
+    found = {}
+    for record in run.cases:
+        variant = record["case"].get("params", {}).get("variant")
+        # A report's baseline is measured a second time, under a name that nobody recorded.
+        if record["case"].get("kind") == "step" and record["status"] == "ok" and variant in by_variant:
+            phases = {name: statistics.median(times) for name, times in record["phases_s"].items()}
+            step_s = statistics.median(record["samples_s"])
+            # Each phase is that of its slowest rank, which is not always the same one.
+            share = step_s / sum(phases.values())
+            phases = {name: seconds * share for name, seconds in phases.items()}
+            found[variant.rpartition("=")[2]] = MeasuredStep(phases, step_s, by_variant[variant])
+    if missing := [part for part in (*TINY, *WHOLE) if part not in found]:
+        raise UserError(f"{run.path} has no step {missing[0]}; measure it with distbench calibrate")
+    return found
+
+
+def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[str, float]:
+    """What the host takes for itself: an operator, a collective of FSDP2, of DTensor, a tensor of the optimizer."""
+    rows, values = [], []
+    for part in TINY:
+        step = steps[part]
+        own = sum(seconds for name, seconds in step.phases_s.items() if name != OPTIMIZER)
+        left = own - parts_s(step.recording, blank, optimizer=False)
+        rows.append([count / own for count in _counts(step.recording)])
+        values.append(max(left, 0.0) / own)
+    solution, _ = nonnegative_least_squares(np.array(rows, dtype=float), np.array(values))
+    found = dict(zip(HOST_COSTS, map(float, solution), strict=True))
+    listed = left_s = 0.0
+    for part in TINY:
+        step = steps[part]
+        if any(one.phase == OPTIMIZER for one in _communicating(step.recording)):
+            continue  # its time is that of its collectives
+        listed += sum(num_listed(one) for one in _operators(step.recording) if is_listed(one))
+        others_s = parts_s(step.recording, blank, optimizer=True)
+        left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - others_s, 0.0)
+    return {**found, "listed_s": left_s / max(listed, 1)}
+
+
+def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> dict[str, float]:
+    """By whole step, how many times as long as alone its operators took: what collectives and the host's own time,
+    which were measured in steps or among waiting ranks, leave of it; 0 where they leave nothing.
+
+    Args:
+        host: without factors.
+    """
+    found = {}
+    for part in WHOLE:
+        recording, rest_s, operators_s = steps[part].recording, 0.0, 0.0
+        for event in recording.step:
+            if isinstance(event, Operator | Collective):
+                took = on_host(event, host)
+                rest_s += took.host_s
+                if isinstance(event, Operator):
+                    operators_s += took.seconds
+                else:
+                    rest_s += took.seconds
+        found[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
+    return found
+
+
+def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:
+    """Operators and collectives of the optimizer, or of the rest, seconds without the host's own."""
+    operators = sum(
+        operator_on_host(one, host) for one in _operators(recording) if (one.phase == OPTIMIZER) == optimizer
+    )
+    return operators + sum(
+        collective_on_host(one, host) for one in _communicating(recording) if (one.phase == OPTIMIZER) == optimizer
+    )
+
+
+def _operators(recording: Recording) -> list[Operator]:
+    return [event for event in recording.step if isinstance(event, Operator)]
+
+
+def _communicating(recording: Recording) -> list[Collective]:
+    return [one for one in recording.collectives if one.group_size > 1]
+
+
+def _counts(recording: Recording) -> tuple[int, int, int]:
+    """Operators, FSDP2's collectives, others; the optimizer's left out."""
+    operators = sum(one.phase != OPTIMIZER for one in _operators(recording))
+    collectives = [one for one in _communicating(recording) if one.phase != OPTIMIZER]
+    of_fsdp = sum(one.source == FSDP for one in collectives)
+    return operators, of_fsdp, len(collectives) - of_fsdp
+
+
+# The record of a measured hardware file: every figure with its basis, checked as its reader checks it.
+
+ABSURD, ADVICE = "what was measured here", "calibrate again on a machine that does nothing else"
+GUESSED_NETWORK = "one machine was measured: taken as within it"
+# Points are written with as many digits as a measurement has.
+DIGITS = 4
+
+
+def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[Recording]) -> Hardware:
+    """Write the hardware file of the machine that both runs ran on.
+
+    Raises:
+        UserError: a part was not measured, a figure is absurd, or the file cannot be written.
+    """
+    record = hardware_record(operators, steps, recordings)
+    hardware = hardware_of(record, ABSURD, ADVICE)
+    figures, host = record.pop("figures"), record.pop("host")
+    head = json.dumps(record)[1:-1]
+    inner = ",\n".join(f'  "{part}": {_by_line(host[part])}' for part in ("figures", "operators", "collectives"))
+    ranks = json.dumps({name: host[name] for name in ("num_ranks", "hosts") if name in host})[1:-1]
+    text = f'{{{head},\n"figures": {_by_line(figures)},\n"host": {{{ranks},\n{inner}}}}}\n'
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        raise UserError(f"--hardware-out {path} cannot be written: {error.strerror}; give another file") from error
+    return hardware
+
+
+def _by_line(part: Any) -> str:
+    if isinstance(part, dict):
+        return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in part.items()) + "}"
+    return "[\n" + ",\n".join(f"    {json.dumps(one)}" for one in part) + "]"
+
+
+def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
+    """The record of a hardware file; its last factor is the geometric mean of those of the whole steps."""
+    environment = of_operators.header["environment"]
+    num_ranks = int(environment["world_size"])
+    operators, collectives = measured_curves(of_operators)
+    whole = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
+    if whole is None:
+        what = f"all_gather of all {count_text(num_ranks, 'rank')}"
+        raise UserError(f"{of_operators.path} has no {what}; measure it with distbench calibrate")
+    steps, hosts = measured_steps(of_steps, recordings), hosts_of(of_operators)
+    source = f"distbench calibrate, run {of_operators.header['run_id']}"
+    record: dict[str, Any] = {
+        "hardware_version": VERSION,
+        "name": str(environment["machine"]),
+        "summary": f"{environment.get('cpu_model') or environment['device']}, {count_text(num_ranks, 'rank')} on "
+        f"{count_text(environment['num_cpus'], 'core')}, {environment['backend']}, torch {environment['torch']}",
+        "figures": _device_figures(environment, operators, whole, source),
+        "host": {
+            "num_ranks": num_ranks,
+            "figures": _host_figures(dict.fromkeys(HOST_FIGURES.keys() - LEFT_OUT.keys(), 0.0), source),
+            "operators": {name: _rounded(points) for name, points in operators.items()},
+            **({"hosts": list(hosts)} if len(set(hosts)) > 1 else {}),
+            "collectives": [
+                {"kind": kind, "group_size": size, **({"hosts": shape} if shape else {}), "points": _rounded(points)}
+                for (kind, size, shape), points in sorted(collectives.items(), key=_neighbours_first)
+            ],
+        },
+    }
+    blank = hardware_of(record, ABSURD, ADVICE)
+    assert blank.host is not None
+    costs = host_costs(steps, blank.host)
+    factors = operator_factors(steps, replace(blank.host, figures=LEFT_OUT | costs))
+    parts = ", ".join(f"{_what(steps[part])} {factor:.2f}" for part, factor in factors.items())
+    said = f"operators in whole steps over alone: {parts}; their geometric mean; run {of_steps.header['run_id']}"
+    factor = {
+        "value": _short(math.prod(factors.values()) ** (1 / len(factors))),
+        **{"basis": "fitted", "source": said},
+    }
+    record["host"]["figures"] = {**_host_figures(costs, source), "operator_factor": factor}
+    record["figures"]["host_s"]["value"] = _short(costs["operator_s"])
+    return record
+
+
+def _what(step: MeasuredStep) -> str:
+    head = step.recording.head
+    return f"{head.scenario}/{head.variant} ({head.num_parameters / 1e6:.1f} M parameters)"
+
+
+def _host_figures(values: Mapping[str, float], source: str) -> dict[str, Any]:
+    return {name: {"value": _short(value), "basis": "measured", "source": source} for name, value in values.items()}
+
+
+def _device_figures(
+    environment: Mapping[str, Any],
+    operators: Mapping[str, Points],
+    whole: Points,
+    source: str,
+) -> dict[str, Any]:
+    """The figures that every hardware file has; rates are the best of the sizes measured.
+
+    Args:
+        whole: an all-gather of all ranks.
+    """
+    num_ranks = int(environment["world_size"])
+    rates = {name: max(amount / seconds for amount, seconds in points) for name, points in operators.items()}
+    largest, seconds = whole[-1]
+    node = (num_ranks - 1) / num_ranks * largest / seconds
+    base = whole[0][1]
+    measured = {
+        "memory_bytes": int(environment["memory_bytes"]) // num_ranks,
+        "peak_bf16_flops": max(rates["matmul_bf16"], rates["matmul_f32"]),
+        "matmul_bf16_flops": rates["matmul_bf16"],
+        "matmul_f32_flops": rates["matmul_f32"],
+        "attention_flops": rates["attention"],
+        "attention_backward_flops": rates["attention_backward"],
+        "memory_bytes_per_s": rates["memory"],
+        "memory_share": 1.0,
+        "operator_s": operators["memory"][0][1],
+        "launch_s": 0.0,
+        "host_s": 0.0,
+        "devices_per_node": num_ranks,
+        "node_bytes_per_s": node,
+        "node_base_s": base,
+    }
+    guessed = {"network_bytes_per_s": node, "network_base_s": base, "network_hop_s": 0.0}
+    return {
+        **{name: {"value": _short(value), "basis": "measured", "source": source} for name, value in measured.items()},
+        **{
+            name: {"value": _short(value), "basis": "guess", "source": GUESSED_NETWORK}
+            for name, value in guessed.items()
+        },
+    }
+
+
+def _neighbours_first(line: tuple[tuple[str, int, str], Points]) -> tuple[str, int, int, str]:
+    (kind, size, shape), _ = line
+    return kind, size, shape.count("+"), shape
+
+
+def _rounded(points: Points) -> list[list[float]]:
+    return [[amount, _short(seconds)] for amount, seconds in points]
+
+
+def _short(value: float) -> float:
+    return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
+
+
+CALLED = {
+    "matmul_f32": "matmul, f32",
+    "matmul_bf16": "matmul, bf16",
+    "memory": "elementwise, f32",
+    "attention": "attention, f32",
+    "attention_backward": "attention's backward, f32",
+}
+HOST = {
+    "operator_s": "an operator, its module and its autograd node",
+    "fsdp_s": "a collective of FSDP2, its hooks and copies",
+    "redistribution_s": "a collective of DTensor, its dispatch",
+    "listed_s": "a tensor of the optimizer's lists",
+}
+
+
+class _Row(NamedTuple):
+    name: str
+    curve: Curve
+    is_rate_of_operations: bool
+
+
+def hardware_text(hardware: Hardware) -> str:
+    """What was measured, as text."""
+    assert hardware.host is not None
+    return text_of([_curves(hardware, hardware.host), _host(hardware.host)])
+
+
+def _curves(hardware: Hardware, host: HostFigures) -> Table:
+    rows = [_Row(CALLED[name], curve, name != "memory") for name, curve in host.operators.items()]
+    # On one host by the group's size, on several by how many of its ranks each of them has.
+    collectives = sorted((host.by_shape or host.collectives).items())
+    rows += [_Row(f"{kind} in groups of {group}", curve, False) for (kind, group), curve in collectives]
+    columns = (
+        ("<measured", lambda row: row.name),
+        ("smallest", lambda row: _amount(row, 0)),
+        ("takes", lambda row: time_text(row.curve.points[0][1])),
+        ("largest", lambda row: _amount(row, -1)),
+        ("takes", lambda row: time_text(row.curve.points[-1][1])),
+        ("best rate", _rate),
+    )
+    notes = [f"each on all {host.num_ranks} ranks at once, the slowest rank's time"]
+    return table_of(f"{hardware.name}: {hardware.summary}", columns, rows, notes, [len(CALLED)])
+
+
+def _amount(row: _Row, place: int) -> str:
+    amount = row.curve.points[place][0]
+    return f"{amount / 1e6:,.1f} MFLOP" if row.is_rate_of_operations else size_text(int(amount))
+
+
+def _rate(row: _Row) -> str:
+    best = max(amount / seconds for amount, seconds in row.curve.points)
+    return f"{best / 1e9:,.1f} {'GFLOP/s' if row.is_rate_of_operations else 'GB/s'}"
+
+
+def _host(host: HostFigures) -> Table:
+    rows = [(said, time_text(host[name]) if host[name] else NOTHING) for name, said in HOST.items()]
+    factor = f"{host['operator_factor']:.2f}"
+    notes = [f"in whole steps operators take {factor} times as long as alone: the file's last factor"]
+    return Table("the host's own time", ("<of", "time"), rows, notes)

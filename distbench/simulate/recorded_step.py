@@ -1,0 +1,217 @@
+"""A variant's step, its plan applied as for a measured one, recorded on the simulated device as one rank runs it."""
+
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distbench.cases.step import step_case
+from distbench.observe.attribution import tracked_collectives
+from distbench.plans.batch import batch_of
+from distbench.plans.checkpoint_compile import fused_modules
+from distbench.plans.inference import step_of
+from distbench.plans.materialise import allocate, place_attributes
+from distbench.plans.model import blueprint, tensors_of
+from distbench.plans.plan_check import problems
+from distbench.plans.training_step import TrainingStep, state_of
+from distbench.ranks.context import RankContext
+from distbench.ranks.failure import one_line_and_place, raised_at
+from distbench.ranks.measure import no_stamp
+from distbench.simulate.recorder import Recorder, StageMessages, busier_ranks, differing_ranks, tensors_in
+from distbench.simulate.recording import MAX_RANKS, Head, PipelineFacts, Recording, ranks_of_pipeline
+from distbench.simulate.sim_device import DEVICE_TYPE, simulate_device
+from distbench.spec import Scenario, UserError
+from distbench.spec.versions import outside_of_support
+from distbench.torch_private import (
+    NeedsValues,
+    ShapesOnly,
+    Unsupported,
+    chunks_when_asked_for,
+    fake_ranks,
+    forget_layouts_of_backward,
+    meshes_with_values,
+)
+
+SEED = 0
+
+
+class RecordedRank(NamedTuple):
+    """One rank's step.
+
+    Args:
+        differing: ranks whose step may be another one, with shards of other sizes or another part of the sequence.
+        busier: those of them that have more to do.
+    """
+
+    recording: Recording
+    differing: tuple[int, ...]
+    busier: tuple[int, ...] = ()
+
+
+def recorded_ranks(
+    scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], ranks: Sequence[int] | None
+) -> list[Recording]:
+    """The second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all ranks that
+    have its other stages. Raises as `recorded`."""
+    found: dict[int, RecordedRank] = {}
+    waiting = [0] if ranks is None else list(ranks)
+    while waiting:
+        rank = waiting.pop(0)
+        if rank in found:
+            continue
+        found[rank] = recorded(scenario, name, variant, mesh, rank)
+        if (facts := found[rank].recording.head.pipeline) is not None:
+            waiting += ranks_of_pipeline(mesh, facts.mesh_dim, rank)
+        if ranks is None:
+            waiting += found[rank].differing
+        if len(found) + len({*waiting} - {*found}) > MAX_RANKS:
+            raise UserError(f"more than {MAX_RANKS} ranks would have to be recorded; give a smaller mesh")
+    return [found[rank].recording for rank in sorted(found)]
+
+
+def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], rank: int = 0) -> RecordedRank:
+    """The second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
+
+    Raises:
+        UserError: the scenario has no step, its plan cannot work, or the step asks for what only values tell.
+        Unsupported: this torch cannot simulate a device.
+    """
+    _require_simulable(scenario, name)
+    # What inductor compiles is recorded operator by operator, and made one kernel when it is replayed.
+    compile_plan = scenario.plan.compile
+    scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
+    assert scenario.build_model is not None and scenario.make_batch is not None
+    device = simulate_device()
+    with fake_ranks(mesh, DEVICE_TYPE, rank) as devices:
+        assert dist.group.WORLD is not None
+        context = RankContext(rank, device, devices, "nccl", dist.group.WORLD, SEED)
+        built = blueprint(scenario.build_model, SEED, with_values=False)
+        shapes = ShapesOnly()
+        with shapes.on():
+            batch = batch_of(scenario)
+        if found := problems(built.model, batch, scenario.step_plan, context):
+            raise UserError("; ".join(found))
+        compiled = fused_modules(built.model, compile_plan)
+        case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
+        num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+        recorder = Recorder(at_once=bool(compiled))
+        try:
+            with _told_in_a_sentence():
+                step = _built(scenario, context, built, shapes, recorder)
+                phases, differing = step.phases, differing_ranks(step, batch.first, context)
+                busier = busier_ranks(step, context)
+                _run(step, context, shapes, recorder)
+                pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
+        finally:
+            with shapes.on():
+                forget_layouts_of_backward(device)
+    head = Head(
+        scenario=name,
+        variant=variant,
+        mesh=dict(mesh),
+        torch=torch.__version__,
+        num_parameters=num_parameters,
+        batch_size=batch.length,
+        num_tokens=case.params.get("num_tokens"),
+        microbatches=scenario.plan.microbatches,
+        phases=tuple(dict.fromkeys(phases)),
+        compiled=compiled,
+        rank=rank,
+        case_id=case.id,
+        params=case.params,
+        pipeline=pipeline,
+    )
+    return RecordedRank(Recording(head, recorder.events), differing, busier)
+
+
+def _require_simulable(scenario: Scenario, name: str) -> None:
+    if scenario.build_model is None or scenario.make_batch is None:
+        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
+    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
+        raise UserError("CPU offload is not simulated; leave it out")
+    if scenario.plan.ddp is not None and scenario.plan.ddp.fuse is not None:
+        what = (
+            f"DdpPlan(fuse={scenario.plan.ddp.fuse!r}) has inductor compile backward, and no operator of that is seen"
+        )
+        raise UserError(f"it cannot be simulated: {what}; leave fuse out")
+
+
+@contextlib.contextmanager
+def _told_in_a_sentence() -> Iterator[None]:
+    """Why a step cannot be simulated, whatever it raises."""
+    try:
+        yield
+    except Unsupported as error:
+        # What torch's fake tensors raise is told of where they are switched off.
+        where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "")
+        who = "its step " if isinstance(error, NeedsValues) else ""
+        raise UserError(f"it cannot be simulated: {who}{error}{f' ({where})' if where else ''}") from error
+    except UserError as error:
+        raise UserError(f"it cannot be simulated: {error}") from error
+    except Exception as error:
+        reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
+        raise UserError(f"it cannot be simulated, {reason}") from error
+
+
+def untested(version: str) -> str:
+    """What to think of an error under a torch that simulating was not tested with; empty for a tested one."""
+    outside = outside_of_support(version)
+    return f" ({outside})" if outside else ""
+
+
+def _built(
+    scenario: Scenario, context: RankContext, built: Any, shapes: ShapesOnly, recorder: Recorder
+) -> TrainingStep:
+    """The step on tensors without values, its plan applied before they have memory on the simulated device."""
+
+    def give_memory(model: nn.Module, context: RankContext, built: Any, device: torch.device | None) -> None:
+        allocate(model, context, device)
+        place_attributes(model, built, context.device, values=False)
+
+    with shapes.on(), recorder.on(), meshes_with_values(), chunks_when_asked_for():
+        return step_of(scenario, context, built, give_memory)
+
+
+def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
+    messages = StageMessages(recorder, context.rank)
+    with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
+        recorder.begin_step()
+        for _ in range(step.num_setup_steps):
+            step(no_stamp)
+    gradients: dict[int, str] = {}
+    with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
+        recorder.tracker = tracker
+
+        def stamp() -> None:
+            found = [*(parameter.grad for parameter in step.model.parameters()), *recorder.reducers.on_device]
+            gradients.update(_blocks(recorder, found, "gradients"))
+            tracker.stamp()
+
+        with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
+            recorder.begin_step()
+            step(stamp)
+        recorder.annotate(gradients | _held_by(step, recorder))
+
+
+def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
+    """What a step holds between two runs: block to kind."""
+    kinds: dict[str, Any] = {
+        "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
+        "buffers": list(step.model.buffers()),
+        "optimizer": state_of(step.optimizer),
+        "parameters": list(step.model.parameters()),
+    }
+    if step.cache_tensors:
+        kinds["cache"] = step.cache_tensors
+    return {block: kind for kind, found in kinds.items() for block in _blocks(recorder, found, kind)}
+
+
+def _blocks(recorder: Recorder, found: Any, kind: str) -> dict[int, str]:
+    """This rank's parts of DTensors are what has memory."""
+    tensors: list[Any] = tensors_in(found)
+    local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
+    return {number: kind for tensor in local if (number := recorder.block_of(tensor)) is not None}

@@ -1,0 +1,91 @@
+"""The planners of redistributions by name, as scenarios, run files and reports have them."""
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+# The one parser of placement notation: how a tensor lies on a mesh, one placement a mesh dim, as text and as data.
+#
+# `R` replicates and `S(0)` shards tensor dim 0, from left to right where several mesh dims do; `S(0)[1]` names its
+# turn.
+# `_S(0,2)` is a strided shard: this mesh dim takes its chunk of each of 2 pieces. `P(sum)` waits for its reduction.
+# Run files also hold strided shards as torch writes them: `_S(0, 2)`, `SS(0, 2)`, `_StridedShard(dim=0, sf=2)`.
+
+_TOKEN = re.compile(
+    r"R"
+    r"|P\((?P<reduce_op>\w+)\)"
+    r"|(?:S\((?:dim=)?(?P<plain>\d+)\)"
+    r"|_?S(?:S|tridedShard)?\((?:dim=)?(?P<strided>\d+), *(?:sf=|split_factor=)?(?P<factor>\d+)\))"
+    r"(?:\[(?P<turn>\d+)\])?"
+)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """What one mesh dim does with a tensor: it shards a tensor dim, holds partial values, or else a replica."""
+
+    tensor_dim: int | None = None
+    turn: int | None = None  # how many mesh dims shard that tensor dim before this one; None where the text is silent
+    split_factor: int | None = None  # the pieces that a strided shard takes its chunks of; None for a plain shard
+    reduce_op: str | None = None  # the reduction that partial values wait for
+
+    def __str__(self) -> str:
+        if self.reduce_op is not None:
+            return f"P({self.reduce_op})"
+        if self.tensor_dim is None:
+            return "R"
+        strided = f"_S({self.tensor_dim},{self.split_factor})"
+        shard = f"S({self.tensor_dim})" if self.split_factor is None else strided
+        return shard if self.turn is None else f"{shard}[{self.turn}]"
+
+
+def parse_placements(text: str) -> tuple[Placement, ...]:
+    """`"S(0)[1]RP(sum)"` as one placement a mesh dim, outermost mesh dim first; ValueError for any other text."""
+    matches = list(_TOKEN.finditer(text))
+    if "".join(match.group() for match in matches) != text or not matches:
+        raise ValueError(f"placements {text!r} are unknown; write R, S(tensor dim), S(tensor dim)[turn] or P(sum)")
+    return tuple(map(_placement, matches))
+
+
+def _placement(match: re.Match[str]) -> Placement:
+    reduce_op, plain, strided, factor, turn = match.groups()
+    tensor_dim, turn, factor = (None if number is None else int(number) for number in (plain or strided, turn, factor))
+    return Placement(tensor_dim, turn, factor, reduce_op)
+
+
+def format_placements(placements: Iterable[Placement]) -> str:
+    """The text that `parse_placements` reads."""
+    return "".join(map(str, placements))
+
+
+def shard_orders(placements: Sequence[Placement], tensor_ndim: int) -> tuple[tuple[int, ...], ...]:
+    """For each tensor dim, the mesh dims that shard it, the first one first.
+
+    Raises:
+        ValueError: a tensor dim that is not there, or turns that are not 0, 1, 2, ... on each tensor dim.
+    """
+    turns: list[list[tuple[int, int]]] = [[] for _ in range(tensor_ndim)]
+    for mesh_dim, placement in enumerate(placements):
+        if placement.tensor_dim is None:
+            continue
+        if placement.tensor_dim >= tensor_ndim:
+            raise ValueError(f"placement {placement} shards a tensor dim that a {tensor_ndim}-D tensor lacks")
+        shards = turns[placement.tensor_dim]
+        shards.append((len(shards) if placement.turn is None else placement.turn, mesh_dim))
+    if any(sorted(turn for turn, _ in shards) != list(range(len(shards))) for shards in turns):
+        text = format_placements(placements)
+        raise ValueError(f"placements {text!r} do not number the shards of each tensor dim 0, 1, 2, ... once each")
+    return tuple(tuple(mesh_dim for _, mesh_dim in sorted(shards)) for shards in turns)
+
+
+TORCH_PLANNERS = ("greedy", "min_cost")
+# The cheapest path under a profile, and one exchange without a path.
+OUR_PLANNERS = ("calibrated", "direct")
+# What needs least of the user goes first: that is also the order in which equally good ones are preferred.
+PLANNERS = (*TORCH_PLANNERS, *OUR_PLANNERS)
+# DTensor's default, which the others are compared with.
+BASELINE = "greedy"
+# A planner whose all-to-alls ran as such on CPU, and not as all-gathers, has this behind its name; direct uses none.
+NATIVE = "+native"
+VARIANTS = tuple(name + how for name in PLANNERS for how in ("", NATIVE) if name + how != f"direct{NATIVE}")
+OUR_VARIANTS = tuple(name for name in VARIANTS if name.removesuffix(NATIVE) in OUR_PLANNERS)

@@ -1,0 +1,131 @@
+"""Medians of samples and their distribution-free intervals."""
+
+import math
+import statistics
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+# Statistics of many cases at once, without a verdict: medians, quartiles, percentiles, geometric means.
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+SUMMARY = ("median_s", "q1_s", "q3_s", "p95_s", "min_s", "p50_s", "p90_s", "p99_s")
+MIN_FOR_QUARTILES = 4
+MIN_FOR_P95 = 20  # of fewer the 95th percentile is the maximum
+MIN_FOR_MEAN_CI = 5
+# Of so many independent samples the largest lies above that percentile with 95 % probability: 1 - q^n >= 0.95.
+MIN_FOR_PERCENTILE = {50: 5, 90: 29, 99: 299}
+
+
+class Interval(NamedTuple):
+    """Estimates with the bounds of their 95 % confidence intervals, one element a case; nan where there is none."""
+
+    center: Floats
+    low: Floats
+    high: Floats
+
+
+def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
+    """The columns of SUMMARY, in seconds, one element a case; nan for a case with no samples, or too few for a column.
+
+    Quartiles say how samples spread, not how well the median is known: samples of one stretch depend on each other.
+    They are interpolated between order statistics. p50 to p99 are nearest-rank percentiles, so each is a sample that
+    was measured; below MIN_FOR_PERCENTILE samples there is none. The sequences may be of any lengths.
+    """
+    counts = counts_of(samples)
+    out = {name: np.full(len(samples), np.nan) for name in SUMMARY}
+    for count in np.unique(counts[counts > 0]).tolist():
+        rows = np.flatnonzero(counts == count)
+        ordered = np.sort(np.array([samples[row] for row in rows.tolist()], dtype=np.float64), axis=1)
+        out["median_s"][rows] = np.median(ordered, axis=1)
+        out["min_s"][rows] = ordered[:, 0]
+        if count >= MIN_FOR_QUARTILES:
+            out["q1_s"][rows], out["q3_s"][rows] = np.quantile(ordered, (0.25, 0.75), axis=1)
+        if count >= MIN_FOR_P95:
+            out["p95_s"][rows] = ordered[:, -(-95 * count // 100) - 1]
+        for percent, least in MIN_FOR_PERCENTILE.items():
+            if count >= least:
+                out[f"p{percent}_s"][rows] = ordered[:, -(-percent * count // 100) - 1]
+    return out
+
+
+def counts_of(samples: Sequence[Sequence[float]]) -> Ints:
+    """How many samples each case has."""
+    return np.fromiter((len(of_case) for of_case in samples), dtype=np.int64, count=len(samples))
+
+
+def side_of_bound(low: Floats, high: Floats, bound: float) -> Ints:
+    """The rule for "beyond noise": 1 where the whole 95 % interval lies above the bound, -1 where below it, else 0.
+
+    The bound is 1 for a ratio, 0 for a difference of logarithms. A nan decides nothing.
+    """
+    return np.greater(low, bound).astype(np.int64) - np.less(high, bound).astype(np.int64)
+
+
+def margin_of(ratio: Interval) -> Floats:
+    """How far the interval's nearest bound is from one, as a factor above one; 1.0 where it holds one or is unknown."""
+    return np.nan_to_num(np.maximum(np.fmax(1 / ratio.high, ratio.low), 1.0), nan=1.0)
+
+
+def geometric_mean(values: Floats) -> float:
+    """Geometric mean of the positive, finite values; nan for none."""
+    kept = values[np.isfinite(values) & (values > 0)]
+    return float(np.exp(np.log(kept).mean())) if kept.size else float("nan")
+
+
+def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
+    """The geometric mean, and the bounds of its interval as `geometric_mean_ci` gives them."""
+    return (geometric_mean(values), *geometric_mean_ci(values))
+
+
+def geometric_mean_ci(values: Floats) -> tuple[float, float]:
+    """95 % interval of the geometric mean over cases: Student's t of the logarithms; (nan, nan) below MIN_FOR_MEAN_CI.
+
+    The cases are what varies: it tells how far the mean would move had other cases been chosen.
+    """
+    logs = np.log(values[np.isfinite(values) & (values > 0)])
+    if logs.size < MIN_FOR_MEAN_CI:
+        return float("nan"), float("nan")
+    reach = stdtrit(logs.size - 1, 0.975) * logs.std(ddof=1) / np.sqrt(logs.size)
+    return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
+
+
+def median(values: Sequence[float]) -> float:
+    """The sample median; nan for none."""
+    return statistics.median(values) if len(values) else math.nan
+
+
+@lru_cache(maxsize=4096)
+def median_ci_ranks(count: int) -> tuple[int, int]:
+    """0-based ranks of the order statistics that bound the median with at least 95 % confidence.
+
+    Distribution-free: the number of samples below the median is Binomial(count, 1/2) (Conover, Practical
+    Nonparametric Statistics, 3.2). Below 6 samples no pair of ranks reaches 95 %; the extremes are given.
+    """
+    if count < 6:
+        return 0, count - 1
+    tail, lower, total = 0.0, 0, 2.0**-count if count <= 1000 else 0.0
+    if total == 0.0:
+        lower = math.floor((count - 1.959964 * math.sqrt(count)) / 2)
+        return max(lower - 1, 0), min(count - lower, count - 1)
+    mass = total
+    while tail + mass <= 0.025:
+        tail += mass
+        mass *= (count - lower) / (lower + 1)
+        lower += 1
+    return lower - 1, count - lower
+
+
+def median_ci(values: Sequence[float]) -> tuple[float, float]:
+    """Lower and upper bound of the median's 95 % confidence interval; (nan, nan) for no values."""
+    if not values:
+        return math.nan, math.nan
+    ordered = sorted(values)
+    low, high = median_ci_ranks(len(ordered))
+    return ordered[low], ordered[high]

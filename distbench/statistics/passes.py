@@ -1,0 +1,196 @@
+"""Cases of one launch against each other, by passes: the one verdict of every table of a report.
+
+A stretch of a launch has its own level, whatever the number of samples in it, so the pass is the unit: a case gives one
+value a pass, and the cases of a pass are measured in an order drawn for that pass. What chance gives is the largest
+statistic over all rows of the table when each pass's differences keep or change their signs together (single-step maxT
+of Westfall and Young, 1993), which holds its level for any noise. Rows that differ beyond doubt take part by
+their residuals, so that they do not widen the others' intervals.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import combinations
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtrit
+
+from distbench.statistics.significance import PRIOR_FREEDOM, Floats, leaning_error, sign_choices
+from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
+
+# Of a table. Reports promise 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a verdict, at
+# 2 % one in seventeen, and of slowdowns by 10 and 20 % as many were found (docs/measuring.md).
+ALPHA = 0.02
+# Fewer leave too few choices of signs for a family of tests, and hardly know their own spread.
+MIN_PASSES = 8
+ROWS_AT_ONCE = 2000
+CLEAR = 0.001  # two-sided p of a row's own t test from which it is known to differ
+MAX_TOLD = 1000  # passes; nobody will take more
+LUCK = 0.84  # standard normal deviations: four times in five
+BASELINE, TOO_FEW = "baseline", "too few passes"
+
+
+@dataclass(frozen=True)
+class PassComparison:
+    """Rows of one table, each against its reference; one element a row, nan where there is nothing to compare.
+
+    Args:
+        ratio: of the row's time to its reference's: geometric mean over the passes that both have.
+        low: lower bound of the ratio, at least 95 % for all rows together, from the error that the verdict rests on.
+        high: upper bound.
+        num_passes: passes that both have.
+        verdict: "baseline" (its own reference or none), "faster", "slower", "within noise" or "too few passes".
+        detectable: the smallest slowdown of the table, as a share, that would have been found four times in five, at
+            the median row; nan where no row could be tested.
+    """
+
+    ratio: Floats
+    low: Floats
+    high: Floats
+    num_passes: NDArray[np.int64]
+    verdict: list[str]
+    detectable: float
+
+    def passes_for(self, change: float) -> int | None:
+        """Passes in all that would find a change of this share four times in five; None where nothing is known."""
+        if not math.isfinite(self.detectable) or not self.num_passes.any():
+            return None
+        at_hand = float(np.median(self.num_passes[self.num_passes > 0]))
+        needed = at_hand * (math.log1p(self.detectable) / math.log1p(change)) ** 2
+        return max(MIN_PASSES, math.ceil(needed))
+
+    def told(self, subject: str, reference: str) -> list[str]:
+        """What the table could tell, as sentences: `subject` is what a row is, `reference` what it is held against."""
+        if TOO_FEW in self.verdict:
+            advice = f"give --passes {MIN_PASSES} or a larger --budget"
+            return [f"under {MIN_PASSES} passes nothing can be told apart: {advice}"]
+        if not math.isfinite(self.detectable):
+            return []
+        needed = self.passes_for(0.1)
+        is_near = self.detectable > 0.1 and needed and needed <= MAX_TOLD
+        more = f"; for 10 % it takes about {needed} passes" if is_near else ""
+        found = (
+            f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
+        )
+        return [f"{found}{more}"]
+
+
+def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALPHA) -> PassComparison:
+    """Every row against its reference row, as one family.
+
+    Args:
+        values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
+        references: the row that each row is held against; -1, or the row itself, for none.
+        alpha: chance of any "faster" or "slower" where nothing differs, over the table.
+    """
+    rows, against = np.arange(len(values)), np.asarray(references, dtype=np.int64).reshape(len(values))
+    compared = (against >= 0) & (against != rows)
+    differences = np.full(values.shape, np.nan)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        logs = np.log(values)
+        differences[compared] = logs[compared] - logs[against[compared]]
+    known = np.isfinite(differences)
+    count = known.sum(axis=1)
+    mean = np.where(known, differences, 0.0).sum(axis=1) / np.where(count, count, np.nan)
+    tested = count >= MIN_PASSES
+    error, critical = np.full(len(values), np.nan), math.nan
+    if tested.any():
+        residuals = np.where(known, differences - mean[:, None], 0.0)[tested]
+        error[tested], critical = _error_and_critical(mean[tested], residuals, known[tested], alpha)
+    reach = critical * error
+    return PassComparison(
+        ratio=np.exp(mean),
+        low=np.exp(mean - reach),
+        high=np.exp(mean + reach),
+        num_passes=count,
+        verdict=_verdicts(mean, reach, compared, tested),
+        detectable=_detectable(error[tested], critical, count[tested]) if tested.any() else math.nan,
+    )
+
+
+def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison]:
+    """Compare every two rows, as one family: whichever pair a reader picks, it was picked out of all of them.
+
+    Args:
+        values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
+
+    Returns:
+        Pairs (row, its reference), and their comparison, one element per pair.
+    """
+    pairs = list(combinations(range(len(values)), 2))
+    of_pairs = np.array([values[row] for row, _ in pairs]).reshape(len(pairs), values.shape[1])
+    references = [len(pairs) + reference for _, reference in pairs] + [-1] * len(values)
+    found = compare_passes(np.vstack([of_pairs, values]), references)
+    parts = {name: getattr(found, name)[: len(pairs)] for name in ("ratio", "low", "high", "num_passes", "verdict")}
+    return pairs, replace(found, **parts)
+
+
+def _error_and_critical(
+    mean: Floats, residuals: Floats, known: NDArray[np.bool_], alpha: float
+) -> tuple[Floats, float]:
+    """Standard errors of mean differences, and what mean over error exceeds by chance alpha somewhere."""
+    count = known.sum(axis=1)
+    squares = (residuals**2).sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        is_clear = np.abs(mean) > stdtrit(count - 1, 1 - CLEAR / 2) * np.sqrt(squares / (count - 1) / count)
+    # A residual is short of its deviation by what the mean took.
+    unshrunk = residuals * np.sqrt(count / (count - 1))[:, None]
+    chance = np.where(is_clear[:, None], unshrunk, residuals + np.where(known, mean[:, None], 0.0))
+    spread = (chance**2).sum(axis=1)
+    prior = float(np.median(spread / count))
+    largest = _largest_by_chance(chance, spread, prior, count)
+    return leaning_error(squares, prior, count), float(np.quantile(largest, 1 - alpha, method="higher"))
+
+
+def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> float:
+    """The noncentral t that exceeds `critical` four times in five (the normal approximation of Johnson and Kotz)."""
+    freedom = float(np.median(count)) - 1 + PRIOR_FREEDOM
+    luck = LUCK * math.sqrt(1 + critical**2 / (2 * freedom))
+    return float(np.expm1((critical + luck) * np.median(error)))
+
+
+def _largest_by_chance(chance: Floats, spread: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
+    """The largest statistic of the table under each choice of signs; `spread` has the rows' sums of squares."""
+    signs = sign_choices(chance.shape[1])
+    largest = np.zeros(len(signs))
+    for start in range(0, len(count), ROWS_AT_ONCE):
+        piece = slice(start, start + ROWS_AT_ONCE)
+        n = count[piece, None]
+        mean = chance[piece] @ signs.T / n
+        rest = np.maximum(spread[piece, None] - n * mean**2, 0.0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            statistic = np.abs(mean) / leaning_error(rest, prior, n)
+        np.maximum(largest, np.nan_to_num(statistic, nan=0.0, posinf=np.inf).max(axis=0), out=largest)
+    return largest
+
+
+def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:
+    verdicts = np.where(compared, np.where(tested, WITHIN_NOISE, TOO_FEW), BASELINE).astype(object)
+    verdicts[tested & (mean - reach > 0)] = SLOWER
+    verdicts[tested & (mean + reach < 0)] = FASTER
+    return [str(verdict) for verdict in verdicts]
+
+
+def pass_medians(samples: Sequence[float], pass_counts: Sequence[Sequence[int]], num_passes: int) -> Floats:
+    """A case's median sample in each pass, nan in passes that it has no sample of.
+
+    Args:
+        samples: seconds, pass after pass.
+        pass_counts: (number of the pass, samples in it), in the order of `samples`.
+        num_passes: of the launch.
+    """
+    medians, start = np.full(num_passes, np.nan), 0
+    for number, count in pass_counts:
+        if count and number < num_passes:
+            medians[number] = np.median(samples[start : start + count])
+        start += count
+    return medians
+
+
+def as_table(rows: Sequence[Floats]) -> Floats:
+    """Rows of any lengths as [rows, longest], nan at their ends."""
+    table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
+    for row, values in zip(table, rows, strict=True):
+        row[: len(values)] = values
+    return table

@@ -1,0 +1,572 @@
+"""All tests of one comparison as one family: by flipping signs where launches are paired, by Holm where not."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import stdtr, stdtrit
+
+from distbench.statistics.intervals import side_of_bound
+from distbench.statistics.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, SLOWER_SHARE, Options
+
+# Which launches are held against which: by when they ran, or all of one side against all of the other.
+#
+# Machines drift: over half an hour more than most regressions. Launches that took turns saw the same drift, so the
+# difference within a pair is free of it. Nobody has to say that they took turns: when they began and ended tells it.
+
+INTERLEAVED_SHARE = 0.75  # of the smaller side's launches that must have a neighbour on the other side
+# What may lie between the two launches of a pair: a build or a checkout, but not the time in which a machine drifts by
+# more than it does during the launches themselves.
+MAX_GAP_S = 600.0
+MAX_GAP_LAUNCHES = 3.0  # or so many times the longer launch of the two
+CLOCK_S = 1.0  # an overlap that short is none: clocks are set back, and some tools write whole seconds
+TURNS = "the launches did not take turns, and machines drift"
+
+
+@dataclass(frozen=True)
+class Span:
+    """When one launch ran.
+
+    Args:
+        name: the launch's, for sentences.
+        start: seconds since the epoch, 0 where unknown; likewise `end`.
+    """
+
+    name: str
+    start: float
+    end: float
+
+    @property
+    def is_known(self) -> bool:
+        """Whether both ends are known, and in order."""
+        return 0 < self.start <= self.end
+
+    def overlaps(self, other: "Span") -> bool:
+        """Whether both ran at one time, or began at the same moment."""
+        shared_s = min(self.end, other.end) - max(self.start, other.start)
+        return self.start == other.start or shared_s > CLOCK_S
+
+
+@dataclass(frozen=True)
+class Pairing:
+    """How two sides' launches go together.
+
+    Args:
+        baseline: indexes into the baseline's launches: of each pair its one, or all of them.
+        candidate: likewise, partners in the same order.
+        num_left_out: launches without a neighbour on the other side, left out of the pairs.
+        refusal: why they are compared unpaired, as launches of two occasions; "" where they took turns.
+        is_disturbed: whether two launches of different sides ran at the same time.
+    """
+
+    baseline: tuple[int, ...]
+    candidate: tuple[int, ...]
+    num_left_out: int = 0
+    refusal: str = ""
+    is_disturbed: bool = False
+
+    @property
+    def interleaved(self) -> bool:
+        """Whether launches took turns."""
+        return not self.refusal
+
+
+def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
+    """Neighbours in time as pairs, where that is how the launches were run."""
+    sides = (baseline, candidate)
+    # A launch that was killed has no end, so that nobody knows what it disturbed: it stands in no pair.
+    timeline = sorted(
+        (span.start, side, index) for side in (0, 1) for index, span in enumerate(sides[side]) if span.is_known
+    )
+    overlap = _overlap(*([span for span in side if span.is_known] for side in sides))
+    pairs, far = _neighbours(sides, timeline)
+    # One pair alone is also what two blocks, all of A and then all of B, have where they meet.
+    least = max(2, INTERLEAVED_SHARE * min(map(len, sides)))
+    if overlap is None and len(pairs) >= least:
+        left, right = zip(*pairs, strict=True)
+        return Pairing(left, right, len(baseline) + len(candidate) - 2 * len(pairs))
+    refusal = overlap or TURNS
+    if overlap is None and len(pairs) + len(far) >= least:
+        refusal = f"at least {min(far) / 60:.0f} min lie between launches of the two sides, and machines drift"
+    elif overlap is None and len(timeline) < len(baseline) + len(candidate):
+        refusal = "when some launches began or ended is not recorded, so that they cannot be paired"
+    return Pairing(
+        tuple(range(len(baseline))), tuple(range(len(candidate))), refusal=refusal, is_disturbed=overlap is not None
+    )
+
+
+def _neighbours(
+    sides: Sequence[Sequence[Span]], timeline: Sequence[tuple[float, int, int]]
+) -> tuple[list[tuple[int, int]], list[float]]:
+    """Pairs of neighbours as (baseline's index, candidate's), and the seconds between those too far apart."""
+    pairs, far, position = [], [], 0
+    while position + 1 < len(timeline):
+        (_, side, index), (_, next_side, next_index) = timeline[position], timeline[position + 1]
+        if side == next_side:
+            position += 1
+            continue
+        one, other = sides[side][index], sides[next_side][next_index]
+        gap_s, longer_s = other.start - one.end, max(one.end - one.start, other.end - other.start)
+        if gap_s > max(MAX_GAP_S, MAX_GAP_LAUNCHES * longer_s):
+            far.append(gap_s)
+            position += 1
+            continue
+        pairs.append((index, next_index) if side == 0 else (next_index, index))
+        position += 2
+    return pairs, far
+
+
+def _overlap(baseline: Sequence[Span], candidate: Sequence[Span]) -> str | None:
+    """One sentence on the first two launches of different sides that ran at the same time, else None."""
+    for one in baseline:
+        for other in candidate:
+            if one.overlaps(other):
+                return f"launches {one.name} and {other.name} ran at the same time and disturb each other"
+    return None
+
+
+# Differences of logarithms between two sides, tested, bounded and planned for: arrays in, arrays out, one row a test.
+#
+# A launch's value is a mean or a percentile of times, so the logarithm makes changes additive and tails short.
+
+Floats = NDArray[np.float64]
+POWER = 0.8
+MAX_LAUNCHES = 1000
+OUTLYING = 4.0  # times the median pair's size
+MIN_OUTLYING = 0.05  # a pair that is no further apart hides nothing
+MAX_OUTLYING_SHARE = 0.1  # of the pairs; one in any case
+_GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
+
+
+@dataclass(frozen=True)
+class LogDifference:
+    """Candidate minus baseline, in logarithms; every array with one element a test.
+
+    Args:
+        error: the estimate's standard error; nan where there are too few launches for one.
+        freedom: degrees of freedom of that error.
+        num_launches: pairs, or launches of the smaller side.
+        baseline: that side's mean; likewise `candidate`.
+        pairs: each pair's difference, [tests, pairs]; None where launches were not compared in pairs.
+    """
+
+    estimate: Floats
+    error: Floats
+    freedom: Floats
+    num_launches: NDArray[np.int64]
+    baseline: Floats
+    candidate: Floats
+    pairs: Floats | None
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether launches were compared in pairs."""
+        return self.pairs is not None
+
+    def p_above(self, sign: int = 1) -> Floats:
+        """One-sided p of "no slower" (sign 1) or "no faster" (sign -1): Student's t."""
+        with np.errstate(divide="ignore", invalid="ignore"):
+            t = sign * self.estimate / self.error
+        # No spread at all: what is there is either no difference, or one that is certain.
+        t = np.where(self.error == 0, np.where(self.estimate == 0, 0.0, np.copysign(np.inf, sign * self.estimate)), t)
+        return np.where(np.isnan(self.error), np.nan, stdtr(self.freedom, -t))
+
+    def interval(self, confidence: float) -> tuple[Floats, Floats]:
+        """Lower and upper bound of the estimate, two-sided."""
+        reach = stdtrit(self.freedom, 0.5 + confidence / 2) * self.error
+        return self.estimate - reach, self.estimate + reach
+
+    def detectable(self, alpha: float, tolerance: Floats) -> Floats:
+        """The smallest true slowdown that such data would have called a regression four times in five.
+
+        It must be significant at `alpha`, one-sided, and its estimate above the tolerance, which is in logarithms. The
+        noncentral t is taken for a shifted one, as usual for planning (Cohen, Statistical Power Analysis, 2.4).
+        """
+        return _detectable(self.error, self.freedom, alpha, tolerance)
+
+    def launches_to_settle(
+        self,
+        alpha: float,
+        confidence: float,
+        tolerance: Floats,
+        found_error: Floats | None = None,
+        prior_freedom: float = 0.0,
+    ) -> Floats:
+        """Launches a side (pairs) in all that would settle it four times in five, were the estimate the truth.
+
+        A true change above the tolerance is settled when it is found, one below when the upper bound falls below the
+        tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
+
+        Args:
+            alpha: one-sided level of the one test.
+            confidence: of the interval whose upper bound a pass needs.
+            tolerance: in logarithms.
+            found_error: the standard error by which a slowdown is found, where that is not `error`.
+            prior_freedom: degrees of freedom that it has beyond those of its own launches.
+        """
+        spread = self.error * np.sqrt(self.num_launches)
+        found_spread = spread if found_error is None else found_error * np.sqrt(self.num_launches)
+        counts = _GRID[:, None].astype(float)
+        freedom = counts - 1 if self.is_paired else 2 * (counts - 1)
+        detectable = _detectable(found_spread / np.sqrt(counts), freedom + prior_freedom, alpha, tolerance)
+        reach = (stdtrit(freedom, 0.5 + confidence / 2) + stdtrit(freedom, POWER)) * spread / np.sqrt(counts)
+        is_settled = (self.estimate >= detectable) | (self.estimate + reach <= tolerance)  # [counts, tests]
+        return np.where(is_settled.any(axis=0), _GRID[is_settled.argmax(axis=0)], np.nan)
+
+
+def _detectable(error: Floats, freedom: Floats | float, alpha: float, tolerance: Floats) -> Floats:
+    luck = stdtrit(freedom, POWER)
+    return np.maximum((stdtrit(freedom, 1 - alpha) + luck) * error, tolerance + luck * error)
+
+
+def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifference:
+    """The difference within pairs where launches took turns, else that of two independent samples.
+
+    The sides are logarithms, each [tests, launches]; nan where a launch lacks the value.
+    """
+    left, right = sides[0][:, list(pairing.baseline)], sides[1][:, list(pairing.candidate)]
+    return paired_difference(left, right) if pairing.interleaved else unpaired_difference(left, right)
+
+
+def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
+    """The mean of differences within pairs of logarithms, each [tests, pairs]; a pair with a nan is left out."""
+    pairs = candidate - baseline
+    mean, variance, count = _moments(pairs)
+    left, right = (_moments(np.where(np.isfinite(pairs), side, np.nan))[0] for side in (baseline, candidate))
+    error = np.sqrt(variance / np.maximum(1, count))
+    return LogDifference(mean, error, _known(count.astype(float) - 1), count, left, right, pairs)
+
+
+def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bool_], Floats]:
+    """Which pairs of launches are so far apart over all cases that they would hide what the other pairs show.
+
+    A pair's size is the median of |difference| over all cases and metrics. It is the same whatever sign the pair gets,
+    so a test by flipping signs keeps its level whatever is left out by size.
+
+    Args:
+        metrics: differences of logarithms within pairs, each [cases, pairs], nan where a pair lacks the value.
+        least: pairs that must remain; where fewer would, none is left out.
+
+    Returns:
+        Whether each pair outlies, and each pair's size; nan for a pair without any value.
+    """
+    values = np.abs(np.concatenate(metrics))
+    sizes = np.full(values.shape[1], np.nan)
+    known = np.isfinite(values).any(axis=0)
+    # The lower median: half of the cases are not enough.
+    sizes[known] = np.nanquantile(values[:, known], 0.5, axis=0, method="lower")
+    usual = float(np.median(sizes[known])) if known.any() else 0.0
+    outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
+    # More of them are how these launches are, not accidents.
+    too_many = outlying.sum() > max(1, MAX_OUTLYING_SHARE * known.sum()) or (known & ~outlying).sum() < least
+    return np.zeros_like(outlying) if too_many else outlying, sizes
+
+
+def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
+    """The difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
+
+    The sides are as in `difference_between`; their numbers of launches may differ.
+    """
+    (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
+    left_part, right_part = left_variance / np.maximum(1, left_count), right_variance / np.maximum(1, right_count)
+    total = left_part + right_part
+    with np.errstate(divide="ignore", invalid="ignore"):
+        parts = left_part**2 / (left_count - 1) + right_part**2 / (right_count - 1)
+        freedom: Floats = np.where(total == 0, left_count + right_count - 2.0, total**2 / parts).astype(float)
+    count = np.minimum(left_count, right_count)
+    return LogDifference(right - left, np.sqrt(total), _known(freedom), count, left, right, pairs=None)
+
+
+def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
+    """Mean, variance and count of each row's known values; nan where they are too few."""
+    # By hand: numpy's masked arrays take many times as long for the few launches that a gate has.
+    is_known = np.isfinite(values)
+    count = is_known.sum(axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        mean = np.where(is_known, values, 0.0).sum(axis=1) / count
+        squares = np.where(is_known, values - mean[:, None], 0.0) ** 2
+        variance = np.where(count > 1, squares.sum(axis=1) / (count - 1), np.nan)
+    # Equal values leave a rest of rounding, which is no spread.
+    rounding = (1e-12 * (1 + np.abs(mean))) ** 2 * count / np.maximum(1, count - 1)
+    return mean, np.where(variance <= rounding, 0.0, variance), count
+
+
+def _known(freedom: Floats) -> Floats:
+    return np.where(np.isfinite(freedom) & (freedom > 0), freedom, np.nan)
+
+
+def holm(p: Floats) -> Floats:
+    """Adjusted p values (Holm, Scand. J. Statist. 6, 1979): below alpha where the family's error stays below it.
+
+    A nan, where no test was made, is no member of the family.
+    """
+    adjusted = np.full(p.shape, np.nan)
+    tested = np.flatnonzero(~np.isnan(p))
+    order = tested[np.argsort(p[tested], kind="stable")]
+    factors = np.arange(len(order), 0, -1)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * factors), 1.0)
+    return adjusted
+
+
+# One family of paired tests, by flipping signs: exact for the family, whatever the cases have in common.
+#
+# Where nothing changed, baseline and candidate of a pair are exchangeable, so the difference of every case in that pair
+# could as well have had the other sign, all cases together. The largest statistic over all tests under each choice of
+# signs is what chance alone gives (Westfall and Young, Resampling-Based Multiple Testing, 1993, single-step maxT).
+# Unlike
+# Holm's correction this loses nothing to cases that rise and fall together with their launch, and needs no normal
+# tails.
+#
+# The statistic is a mean over a standard error that leans on the other cases' spread (as Smyth, Stat. Appl. Genet. Mol.
+# Biol. 3, 2004): with 5 pairs a case's own spread is hardly known. How far it leans is a matter of power only, since
+# flipping signs leaves sums of squares as they are.
+
+PRIOR_FREEDOM = 8.0  # degrees of freedom that the other cases' spread counts for
+MAX_LENT = 4.0
+MAX_EXACT_PAIRS = 11
+NUM_RANDOM = 2048
+SEED = 20260101
+ROWS_AT_ONCE = 2000
+
+
+@dataclass(frozen=True)
+class Flipped:
+    """What flipping signs says of one block of tests.
+
+    Args:
+        slower: p of "not slower", adjusted over the family; nan where no test was made.
+        faster: likewise of "not faster".
+        error: standard error of each mean difference, leaning on the other tests of its block.
+        critical: what mean over error must exceed to be significant; infinite where so few pairs cannot show anything.
+        freedom: degrees of freedom of `error`.
+    """
+
+    slower: Floats
+    faster: Floats
+    error: Floats
+    critical: float
+    freedom: Floats
+
+    def detectable(self, tolerance: Floats) -> Floats:
+        """The smallest true slowdown that such data would have called a regression four times in five.
+
+        Args:
+            tolerance: in logarithms, one a test.
+        """
+        luck = stdtrit(self.freedom, POWER)
+        found: Floats = np.maximum(self.critical * self.error, tolerance) + luck * self.error
+        return found
+
+
+def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[Flipped]:
+    """Every row of every block tested as one family.
+
+    Args:
+        blocks: differences of logarithms, each [tests, pairs] with nan where a pair lacks the value; a block's tests
+            lend each other their spread. Blocks may have different numbers of pairs.
+        min_pairs: pairs below which a row is not tested.
+        alpha: family-wise level, for `critical`.
+    """
+    signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
+    parts = [_Block.of(block, min_pairs) for block in blocks]
+    largest = np.full(len(signs), -np.inf)
+    for part in parts:
+        for start in range(0, len(part.rows), ROWS_AT_ONCE):
+            piece = slice(start, start + ROWS_AT_ONCE)
+            np.maximum(largest, part.statistics(signs, piece).max(axis=0), out=largest)
+    # So many choices of signs may reach a statistic that is still significant; the signs as given are one of them.
+    allowed = int(alpha * len(largest) + 1e-9)
+    others = np.sort(largest[1:])
+    critical = float(others[-allowed]) if 0 < allowed <= len(others) else np.inf
+    return [part.judged(np.sort(largest), critical) for part in parts]
+
+
+@lru_cache(maxsize=8)
+def sign_choices(num_pairs: int) -> NDArray[np.float64]:
+    """Choices of signs, [choices, pairs]: the given ones first; all of them where those are few; closed under minus."""
+    if num_pairs <= MAX_EXACT_PAIRS:
+        bits = (np.arange(2**num_pairs)[:, None] >> np.arange(num_pairs)) & 1
+        return (1.0 - 2.0 * bits).astype(float)
+    half = np.random.default_rng(SEED).choice([-1.0, 1.0], size=(NUM_RANDOM, num_pairs))
+    half[0] = 1.0
+    return np.vstack([half, -half])
+
+
+@dataclass(frozen=True)
+class _Block:
+    """One block, without what is missing.
+
+    Args:
+        num_rows: its tests.
+        rows: those that have enough pairs.
+        differences: of `rows`, 0 where missing: a sign does not matter there.
+        count: pairs of each of `rows`.
+        squares: their sums of squares.
+        prior: the spread that they lean on: the median of mean squares, which flipping signs does not change.
+    """
+
+    num_rows: int
+    rows: NDArray[np.int64]
+    differences: Floats
+    count: NDArray[np.int64]
+    squares: Floats
+    prior: float
+
+    @classmethod
+    def of(cls, block: Floats, min_pairs: int) -> "_Block":
+        known = np.isfinite(block)
+        rows = np.flatnonzero(known.sum(axis=1) >= max(min_pairs, 2))
+        differences, count = np.where(known, block, 0.0)[rows], known.sum(axis=1)[rows]
+        squares = (differences**2).sum(axis=1)
+        prior = float(np.median(squares / count)) if len(rows) else 0.0
+        return cls(len(block), rows, differences, count, squares, prior)
+
+    def statistics(self, signs: Floats, piece: slice) -> Floats:
+        """Mean over error, [rows of the piece, choices of signs]."""
+        mean = self.differences[piece] @ signs[:, : self.differences.shape[1]].T / self.count[piece, None]
+        error = self._error(mean, piece)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(error > 0, mean / error, np.where(mean == 0, 0.0, np.copysign(np.inf, mean)))
+
+    def _error(self, mean: Floats, piece: slice) -> Floats:
+        """Standard error under each choice of signs: the mean takes its part of a sum of squares that stays."""
+        count, squares = self.count[piece, None], self.squares[piece, None]
+        rest = squares - count * mean**2
+        rest = np.where(rest <= 1e-12 * squares, 0.0, rest)
+        return leaning_error(rest, self.prior, count)
+
+    def judged(self, chance: Floats, critical: float) -> Flipped:
+        """This block's tests against the largest statistics that chance gave, sorted."""
+        as_given = np.ones((1, self.differences.shape[1]))
+        found = self.statistics(as_given, slice(None))[:, 0]
+        mean = self.differences.sum(axis=1, keepdims=True) / self.count[:, None]
+        return Flipped(
+            slower=self._spread(_reached(chance, found)),
+            faster=self._spread(_reached(chance, -found)),
+            error=self._spread(self._error(mean, slice(None))[:, 0]),
+            critical=critical,
+            freedom=self._spread(self.count.astype(float) - 1 + PRIOR_FREEDOM),
+        )
+
+    def _spread(self, values: Floats) -> Floats:
+        whole = np.full(self.num_rows, np.nan)
+        whole[self.rows] = values
+        return whole
+
+
+def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
+    """Standard error of a mean that leans on the other rows' spread, at most MAX_LENT times what the row's own says.
+
+    Without that bound a steady row among noisy ones would not be told from them.
+
+    Args:
+        squares: sum of squared deviations from the mean.
+        prior: the variance that the other rows lend.
+        count: values behind each mean.
+    """
+    lent = np.sqrt((squares + PRIOR_FREEDOM * prior) / (count - 1 + PRIOR_FREEDOM) / count)
+    return np.minimum(lent, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
+
+
+def _reached(chance: Floats, found: Floats) -> Floats:
+    """The share of choices of signs whose largest statistic is at least what was found."""
+    # A little less than found: the same sum in another order may differ in its last bit.
+    finite = np.where(np.isfinite(found), found, 0.0)
+    least = np.where(np.isfinite(found), finite - 1e-9 * (1 + np.abs(finite)), found)
+    return 1 - np.searchsorted(chance, least, side="left") / len(chance)
+
+
+Words = NDArray[np.str_]
+
+
+@dataclass(frozen=True)
+class Block:
+    """One metric of one group of launches: a row a case; tolerances in logarithms."""
+
+    difference: LogDifference
+    tolerance: Floats
+
+
+@dataclass(frozen=True)
+class Tested:
+    """What the family says of one block; every field one element a case, nan where there was no test.
+
+    Args:
+        slower: p of "not slower", adjusted over the family: of all tests, both ways.
+        faster: likewise of "not faster".
+        detectable: the smallest true slowdown, in logarithms, that would have been found four times in five.
+        needed: launches a side in all that would settle it.
+    """
+
+    slower: Floats
+    faster: Floats
+    detectable: Floats
+    needed: Floats
+
+
+def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int]:
+    """Every block tested, and the number of tests in the family.
+
+    Regressions get SLOWER_SHARE of alpha, improvements the rest. Where some groups are paired, others are not, and both
+    may fail a build, each design gets half of it.
+    """
+    enough = [block.difference.num_launches >= options.least_launches(block.difference.is_paired) for block in blocks]
+    num_tests = int(sum(each.sum() for each in enough))
+    paired = [block.difference.pairs for block in blocks if block.difference.pairs is not None]
+    designs = 2 if 0 < len(paired) < len(blocks) and options.dedicated else 1
+    alpha = SLOWER_SHARE * options.alpha / designs
+    flipped = iter(flip_tests(paired, options.least_launches(paired=True), alpha))
+    corrected = iter(_holm(blocks, enough))
+    found = []
+    each = alpha / max(num_tests, 1)
+    for difference, tolerance in ((block.difference, block.tolerance) for block in blocks):
+        if difference.is_paired:
+            of = next(flipped)
+            slower, faster, detectable = of.slower, of.faster, of.detectable(tolerance)
+            # How the largest statistic will behave with more pairs is not known; Bonferroni's bound on it is.
+            needed = difference.launches_to_settle(each, options.confidence, tolerance, of.error, PRIOR_FREEDOM)
+        else:
+            slower, faster = next(corrected)
+            detectable = difference.detectable(each, tolerance)
+            needed = difference.launches_to_settle(each, options.confidence, tolerance)
+        slower, faster = slower * designs / SLOWER_SHARE, faster * designs / (1 - SLOWER_SHARE)
+        found.append(Tested(np.minimum(slower, 1.0), np.minimum(faster, 1.0), detectable, needed))
+    return found, num_tests
+
+
+def _holm(blocks: Sequence[Block], enough: Sequence[np.ndarray]) -> list[tuple[Floats, Floats]]:
+    """Adjusted p of "not slower" and of "not faster" for each block whose launches are not paired."""
+    differences = (block.difference for block in blocks)
+    unpaired = [(one, each) for one, each in zip(differences, enough, strict=True) if not one.is_paired]
+    if not unpaired:
+        return []
+    bounds = np.cumsum([len(each) for _, each in unpaired])[:-1]
+    sides = []
+    for sign in (1, -1):
+        p = [np.where(each, difference.p_above(sign), np.nan) for difference, each in unpaired]
+        sides.append(np.split(holm(np.concatenate(p)), bounds))
+    return list(zip(*sides, strict=True))
+
+
+def tolerance_words(
+    block: Block, found: Tested, options: Options, is_believed: bool, may_pass: bool
+) -> tuple[Words, Words]:
+    """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was seen, or "".
+
+    Args:
+        found: what the block's family says of it.
+        is_believed: whether a change that was seen may be held against the candidate.
+        may_pass: whether a candidate that looks no slower may pass.
+    """
+    difference, tolerance = block.difference, block.tolerance
+    low, high = difference.interval(options.confidence)
+    # Beyond the family's test, a case's own interval must agree: other cases' spread may be too small for it.
+    side = side_of_bound(low, high, 0.0)
+    enough = difference.num_launches >= options.least_launches(difference.is_paired)
+    regressed = enough & (side > 0) & (difference.estimate > tolerance) & (found.slower <= options.alpha)
+    improved = enough & (side < 0) & (difference.estimate < -tolerance) & (found.faster <= options.alpha)
+    passed = enough & (high < tolerance) & may_pass & ~regressed & ~improved
+    seen = np.select([regressed, improved], [REGRESSION, IMPROVEMENT], "")
+    return np.select([is_believed & (seen != ""), passed], [seen, PASS], INCONCLUSIVE), seen

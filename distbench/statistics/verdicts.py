@@ -1,0 +1,93 @@
+"""What a gate is asked: how much slower is too slow, how sure it must be, and what it may overlook."""
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from distbench.spec.errors import UserError, nearest
+
+# The words for what a comparison found; nothing else names a verdict.
+
+# Of a case that is held against a tolerance (`families.tolerance_words`). The worst first: how a report is ordered.
+REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"
+INCONCLUSIVE, NEW, IMPROVEMENT, PASS = "inconclusive", "new", "improvement", "pass"
+VERDICTS = (REGRESSION, INVALID, MISSING, INCOMPARABLE, INCONCLUSIVE, NEW, IMPROVEMENT, PASS)
+JUDGED = (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS)
+BROKEN = (INVALID, MISSING, INCOMPARABLE)  # there is nothing to compare, though there should be
+# Of a ratio without a tolerance.
+FASTER, SLOWER, WITHIN_NOISE = "faster", "slower", "within noise"
+
+
+METRICS = ("mean", "p10")
+TOLERANCE = 0.05
+# Of alpha: what regressions get of it; improvements get the rest, so that both are one family. With five eighths one
+# choice of signs in 32 is still a regression at 5 %, so that 5 pairs can give a verdict.
+SLOWER_SHARE = 0.625
+
+
+@dataclass(frozen=True)
+class Options:
+    """The terms of one comparison.
+
+    Args:
+        tolerances: metric to the slowdown, as a share, that is still no regression.
+        floor_s: a difference below so many seconds is no regression, whatever its share.
+        alpha: chance of reporting any regression or improvement where nothing changed, over all cases and metrics.
+        confidence: of the interval shown; a pass needs its upper bound below the tolerance.
+        min_launches: pairs, or launches a side, below which there is no verdict.
+        dedicated: the machine is the user's alone, so that a baseline of another occasion may fail a build.
+        allowed: fields that may differ between the sides.
+        load_share: difference in foreign load, as a share of the CPUs, from which nothing can be told.
+    """
+
+    tolerances: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, TOLERANCE))
+    floor_s: float = 0.0
+    alpha: float = 0.05
+    confidence: float = 0.95
+    min_launches: int = 5
+    dedicated: bool = False
+    allowed: tuple[str, ...] = ()
+    load_share: float = 0.25
+
+    def least_launches(self, paired: bool) -> int:
+        """Pairs, or launches a side, below which there is no verdict.
+
+        n pairs have 2^n choices of signs: with too few of them nothing could be called a regression, and what cannot
+        fail may not pass.
+        """
+        fewest = math.ceil(-math.log2(SLOWER_SHARE * self.alpha) - 1e-9)
+        return max(self.min_launches, fewest) if paired else self.min_launches
+
+
+def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
+    """`["5%", "p10=0.03"]` to a share for each metric; a text without a metric is for all that have no own.
+
+    Raises:
+        UserError: an unknown metric, or a text that is no share.
+    """
+    common, own = TOLERANCE, {}
+    for text in texts:
+        metric, equals, value = text.rpartition("=")
+        if not equals:
+            common = share_of(value)
+        elif metric in METRICS:
+            own[metric] = share_of(value)
+        else:
+            raise UserError(f"--tolerance {text!r}: {metric!r} is no metric ({nearest(metric, METRICS)})")
+    return {metric: own.get(metric, common) for metric in METRICS}
+
+
+def share_of(text: str) -> float:
+    """`5%` and `0.05` to 0.05.
+
+    Raises:
+        UserError: no number, a negative one, or a bare number of 1 or more, which could mean either.
+    """
+    number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
+    try:
+        value = float(number) / (100 if is_percent else 1)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < (100 if is_percent else 1):
+        raise UserError(f"--tolerance {text!r} is no share; write it as 5% or 0.05 (150% for one and a half)")
+    return value

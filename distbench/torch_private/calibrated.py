@@ -1,0 +1,301 @@
+"""DTensor plans by a profile: our cheapest path instead of torch's, and our prices for its operators, in one context.
+
+What we do not plan is planned and priced as without us. Our plans outlive the context, so that entering it again plans
+nothing twice.
+"""
+
+import contextlib
+import functools
+import inspect
+import math
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from distbench.planning.pricing import Problem
+from distbench.planning.profile import MeshCost, Profile, TorchCost, load_profile, measured_cost
+from distbench.planning.search import NoPath, Route, cheapest_route, least_peak_route
+from distbench.planning.states import NotHandled, State
+from distbench.spec.errors import UserError
+from distbench.spec.versions import SUPPORTED
+from distbench.torch_private.mesh import group_shapes, is_strided_shard, unordered_groups
+from distbench.torch_private.planners import dist_state, state_of_layout
+from distbench.torch_private.probe import ZERO_FILLS, Unsupported, lacks, require
+from distbench.torch_private.redistribute import PlanCounts, Steps, planned_by
+
+_METHOD_PARAMETERS = ("self", "src_state", "dst_state")
+_STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
+US_PER_S = 1e6
+# What torch does right whatever the order of a group's ranks is; None is local.
+ORDERLESS_STEPS = ("all_reduce", None)
+
+# Prices of a device mesh, or None for one that is not covered.
+ModelOf = Callable[[Any], MeshCost | None]
+
+
+@contextlib.contextmanager
+def calibrated_planning(
+    profile: Profile | str | os.PathLike[str], check_ranks: bool = True, *, max_bytes: int | None = None
+) -> Iterator[PlanCounts]:
+    """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
+
+    Operators ask what redistributions cost before they choose a sharding; that is answered by the profile too. DTensor
+    keeps what an operator chose, inside and outside alike: entering and leaving do not touch it.
+
+    It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. What it
+    does not know (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover
+    by name and size) is planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left
+    in any order. What other threads do meanwhile is planned by it as well: backward may run on threads of its own.
+
+    Args:
+        profile: a profile or its file, the same on all ranks.
+        check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
+            ranks with different profiles would wait for each other for ever.
+        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, the same on all
+            ranks. The cheapest path within it is taken; where there is none, the one that holds least, with a warning
+            (and `PlanCounts.above_max_bytes`). What a collective itself needs meanwhile is not counted.
+
+    Raises:
+        Unsupported: torch's planner is not the one we know.
+        UserError: `max_bytes` is no positive number; the ranks' profiles or limits differ; the file cannot be read, on
+            whichever rank; inside, over ranks whose order torch does not keep (`mesh_facts.unordered_groups`).
+    """
+    try:
+        if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
+            raise UserError(f"max_bytes is {max_bytes!r}; give a positive whole number of bytes, or None for no limit")
+        known = profile if isinstance(profile, Profile) else load_profile(Path(profile))
+    except UserError:
+        if check_ranks:
+            # Ranks that can enter must not be left waiting for this one.
+            _on_all_ranks("unreadable")
+        raise
+    digest = known.digest()
+    if check_ranks and len(set(_on_all_ranks(f"{digest}, {max_bytes}"))) > 1:
+        raise UserError(
+            "the ranks hold different profiles, or max_bytes, and would wait for each other for ever; give all the same"
+        )
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    require_known_planner()
+    with planned_by(_kept_planning(_Wanted(digest, tuple(known.mesh.items()), rank, max_bytes, known))) as counts:
+        yield counts
+
+
+@contextlib.contextmanager
+def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
+    """The same under any cost model, chosen for each device mesh; None leaves it to torch. Plans end with it."""
+    require_known_planner()
+    with planned_by(_Planning(model_of)) as counts:
+        yield counts
+
+
+@dataclass(frozen=True)
+class _Wanted:
+    """What plans depend on; the rank, because the steps of uneven shards have its sizes."""
+
+    digest: str
+    mesh: tuple[tuple[str, int], ...]
+    rank: int
+    max_bytes: int | None
+    profile: Profile = field(compare=False)
+
+
+@functools.lru_cache(maxsize=8)
+def _kept_planning(wanted: _Wanted) -> "_Planning":
+    return _Planning(functools.partial(_cost_of, wanted.profile), wanted.max_bytes)
+
+
+def forget_plans() -> None:
+    """Drop the plans and prices of every profile, so that the next context begins as a process's first one does."""
+    _kept_planning.cache_clear()
+    _price_us.cache_clear()
+
+
+class _Planning:
+    """Plans and prices under one choice of cost models; `kept` plans each pair of specs once."""
+
+    def __init__(self, model_of: ModelOf, max_bytes: int | None = None) -> None:
+        self.max_bytes = max_bytes
+        self._model_of = functools.cache(model_of)
+        self.kept = functools.cache(self.plan)
+
+    def plan(self, source: Any, target: Any, use_graph: bool | None, forced: bool | None) -> tuple[Any, str | None]:
+        """(torch's steps between two specs, why torch planned them or None); the flags are those torch plans by.
+
+        UserError where a step goes over ranks whose order torch does not keep, whoever planned it.
+        """
+        steps, reason = self._planned(source, target, use_graph)
+        unordered = unordered_groups(source.mesh)
+        for step in steps:
+            if step.mesh_dim in unordered and step._comm_type_key() not in ORDERLESS_STEPS:
+                raise UserError(
+                    f"{step._comm_type_key()} over mesh dim {step.mesh_dim} of {source.mesh} would give wrong values: "
+                    f"torch sorts a group's ranks, and {unordered[step.mesh_dim]} do not ascend; make a mesh in "
+                    "which they do"
+                )
+        return steps, reason
+
+    def _planned(self, source: Any, target: Any, use_graph: bool | None) -> tuple[Any, str | None]:
+        from torch.distributed.tensor import _redistribute as module
+
+        try:
+            planner: Any = module.DTensorRedistributePlanner(source.mesh, source.tensor_meta)
+            routes: list[Route] = []
+
+            def path(source: Any, target: Any) -> list[Any]:
+                routes.append(self.route(planner.device_mesh, planner.dtensor_meta, source, target))
+                return [dist_state(module.DTensorRedistributePlanner.DistState, state) for state in routes[0].states]
+
+            planner.find_min_cost_path = path
+            steps = Steps(planner.generate_graph_based_transform_infos(source, target, source.shape))
+            if steps and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes:
+                steps.above_max_bytes = (
+                    f"a redistribution of {tuple(source.shape)} from {source.placements} to {target.placements} holds "
+                    f"{routes[0].peak_bytes} bytes of a rank on any path, and max_bytes is {self.max_bytes}; allow more"
+                )
+            return steps, None
+        except (NotHandled, NoPath) as error:
+            reason = str(error)
+        except ValueError:
+            # torch raises it for one that stands for no shard order.
+            if not any(map(is_strided_shard, (*source.placements, *target.placements))):
+                raise
+            reason = "_StridedShard"
+        return inspect.unwrap(module._gen_transform_infos_non_cached)(source, target, use_graph), reason
+
+    def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
+        """The path between two of torch's states; NotHandled or NoPath where we have none."""
+        start, end = (
+            state_of_layout(state.placements, state.tensor_dim_to_mesh_dim, len(meta.shape))
+            for state in (source, target)
+        )
+        return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
+
+    def price(self, source: Any, target: Any) -> float:
+        """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.
+
+        What is local costs nothing, and from a shard or another partial to a partial costs infinitely much: an operator
+        that gathers an input to be able to add it up later would be no gain. torch prices its zero-fill so too, which
+        sends nothing but fills the whole tensor.
+        """
+        meta = source.tensor_meta
+        if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
+            raise NotHandled("specs that no path connects")
+        start = state_of_layout(source.placements, source.shard_order, len(meta.shape))
+        end = state_of_layout(target.placements, target.shard_order, len(meta.shape))
+        if start == end or not (start.partials or any(start.orders)):
+            return 0.0
+        if _splits_what_is_no_replica(start, end):
+            return math.inf
+        return _price_us(*self._priced(source.mesh, meta), start, end, self.max_bytes)
+
+    def _priced(self, mesh: Any, meta: Any) -> tuple[Problem, MeshCost]:
+        problem = Problem(tuple(mesh.shape), tuple(meta.shape), meta.dtype.itemsize)
+        model = self._model_of(mesh)
+        if model is None:
+            raise NotHandled("a mesh that the profile does not cover")
+        return problem, model
+
+
+def _splits_what_is_no_replica(start: State, end: State) -> bool:
+    taken = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
+    return any(partial not in start.partials and partial[0] in taken for partial in end.partials)
+
+
+@functools.lru_cache(maxsize=65536)
+def _price_us(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> float:
+    route = _route(problem, model, source, target, max_bytes)
+    return route.seconds * US_PER_S if route.num_collectives else 0.0
+
+
+def _route(problem: Problem, model: MeshCost, source: State, target: State, max_bytes: int | None) -> Route:
+    zero_fill = lacks(ZERO_FILLS) is None
+    try:
+        return cheapest_route(problem, model, source, target, max_bytes, zero_fill)
+    except NoPath:
+        return least_peak_route(problem, model, source, target, zero_fill)
+
+
+def require_known_planner() -> None:
+    """Raise `Unsupported` unless torch's planner has the shape that we replace."""
+    try:
+        from torch.distributed.tensor import _redistribute as module
+
+        planner_class = module.DTensorRedistributePlanner
+        methods = planner_class.find_min_cost_path, planner_class.get_next_state
+    except (ImportError, AttributeError):
+        require("redistribution planners")
+        require("calibrated planning")
+        raise
+    _require_known(planner_class, *methods)
+
+
+@functools.lru_cache(maxsize=4)
+def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: Any) -> None:
+    require("redistribution planners")
+    require("calibrated planning")
+    known = f"distbench supports {SUPPORTED}"
+    parameters = tuple(inspect.signature(find_min_cost_path).parameters)
+    if parameters != _METHOD_PARAMETERS:
+        raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")
+    fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
+    if tuple(name for name, field in fields.items() if field.init) != _STATE_FIELDS:
+        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {known}")
+    _plan_one_pair(planner_class)
+
+
+def _cost_of(profile: Profile, mesh: Any) -> MeshCost | None:
+    names = mesh.mesh_dim_names
+    if names is None:
+        names = tuple(profile.mesh) if tuple(profile.mesh.values()) == tuple(mesh.shape) else ()
+    try:
+        sizes = dict(zip(names, mesh.shape, strict=True))
+        return measured_cost(profile.of_shapes(sizes, group_shapes(mesh, names, profile.hosts)), sizes)
+    except (UserError, ValueError):
+        return None
+
+
+def _on_all_ranks(digest: str) -> list[str]:
+    if not dist.is_initialized() or dist.get_backend() == "fake":
+        return [digest]
+    digests: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(digests, digest)
+    return digests
+
+
+class _OneMesh:
+    """As much of a device mesh as planning touches."""
+
+    ndim, shape = 2, (2, 2)
+
+
+def _plan_one_pair(planner_class: Any) -> None:
+    """Plan one pair with our method and hold each step against torch's own list of next states."""
+    from torch.distributed.tensor import Replicate, Shard
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry, TensorMeta
+
+    try:
+        planner = object.__new__(planner_class)
+        planner.device_mesh, planner.tensor_dimension = _OneMesh(), 2
+        planner.dtensor_meta = TensorMeta(torch.Size((4, 4)), (4, 1), torch.float32)
+        planner.strided_shard_placements_in_target, planner.partial_reduce_ops_in_target = set(), set()
+        planner.cost_function = lambda before, after: 0.0
+        state = planner_class.DistState
+        source = state((Shard(0), Shard(0)), (ShardOrderEntry(0, (0, 1)),))
+        target = state((Shard(1), Replicate()), (ShardOrderEntry(1, (0,)),))
+        planning = _Planning(lambda mesh: TorchCost((2, 2), devices_per_host=1))
+        route = planning.route(planner.device_mesh, planner.dtensor_meta, source, target)
+        path = [dist_state(state, layout) for layout in route.states]
+        legal = [
+            after in planner.get_next_state(before.placements, before.tensor_dim_to_mesh_dim)
+            for before, after in pairwise(path)
+        ]
+    except (AttributeError, TypeError, ValueError) as error:
+        raise Unsupported(f"calibrated planning: torch {torch.__version__} does not plan one pair: {error}") from error
+    if not (legal and all(legal) and path[0] == source and path[-1] == target):
+        raise Unsupported(f"calibrated planning: torch {torch.__version__} has other steps than those we plan with")

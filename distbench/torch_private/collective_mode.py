@@ -1,0 +1,289 @@
+"""Every collective that a piece of code issues, seen where torch dispatches it; works without real ranks too. And the
+results of functional collectives that nobody has waited for yet."""
+
+import contextlib
+import functools
+import importlib
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distbench.torch_private.probe import require
+
+NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
+FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
+# Messages between two ranks: what torch calls the other one's place in the group.
+PEERS = {"send": "dst", "recv": "src"}
+# In the same namespaces, but these communicate nothing.
+SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
+# Of a scatter only its root has an input: what each rank puts out is known to all.
+PUT_OUT = ("scatter",)
+# Of which a rank's own tensor is a part of the buffer that its size is told of.
+OF_EACH_RANK = ("all_gather", *PUT_OUT)
+INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
+
+
+@dataclass(frozen=True)
+class CollectiveCall:
+    """One collective as it was issued on this rank.
+
+    Args:
+        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name.
+        op: as torch dispatches it, e.g. "c10d._allgather_base_".
+        ranks: global ranks of its group.
+        payload_numel: elements of nccl-tests' size S: the full gathered or scattered buffer, else the input.
+        peer: global rank of whom a message is sent to or received from; None for collectives.
+        tensor_id: `id` of the first tensor, while it lives.
+    """
+
+    kind: str
+    op: str
+    ranks: tuple[int, ...]
+    dtype: torch.dtype
+    payload_numel: int
+    peer: int | None = None
+    tensor_id: int = 0
+
+
+def kind_of(name: str) -> str:
+    """One name for each of torch's and kineto's: "_allgather_base_" and "all_gather_into_tensor" are "all_gather"; a
+    name of no collective that we know stays as it is."""
+    for kind in FAMILIES:
+        if kind.replace("_", "") in name.replace("_", ""):
+            return kind
+    return name.strip("_") if name.strip("_") in OTHERS else name
+
+
+@contextlib.contextmanager
+def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
+    """Call `on_issue` just before each collective of this thread (and of the backward that it runs) is issued."""
+
+    def handle(func: Any, args: Any, kwargs: Any) -> Any:
+        if func.namespace in NAMESPACES:
+            call = call_of(func, args, kwargs)
+            if call is not None:
+                on_issue(call)
+        return func(*args, **kwargs)
+
+    with each_operator(handle):
+        yield
+
+
+@contextlib.contextmanager
+def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...] = ()) -> Iterator[None]:
+    """Have `handle(operator, args, kwargs)` called in the place of each operator on plain tensors, which it then calls
+    itself.
+
+    Args:
+        own_dispatch: subclasses of tensors that, as DTensor, first do what they do: wait, say.
+    """
+    require("collectives seen at dispatch")
+    with _Mode(handle, own_dispatch):
+        yield
+
+
+@contextlib.contextmanager
+def no_collectives() -> Iterator[None]:
+    """Refuse every collective, barrier and message that is issued inside: for what one rank runs alone, where they
+    would never end, or meet those that the others issue next.
+
+    Raises:
+        RuntimeError: one was issued, inside of the code that issued it.
+    """
+
+    def refuse(func: Any, args: Any, kwargs: Any) -> Any:
+        name = func._schema.name.split("::")[1]
+        if func.namespace in NAMESPACES and (name == "barrier" or name not in SILENT):
+            raise RuntimeError(f"it issues {kind_of(name)}, and no other rank computes this step")
+        return func(*args, **kwargs)
+
+    with each_operator(refuse):
+        yield
+
+
+class _Mode(TorchDispatchMode):
+    # Compiled code has some (random numbers' state round an operator, for one), and none of those that it runs as such
+    # communicates.
+    supports_higher_order_operators = True
+
+    def __init__(self, handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...]) -> None:
+        super().__init__()
+        self._handle, self._own_dispatch = handle, (torch.distributed.tensor.DTensor, *own_dispatch)
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        """What is compiled runs compiled, and its operators are seen as it runs."""
+        return True
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        # Their own dispatch first, then what it issues comes back here with plain tensors.
+        if any(issubclass(kind, self._own_dispatch) for kind in types):
+            return NotImplemented
+        if not isinstance(func, torch._ops.OpOverload):
+            return func(*args, **(kwargs or {}))
+        return self._handle(func, args, kwargs or {})
+
+
+def is_pending(tensor: torch.Tensor) -> bool:
+    """Whether a tensor, or what a DTensor holds of it, is a functional collective's result that torch waits for when it
+    is first used. Whoever asks requires PENDING."""
+    return isinstance(_held_by(tensor), _pending_type())
+
+
+def waited_for(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose collective is over, plain or a DTensor of plain ones, with the history that it had."""
+    if not is_pending(tensor):
+        return tensor
+    if isinstance(tensor, _pending_type()):
+        return _Waited.apply(tensor)  # type: ignore[no-any-return]
+    held: Any = tensor
+    held._local_tensor = held._local_tensor.trigger_wait()
+    return tensor
+
+
+def keep_gradients_of_pending_inputs() -> None:
+    """From now on a functional collective's result that compiled code is given gets its gradient, also where a graph
+    begins in the middle of a module.
+
+    AOTAutograd of torch 2.12 to 2.15 waits for such an input before it checks whether the input needs a gradient, and
+    the result of the wait needs none: https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 keeps the gradient.
+    """
+    from torch._functorch import aot_autograd as module
+
+    plain: Any = getattr(module, "process_inputs", None)
+    if plain is None or hasattr(plain, "__wrapped__"):
+        return
+
+    @functools.wraps(plain)
+    def process_inputs(flat_args: Any, *args: Any, **kwargs: Any) -> Any:
+        given = [(place, one) for place, one in enumerate(flat_args) if isinstance(one, _pending_type())]
+        asking = [place for place, one in given if one.requires_grad]
+        found = plain(flat_args, *args, **kwargs)
+        fakes = found[0] if isinstance(found, tuple) else found
+        for place in asking:
+            fakes[place].requires_grad_()
+        return found
+
+    module.process_inputs = process_inputs  # type: ignore[attr-defined]
+
+
+@functools.cache
+def loses_gradients_of_pending_inputs() -> bool:
+    """Return whether compiled code drops the gradient of an input that a collective still has to fill.
+
+    Compiles a function of one element, without a collective: torch wraps the results of all of them in one type.
+    """
+    own = torch.ones(1, requires_grad=True)
+    with torch.enable_grad(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch's compiler reads .grad of what is no leaf, and warns of that itself
+        given = _Pending.apply(own)
+        return not torch.compile(lambda given: given * 1.0, backend="aot_eager")(given).requires_grad
+
+
+def keep_compiled_graphs_apart() -> None:
+    """From now on take no graphs from AOTAutograd's cache, which ranks share on disk.
+
+    Its key has a submesh's shape and the ranks of the whole mesh, not which group this rank is in; code of another rank
+    then names a group that is not there: https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
+    """
+    with contextlib.suppress(ImportError, AttributeError):
+        config: Any = importlib.import_module("torch._functorch.config")
+        config.enable_autograd_cache = False
+
+
+def is_compiled(module: Any) -> bool:
+    """Whether somebody has called `module.compile()`, or wrapped it in `torch.compile`."""
+    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
+
+
+class _Pending(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, given: Any) -> torch.Tensor:
+        return _pending_type()(given.detach())  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+class _Waited(torch.autograd.Function):
+    # What is waited for inside of the wrapper has no history: that is the wrapper's.
+    @staticmethod
+    def forward(_: Any, given: Any) -> torch.Tensor:
+        return given.trigger_wait().detach()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+def _held_by(tensor: Any) -> Any:
+    return tensor._local_tensor if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+
+
+def _pending_type() -> Any:
+    from torch.distributed._functional_collectives import AsyncCollectiveTensor
+
+    return AsyncCollectiveTensor
+
+
+def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
+    """The collective that an operator of NAMESPACES issues; None for one that communicates nothing."""
+    name = func._schema.name.split("::")[1]
+    if name in SILENT:
+        return None
+    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    ranks, kind = _ranks_of(given), kind_of(name)
+    inputs = ("output_tensors",) if kind in PUT_OUT else INPUTS
+    tensors = flat_tensors(next(given[name] for name in inputs if name in given))
+    numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind in OF_EACH_RANK else 1)
+    peer = ranks[given[PEERS[kind]]] if kind in PEERS else None
+    return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
+
+
+def is_async(func: Any, args: Any, kwargs: Any) -> bool:
+    """Whether a collective of c10d runs on its communicator's stream, and not on the one that is current."""
+    given = {name.replace("_", "").lower(): value for name, value in arguments_of(func, args, kwargs).items()}
+    return bool(given.get("asyncop", True))
+
+
+def flat_tensors(value: Any) -> list[torch.Tensor]:
+    """The tensors of nested lists, in order."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [tensor for one in value for tensor in flat_tensors(one)]
+
+
+def _ranks_of(given: dict[str, Any]) -> tuple[int, ...]:
+    group: Any = given.get("group_name", given.get("process_group"))
+    if isinstance(group, str):
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    elif not isinstance(group, dist.ProcessGroup):
+        group = dist.ProcessGroup.unbox(group)
+    return tuple(dist.get_process_group_ranks(group))
+
+
+def is_attention(func: Any) -> tuple[bool, bool]:
+    """Whether an operator is attention's fused forward, and whether it is its backward."""
+    name = func.overloadpacket.__name__
+    fused = name.startswith("_scaled_dot_product_") and "attention" in name
+    return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
+
+
+def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
+    """An operator's arguments by their names; those that were not given are not there."""
+    schema = func._schema.arguments
+    return {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+
+
+def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
+    """The tensors among an operator's arguments that it writes into."""
+    given = arguments_of(func, args, kwargs)
+    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [tensor for name in names if given.get(name) is not None for tensor in flat_tensors(given[name])]

@@ -1,0 +1,250 @@
+"""Context parallel on CUDA as torch has it, and on CPU with torch's ring template around the CPU flash kernel."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from distbench.spec import UserError
+from distbench.spec.plan import ULYSSES
+from distbench.torch_private.probe import Skipped, Unsupported, replaced, require
+from distbench.torch_private.redistribute import native_all_to_all
+
+KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
+
+
+@contextlib.contextmanager
+def context_parallel(
+    mesh: DeviceMesh,
+    buffers: list[torch.Tensor],
+    seq_dims: list[int],
+    rotate: str,
+    load_balance: bool,
+    not_restored: list[torch.Tensor],
+    kernel: str | None = None,
+) -> Iterator[None]:
+    """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
+
+    On CPU torch has the ring template but no dispatch to the CPU flash kernel; there, inside torch's own context,
+    `F.scaled_dot_product_attention` is ours and calls torch's template with that kernel. For Ulysses, which torch
+    lacks, it is ours everywhere: DTensor's redistribution round torch's plain kernels.
+
+    Args:
+        mesh: 1-D mesh of the context parallel ranks.
+        buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context is left.
+        rotate: one of ROTATIONS.
+        load_balance: head-tail chunks instead of contiguous ones.
+        not_restored: those of the buffers that nobody needs whole again.
+        kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. `Skipped` where the device has none.
+    """
+    require("context parallel")
+    require_kernel(kernel, mesh.device_type)
+    if rotate == ULYSSES and load_balance:
+        raise Skipped(
+            "ulysses has no load balance: each rank has the whole sequence for some heads, so that causal work is even "
+            "as it is; use load_balance=False"
+        )
+    from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+    options = module._cp_options
+    saved = options.enable_load_balance, options.rotate_method
+    plain = F.scaled_dot_product_attention  # before torch's context replaces it
+    if rotate != ULYSSES:
+        module.set_rotate_method(rotate)
+    options.enable_load_balance = load_balance
+    try:
+        sharded = module.context_parallel(
+            mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
+        )
+        with sharded, _kernel(kernel, mesh), _by_heads(mesh, plain) if rotate == ULYSSES else _ring(mesh):
+            # torch 2.11 puts nothing back where an exception leaves its context, so torch sees none.
+            raised = None
+            try:
+                yield
+            except BaseException as error:
+                raised = error
+        if raised is not None:
+            raise raised
+    finally:
+        options.enable_load_balance, options.rotate_method = saved
+
+
+def _kernel(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
+    if kernel is None or mesh.device_type == "cpu":
+        return contextlib.nullcontext()
+    return sdpa_kernel(getattr(SDPBackend, KERNELS[kernel]))
+
+
+def _ring(mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
+    return _ring_attention_on_cpu(mesh) if mesh.device_type == "cpu" else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[None]:
+    """Ulysses: attention on whole sequences of this rank's share of the heads, with the plain kernel."""
+
+    def attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        **options: Any,
+    ) -> torch.Tensor:
+        if attn_mask is not None:
+            raise Unsupported("ulysses: attn_mask of a rank's part of the sequence has no path; use is_causal, or none")
+        _require_as_long(query, key)
+        _require_heads(mesh, query, key, value)
+        exchanged = [_exchanged(one, mesh, 2, 1) for one in (query, key, value)]
+        return _exchanged(plain(*exchanged, None, dropout_p, is_causal, **options), mesh, 1, 2)
+
+    with (
+        replaced(F, "scaled_dot_product_attention", _not_compiled(_of_four_dims(attention))),
+        native_all_to_all(mesh.device_type == "cpu"),
+    ):
+        yield
+
+
+def _exchanged(local: torch.Tensor, mesh: DeviceMesh, source: int, target: int) -> torch.Tensor:
+    """What is sharded on one tensor dim, sharded on another one: an all-to-all, and one in backward."""
+    from torch.distributed.tensor import DTensor, Shard
+
+    whole = DTensor.from_local(local, mesh, [Shard(source)], run_check=False)
+    exchanged: torch.Tensor = whole.redistribute(placements=[Shard(target)]).to_local()
+    return exchanged
+
+
+def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
+    size, heads = mesh.size(), [one.shape[1] for one in tensors]
+    for what, count in zip(("heads", "KV heads"), heads, strict=False):
+        if count % size:
+            raise UserError(
+                f"ulysses splits the {what} of attention, {count} on each rank, over the {size} ranks of context "
+                f"parallel, which does not divide them; use a size that divides {count}, or allgather or alltoall"
+            )
+
+
+def _require_as_long(query: torch.Tensor, key: torch.Tensor) -> None:
+    if query.shape[2] != key.shape[2]:
+        what = (
+            f"context parallel splits one sequence, and attention is of {query.shape[2]} queries to {key.shape[2]} keys"
+        )
+        raise UserError(f"{what}, as in a decode step over a cache; leave cp out of it")
+
+
+def require_kernel(kernel: str | None, device_type: str) -> None:
+    """Raise `Skipped` where a device has no ring attention with such a kernel: a CPU has the flash kernel only."""
+    if kernel not in (None, "flash") and device_type == "cpu":
+        raise Skipped(f"context parallel with kernel {kernel!r}: a CPU has the flash kernel only; use --device cuda")
+
+
+def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
+    """The tensor that the ranks hold a share of the sequence each of, in its original order; inside `context_parallel`.
+
+    torch's `context_parallel_unshard`, which has no backward, with one: each rank takes its share of the gradient,
+    times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
+
+    Args:
+        local: (batch, ..., share of the sequence, ...); `seq_dim` is not 0.
+        mesh: 1-D mesh of the context parallel ranks.
+    """
+    require("context parallel outputs")
+    whole: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)
+    return whole
+
+
+class _WholeSequence(torch.autograd.Function):
+    """An all-gather and the load balance undone; backward takes a chunk, without communication."""
+
+    @staticmethod
+    def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+        length = local.shape[seq_dim] * mesh.size()
+        ctx.balancer = module._create_default_load_balancer(length, mesh.size(), local.device)
+        ctx.mesh, ctx.seq_dim = mesh, seq_dim
+        whole: list[torch.Tensor] = module.context_parallel_unshard(mesh, [local], [seq_dim], ctx.balancer)
+        return whole[0]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+        grads: Any = module._context_parallel_buffers(ctx.mesh, [grad_outputs[0]], [ctx.seq_dim], ctx.balancer)
+        return grads[0] * ctx.mesh.size(), None, None
+
+
+@contextlib.contextmanager
+def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
+    require("context parallel on CPU")
+    group = mesh.get_group()
+
+    def ring_attention(
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        attn_mask: torch.Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+    ) -> torch.Tensor:
+        if attn_mask is not None or dropout_p or enable_gqa:
+            raise Unsupported("context parallel on CPU: attn_mask, dropout_p and enable_gqa have no ring path in torch")
+        _require_as_long(query, key)
+        output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
+        return output
+
+    with replaced(F, "scaled_dot_product_attention", _not_compiled(_of_four_dims(ring_attention))):
+        yield
+
+
+def _of_four_dims(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Give attention of (batch, heads, sequence, head) tensors of any number of dims that torch takes: the one before
+    the sequence counts as heads, of which each is computed alone, and all before that as the batch."""
+
+    def of_any(
+        query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any, **named: Any
+    ) -> torch.Tensor:
+        if query.ndim == 4:
+            return attention(query, key, value, *options, **named)
+        four = [one.reshape(-1, *(1, *one.shape)[-3:]) for one in (query, key, value)]
+        return attention(*four, *options, **named).reshape(*query.shape[:-1], value.shape[-1])
+
+    return of_any
+
+
+def _not_compiled(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    # A compiler leaves out what a rank has no use for, and the others would wait for its part of the ring.
+    return torch.compiler.disable(attention)  # type: ignore[no-any-return]
+
+
+class _RingAttention(torch.autograd.Function):
+    """torch's ring-attention template around the CPU flash kernel; q, k, v are (batch, heads, local sequence, head)."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Any, key: Any, value: Any, group: Any, is_causal: bool, scale: float | None) -> Any:
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+        op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+        ctx.group, ctx.options = group, {"is_causal": is_causal, "dropout_p": 0.0, "scale": scale}
+        out, logsumexp, *_ = module._templated_ring_attention(
+            group, 2, op, query=query, key=key, value=value, **ctx.options
+        )
+        ctx.save_for_backward(query, key, value, out, logsumexp)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Any) -> Any:
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+        op = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        saved = dict(zip(("query", "key", "value", "out", "logsumexp"), ctx.saved_tensors, strict=True))
+        gradient = {"grad_out": grad_outputs[0].contiguous(), "grad_out_name": "grad_out"}
+        grads = module._templated_ring_attention_backward(ctx.group, 2, op, **gradient, **saved, **ctx.options)
+        return (*grads[:3], None, None, None)

@@ -1,0 +1,287 @@
+"""FSDP2's units, and who issues communication now: FSDP for which of them, DTensor for which redistribution, or a stage
+of a pipeline."""
+
+import contextlib
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from distbench.torch_private.collective_mode import CollectiveCall
+from distbench.torch_private.probe import STAGES_AGREE, replaced, require
+
+
+@dataclass(frozen=True)
+class Label:
+    """Who communicates.
+
+    Args:
+        source: "fsdp" or "redistribute".
+        owner: FSDP's name of the module whose parameters it moves; empty for the root, and for a redistribution.
+        redistribution: `"S(0)R->RR"`, placements one a mesh dim; empty for FSDP.
+        explicit: whether a user or a parallel style asked for the redistribution; an operator's own is implicit.
+    """
+
+    source: str
+    owner: str = ""
+    redistribution: str = ""
+    explicit: bool = True
+
+
+@dataclass(frozen=True)
+class Message:
+    """What a stage of a pipeline sends or receives.
+
+    Args:
+        stage: that sends or receives it.
+        microbatch: whose.
+        phase: "forward" for activations, "backward" for their gradients.
+    """
+
+    stage: int
+    microbatch: int
+    phase: str
+
+    @property
+    def owner(self) -> str:
+        """As paths have it."""
+        return f"stage{self.stage}.microbatch.{self.microbatch}"
+
+
+# Of a stage: what it asks for to send and receive, and in which phase.
+MESSAGES = {
+    f"get_{way}_{what}_ops": phase
+    for way, phase in (("fwd", "forward"), ("bwd", "backward"))
+    for what in ("send", "recv")
+}
+
+
+class Labels:
+    """The labels in force, innermost last; `current` is None where neither FSDP nor DTensor communicates."""
+
+    def __init__(self) -> None:
+        self.stack: list[Label] = []
+        self.messages: dict[int, Message] = {}  # by the `id` of the tensor that is sent, or received into
+
+    @property
+    def current(self) -> Label | None:
+        """The innermost."""
+        return self.stack[-1] if self.stack else None
+
+    @property
+    def owner(self) -> str | None:
+        """The module for which FSDP communicates, also through DTensor; None where it does not."""
+        return next((label.owner for label in reversed(self.stack) if label.source == "fsdp"), None)
+
+    @contextlib.contextmanager
+    def on(self, label: Label) -> Iterator[None]:
+        """Have a label in force."""
+        self.stack.append(label)
+        try:
+            yield
+        finally:
+            self.stack.pop()
+
+
+@contextlib.contextmanager
+def labelled_communication() -> Iterator[Labels]:
+    """Keep track of FSDP's and DTensor's communication while the context is open."""
+    require("communication labels")
+    require("autograd sequence numbers")
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+    from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
+    from torch.distributed.tensor import _api, _dispatch, _redistribute
+
+    labels = Labels()
+    with contextlib.ExitStack() as undo:
+        for name in ("unshard", "post_backward"):
+            _replace(undo, FSDPParamGroup, name, _fsdp(labels, lambda group: group._module_fqn or ""))
+        _replace(undo, FSDPParam, "_get_grad_inner_tensor", _fsdp(labels, _module_of_parameter))
+        for module in (_api, _dispatch, _redistribute):
+            _replace(undo, module, "redistribute_local_tensor", _dtensor(labels, module is not _dispatch))
+        # Where nobody has imported it, nobody has a pipeline.
+        if (pipelining := sys.modules.get("torch.distributed.pipelining")) is not None:
+            require("messages of pipelines")
+            for name, phase in MESSAGES.items():
+                plain = getattr(pipelining.PipelineStage, name)
+                undo.enter_context(replaced(pipelining.PipelineStage, name, _noted(plain, labels, phase)))
+        yield labels
+
+
+def _noted(plain: Callable[..., Any], labels: Labels, phase: str) -> Callable[..., Any]:
+    def asked(stage: Any, microbatch: int) -> Any:
+        found = plain(stage, microbatch)
+        for one in found:
+            labels.messages[id(one.tensor)] = Message(stage.stage_index, microbatch, phase)
+        return found
+
+    return asked
+
+
+def _replace(undo: contextlib.ExitStack, owner: Any, name: str, label: Callable[..., Any]) -> None:
+    """Put a function that runs under `label(*args)` in the place of `owner.name`, until `undo` is closed."""
+    plain = getattr(owner, name)
+
+    def labelled(*args: Any, **kwargs: Any) -> Any:
+        with label(*args):
+            return plain(*args, **kwargs)
+
+    undo.enter_context(replaced(owner, name, labelled))
+
+
+def _fsdp(labels: Labels, owner: Callable[[Any], str]) -> Callable[..., Any]:
+    return lambda of, *_: labels.on(Label("fsdp", owner(of)))
+
+
+def _module_of_parameter(parameter: Any) -> str:
+    return (parameter._param_fqn or "").rpartition(".")[0]
+
+
+def _dtensor(labels: Labels, explicit: bool) -> Callable[..., Any]:
+    def label(local: Any, *specs: Any) -> Any:
+        texts = ["".join(map(_placement_text, spec.placements)) for spec in specs[:2]]
+        return labels.on(Label("redistribute", "", "->".join(texts), explicit))
+
+    return label
+
+
+def _placement_text(placement: Any) -> str:
+    if placement.is_replicate():
+        return "R"
+    if placement.is_partial():
+        return f"P({placement.reduce_op})"
+    mark = "S" if type(placement).__name__ == "Shard" else "_S"
+    return f"{mark}({placement.dim})"
+
+
+def next_autograd_position() -> int:
+    """The sequence number that the next node of this thread's graph will carry."""
+    position: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
+    return position
+
+
+def autograd_position() -> int | None:
+    """The sequence number of the node whose backward runs now; None outside of backward."""
+    node: Any = torch._C._current_autograd_node()
+    return None if node is None else int(node._sequence_nr())
+
+
+def finished_parameter() -> torch.Tensor | None:
+    """The parameter whose gradient autograd has finished and whose hooks run now; None elsewhere."""
+    node: Any = torch._C._current_autograd_node()
+    found: torch.Tensor | None = getattr(node, "variable", None)
+    return found
+
+
+def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
+    """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
+
+    In its first step torch asks every stage, by messages, whether all were given their shapes. The method that asks
+    has another name since torch 2.15; torch 2.11 has none.
+    """
+    methods = ("_initialize_pipeline_distributed_state", "_warmup_p2p")
+    method = next((name for name in methods if hasattr(schedule, name)), None)
+    if method is None or group._get_backend(device).name() != "fake":
+        return
+    require(STAGES_AGREE)
+    from torch.distributed.pipelining._utils import InferenceMode
+
+    def decided(stages: Sequence[Any], *_: Any) -> None:
+        for stage in stages:
+            stage._inference_mode = InferenceMode.STATIC
+
+    setattr(schedule, method, decided)
+
+
+def forget_step(schedule: Any) -> None:
+    """Have a pipeline's schedule forget a step that raised: it would take up what that left in the next one."""
+    for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
+        getattr(schedule, name, set()).clear()
+
+
+@contextlib.contextmanager
+def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]], list[Any]]) -> Iterator[None]:
+    """Have `issue(tensors, messages)` called where stages of a pipeline send and receive, which returns what they then
+    call `wait()` of; nothing is sent. Messages of one call were asked for together.
+    """
+    if (schedules := sys.modules.get("torch.distributed.pipelining.schedules")) is None:
+        yield  # nobody has a pipeline
+        return
+    require("simulated messages of pipelines")
+
+    def asked(ops: Sequence[dist.P2POp], *_: Any, **__: Any) -> list[Any]:
+        return issue([op.tensor for op in ops], [_message(op) for op in ops]) if ops else []
+
+    with replaced(schedules, "_batch_p2p", asked), replaced(torch.random, "fork_rng", _fork_rng_of_any_device):
+        yield
+
+
+fork_rng = torch.random.fork_rng
+
+
+def _fork_rng_of_any_device(devices: Any = None, *args: Any, **options: Any) -> Any:
+    """`torch.random.fork_rng`, whose `device_type` the schedules of torch 2.12 leave at its default, CUDA's."""
+    types = {device.type for device in devices or () if isinstance(device, torch.device)}
+    return fork_rng(devices, *args, **({"device_type": types.pop()} if len(types) == 1 else {}) | options)
+
+
+def _message(op: dist.P2POp) -> CollectiveCall:
+    kind, name = ("send", "c10d.send") if op.op is dist.isend else ("recv", "c10d.recv_")
+    ranks = tuple(dist.get_process_group_ranks(op.group))
+    return CollectiveCall(kind, name, ranks, op.tensor.dtype, op.tensor.numel(), op.peer, id(op.tensor))
+
+
+def unit_policies(model: nn.Module) -> dict[nn.Module, Any]:
+    """Each module that `fully_shard` took as a unit, or `replicate` of its kind, to its mixed precision policy."""
+    return {module: state._mp_policy for module, state in _units(model)}
+
+
+def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
+    """What FSDP2 reduces gradients in under a mixed precision policy, of parameters held in `held`.
+
+    Without `reduce_dtype` that is the parameters' own dtype since torch 2.15, and what they are gathered in before
+    (`MixedPrecisionPolicy`'s docstring).
+    """
+    from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
+
+    gathered_in = held if hasattr(FSDPParam, "unsharded_grad_dtype") else policy.param_dtype
+    found: torch.dtype = policy.reduce_dtype or gathered_in or held
+    return found
+
+
+def sum_then_divide(model: nn.Module) -> None:
+    """Have the units of FSDP2 whose gradients are divided by a number of their own sum them first: a reduction that
+    divides by any other number than the group's size only NCCL has.
+
+    What scatters nothing torch has divided already; it would do so twice.
+    """
+    for group in _parameter_groups(model):
+        size, factor = getattr(group.mesh_info, "shard_mesh_size", 1), group.gradient_divide_factor
+        if factor is not None and size not in (1, factor):
+            group.force_sum_reduction_for_comms = True
+
+
+def divide_factors(model: nn.Module) -> set[float]:
+    """What the units of FSDP2 have gradients divided by, where somebody said so."""
+    factors = (group.gradient_divide_factor for group in _parameter_groups(model))
+    return {float(factor) for factor in factors if factor is not None}
+
+
+def _parameter_groups(model: nn.Module) -> Iterator[Any]:
+    for _, state in _units(model):
+        groups = getattr(state, "_fsdp_param_groups", None) or [state._fsdp_param_group]  # torch 2.11 has one
+        yield from (group for group in groups if group is not None)
+
+
+def _units(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
+    from torch.distributed.fsdp import FSDPModule
+
+    found = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if found:
+        require("units of FSDP2")
+    for module in found:
+        yield module, module._get_fsdp_state()

@@ -1,0 +1,306 @@
+"""Facts of meshes and placements that torch has no public names for."""
+
+import contextlib
+import functools
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from distbench.spec.mesh import dim_shape
+from distbench.torch_private.probe import FUSED, SPMD_MESH, Skipped, Unsupported, require
+
+# gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
+BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
+
+
+def is_strided_shard(placement: object) -> bool:
+    """Whether a placement is the one FSDP2 gives a tensor dim that TP has sharded before."""
+    return type(placement).__name__ == "_StridedShard"
+
+
+def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) -> None:
+    """torch's composable DDP, which starts with the first forward: a module on the meta device can be given to it."""
+    require("composable DDP")
+    from torch.distributed._composable.replicate import replicate
+
+    replicate(module, list(ignored), **options)
+
+
+@contextlib.contextmanager
+def gradients_fused(how: str, bucket_mb: float) -> Iterator[None]:
+    """Have the backward of a replicated model compiled in one piece, in which inductor joins all-reduces of gradients.
+
+    The model's first forward must be inside too: with it DDP starts, and chooses its reducer.
+
+    Args:
+        how: "concat" or "coalesced".
+        bucket_mb: MiB from which a bucket is closed; torch closes the first one at 1.
+
+    Raises:
+        Skipped: this torch cannot.
+    """
+    require_fusing()
+    from torch._dynamo import compiled_autograd
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    # What DDP sets for whoever compiles next, so that it is undone; of the bucket's size it keeps whole MiB only.
+    left_set: Any = {"_fuse_ddp_communication": False, "_fuse_ddp_bucket_size": inductor._fuse_ddp_bucket_size}
+    options = {
+        "_fuse_ddp_communication": True,
+        "_fuse_ddp_bucket_size": bucket_mb,
+        "_fuse_ddp_communication_passes": [f"fuse_ddp_with_{how}_op", "schedule_comm_wait"],
+        # To inductor such a graph is one of inference, which it would order anew; torch's own tests turn that off.
+        "reorder_for_locality": False,
+    }
+    compiler = torch.compile(backend=functools.partial(_by_inductor, options), dynamic=False)
+    with (
+        dynamo.patch(optimize_ddp="python_reducer"),
+        inductor.patch(left_set),
+        compiled_autograd._enable(compiler, dynamic=False),
+    ):
+        yield
+
+
+def _by_inductor(options: dict[str, Any], graph: Any, inputs: Any) -> Any:
+    from torch import _inductor
+
+    return _inductor.compile(graph, inputs, options)
+
+
+def require_fusing() -> None:
+    """Raise `Skipped` where this torch does not join the all-reduces of a compiled backward."""
+    try:
+        require(FUSED)
+    except Unsupported as reason:
+        raise Skipped(str(reason)) from reason
+
+
+def steps_until_buckets_stay(model: Any, is_fused: bool = False) -> int:
+    """After how many steps DDP, however a model came by it, makes buckets no more; 0 where there is none. It makes them
+    anew in the second, of a static graph, whose first step tells nothing of their order, in the third.
+
+    On a fake process group of CPUs it is given a hook: what that returns has no result, which the reducer asks for (the
+    one in Python, where gradients are fused, does not); on a simulated device works have results.
+    """
+    require("composable DDP")
+    from torch.distributed._composable.replicate import DDP, replicate
+
+    found: list[Any] = [module for module in model.modules() if isinstance(module, DDP)]
+    states: list[Any] = [replicate.state(module) for module in found]
+    for module, state in zip(found, states, strict=True):
+        mesh, given = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
+        group: Any = given or (dist.group.WORLD if mesh is None else mesh.get_group())
+        is_fake = next(module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake"
+        if is_fake and not is_fused and not state._comm_hook_args:
+            module.register_comm_hook(group, _averaged)
+    return max((3 if state._init_kwargs.get("static_graph") else 2 for state in states), default=0)
+
+
+def hooked_parameters(model: Any) -> set[str]:
+    """Names of the parameters that have a hook on their gradient."""
+    hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+    return {name for name, parameter in model.named_parameters() if any(getattr(parameter, hook) for hook in hooks)}
+
+
+def replicate_by_unit() -> Any:
+    """torch's `replicate` on FSDP2's machinery, unlike DDP's on DTensors too: (module, mesh=..., ...) -> module."""
+    require("replicas by unit")
+    from torch.distributed._composable.replicate_with_fsdp import replicate
+
+    return replicate
+
+
+def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
+    """What `torch.compile` takes as `options` for async TP over a 1-D mesh, whose group gets symmetric memory.
+
+    Raises:
+        Skipped: the mesh is not of CUDA devices, which alone have symmetric memory.
+    """
+    if mesh.device_type != "cuda":
+        raise Skipped(
+            f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, on devices "
+            "that reach each other's memory"
+        )
+    require("async TP")
+    from torch.distributed._symmetric_memory import enable_symm_mem_for_group
+
+    enable_symm_mem_for_group(mesh.get_group().group_name)
+    return {"_micro_pipeline_tp": True}
+
+
+def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    tensor = bucket.buffer()
+    dist.all_reduce(tensor.div_(dist.get_world_size(group)), group=group)
+    done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    done.set_result(tensor)
+    return done
+
+
+def strided_shard(tensor_dim: int, split_factor: int) -> Any:
+    """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
+    require("2-D parameter shards")
+    from torch.distributed.tensor.placement_types import _StridedShard
+
+    return _StridedShard(tensor_dim, split_factor=split_factor)
+
+
+@functools.lru_cache(maxsize=256)
+def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
+    """Mesh dim to a group along it whose ranks do not ascend, for those that have one.
+
+    torch sorts the ranks of a process group. So what it gathers, scatters or exchanges over such a mesh dim arrives in
+    another order than that of the mesh: values are wrong, and nothing says so.
+    """
+    found: dict[int, list[int]] = {}
+    for mesh_dim, groups in enumerate(groups_along(mesh)):
+        for group in groups:
+            if group != sorted(group):
+                found.setdefault(mesh_dim, group)
+    return found
+
+
+def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:
+    """For each mesh dim its groups, each its global ranks in the mesh's order."""
+    require("ranks of a mesh in their order")
+    # Plans are also made while torch traces, when it refuses to look into a mesh.
+    from torch.utils._python_dispatch import _disable_current_modes
+
+    with _disable_current_modes():
+        ranks = mesh.mesh
+        return [ranks.movedim(mesh_dim, -1).reshape(-1, size).tolist() for mesh_dim, size in enumerate(ranks.shape)]
+
+
+def group_shapes(mesh: DeviceMesh, names: Sequence[str], hosts: Sequence[str]) -> dict[str, str]:
+    """How the groups of each mesh dim lie on hosts, given for each global rank; empty where those do not say."""
+    along = groups_along(mesh)
+    if any(rank >= len(hosts) for group in along[0] for rank in group):
+        return {}
+    return {name: dim_shape(groups, hosts) for name, groups in zip(names, along, strict=True)}
+
+
+def ranks_by_group_name() -> dict[str, str]:
+    """Every process group's name to its global ranks, sorted and joined by commas."""
+    require("process groups by name")
+    groups = dist.distributed_c10d._world.pg_map
+    return {group.group_name: ",".join(map(str, sorted(dist.get_process_group_ranks(group)))) for group in groups}
+
+
+def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
+    """One mesh dim out of several, named by theirs joined; the sub-mesh itself when there is only one."""
+    if len(mesh_dims) == 1:
+        return mesh[mesh_dims[0]]
+    require("mesh dims flattened for FSDP")
+    return mesh[tuple(mesh_dims)]._flatten("_".join(mesh_dims))
+
+
+def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Sequence[str]) -> DeviceMesh:
+    """Two mesh dims, (replicate, shard), each flattened out of one or several."""
+    if len(replicate_dims) == 1 and len(shard_dims) == 1:
+        return mesh[(replicate_dims[0], shard_dims[0])]
+    for mesh_dims in (replicate_dims, shard_dims):
+        flatten_mesh(mesh, mesh_dims)
+    return mesh[("_".join(replicate_dims), "_".join(shard_dims))]
+
+
+def on_spmd_mesh(mesh: DeviceMesh, shard_dims: Sequence[str], replicate_dims: Sequence[str]) -> dict[str, Any]:
+    """What `fully_shard` takes for parameters that are DTensors on a whole mesh, of which these are data parallel."""
+    require(SPMD_MESH)
+    from torch.distributed.fsdp import DataParallelMeshDims
+
+    return {"mesh": mesh, "dp_mesh_dims": DataParallelMeshDims(tuple(shard_dims), tuple(replicate_dims) or None)}
+
+
+@contextlib.contextmanager
+def _fake_group(world_size: int, backend: str = "fake", rank: int = 0) -> Iterator[None]:
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dist.init_process_group(backend, store=FakeStore(), rank=rank, world_size=world_size)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def nothing_sent() -> Iterator[None]:
+    """Have the collectives of every process group of this rank end at once on CPU, as those of torch's fake one do.
+
+    What they should have received has any value, so what is computed meanwhile has no meaning but its shapes.
+    """
+    require("process groups that send nothing")
+    types, cpu = dist.ProcessGroup.BackendType, torch.device("cpu")
+    fake = torch._C._distributed_c10d.FakeProcessGroup
+    groups = [group for group in dist.distributed_c10d._world.pg_map if group.name() == "gloo"]
+    own = [group._get_backend(cpu) for group in groups]
+    try:
+        for group in groups:
+            # torch keeps a backend for each type, and takes the one that is registered last.
+            group._register_backend(cpu, types.CUSTOM, fake._create_internal(group.rank(), group.size()))
+        yield
+    finally:
+        for group, backend in zip(groups, own, strict=True):
+            group._register_backend(cpu, types.GLOO, backend)
+
+
+@contextlib.contextmanager
+def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> Iterator[DeviceMesh]:
+    """A device mesh over torch's fake process group; this is the given rank, and what it sends goes nowhere.
+
+    One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
+    """
+    require("fake process group")
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    try:
+        with _fake_group(math.prod(mesh.values()), "fake" if device == "cpu" else f"cpu:fake,{device}:fake", rank):
+            yield init_device_mesh(device, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+    finally:
+        # A mesh that equals one of these, or a part of one, would be served layouts that name its groups.
+        _clear_sharding_prop_cache()
+
+
+def backend_class(device: torch.device) -> str:
+    """The class of the default group's backend for a device: since torch 2.15 "nccl" is another one than before."""
+    assert dist.group.WORLD is not None
+    return type(dist.group.WORLD._get_backend(device)).__name__
+
+
+class _ForgetInBackward(torch.autograd.Function):
+    @staticmethod
+    def forward(_: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+        _clear_sharding_prop_cache()
+        return gradient
+
+
+def forget_layouts_of_backward(device: torch.device) -> None:
+    """The same as `fake_ranks` does at its end, on the thread that runs a device's backward: each has layouts of its
+    own, and those of an accelerator's would name groups that are gone."""
+    _ForgetInBackward.apply(torch.ones((), device=device, requires_grad=True)).backward()
+
+
+@contextlib.contextmanager
+def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
+    """The same without names or values, for torch's planners, which take hosts to hold `devices_per_host`."""
+    require("fake process group")
+    from torch.distributed.tensor import _collective_utils
+
+    costs: Any = _collective_utils
+    costs._mesh_resources.num_devices_per_host = lambda device_type: devices_per_host
+    costs.MeshTopoInfo.build_from_mesh.cache_clear()
+    try:
+        with _fake_group(math.prod(mesh_shape)):
+            yield init_device_mesh("cpu", tuple(mesh_shape))
+    finally:
+        del costs._mesh_resources.num_devices_per_host
+        costs.MeshTopoInfo.build_from_mesh.cache_clear()

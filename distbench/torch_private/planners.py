@@ -1,0 +1,289 @@
+"""DTensor's redistribution planners: which one plans, the path it takes, and what planning costs."""
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, lru_cache, partial
+from typing import Any
+
+import torch
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Partial, Replicate, Shard
+
+from distbench.planning.profile import ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
+from distbench.planning.states import NotHandled, State, known_reduce_op
+from distbench.spec.placements import TORCH_PLANNERS
+from distbench.torch_private.probe import replaced, require
+
+
+class OrderedPlacements(tuple[Any, ...]):
+    """Target placements with an explicit shard order, which torch's public API cannot name."""
+
+    shard_order: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, state: State) -> "OrderedPlacements":
+        """The placements and the shard order of one of our states."""
+        placements, shard_order = layout_of(state)
+        made = cls(placements)
+        made.shard_order = shard_order
+        return made
+
+
+class OrderedTensor:
+    """As much of a DTensor as timing its redistribution needs, past what `DTensor.redistribute` takes.
+
+    torch's operators redistribute so too: with explicit shard orders on either side, and to Partial. `full` has the
+    full shape, stride and dtype; its values are not read.
+    """
+
+    def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
+        require("explicit shard orders")
+        self._local, self._spec = local, _spec_of(mesh, state, full)
+        self.placements, self.shape, self.ndim, self.dtype = self._spec.placements, full.shape, full.ndim, full.dtype
+
+    def to_local(self) -> torch.Tensor:
+        """This rank's shard."""
+        return self._local
+
+    def redistribute(self, mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Tensor:
+        """This rank's shard under the target, as `DTensor.redistribute` would make it."""
+        from torch.distributed.tensor import _redistribute as module
+
+        return module.redistribute_local_tensor(
+            self._local, self._spec, _spec(self._spec, placements), is_explicit=True
+        )
+
+
+def clear_redistribution_caches() -> None:
+    """Forget every planned path and planner: a plan cached under one planner would be served to the other."""
+    from torch.distributed.tensor import _redistribute as module
+
+    module._gen_transform_infos.cache_clear()
+    module.clear_redistribute_planner_cache()
+
+
+@contextlib.contextmanager
+def planner(name: str) -> Iterator[None]:
+    """Make DTensor plan by `greedy` or `min_cost`, caches cleared on both edges; ValueError for another name."""
+    if name not in TORCH_PLANNERS:
+        raise ValueError(f"planner {name!r} is none of torch's: {', '.join(TORCH_PLANNERS)}")
+    require("redistribution planners")
+    from torch.distributed.tensor import _redistribute as module
+
+    clear_redistribution_caches()
+    try:
+        with module.use_min_cost_redistribution_plan(enabled=name == "min_cost"):
+            yield
+    finally:
+        clear_redistribution_caches()
+
+
+@contextlib.contextmanager
+def remembered_steps() -> Iterator[None]:
+    """torch's graph search works out the steps out of a layout once, not anew for each pair: the same paths, sooner.
+
+    Those steps and their costs depend on the planner's mesh and tensor, and on what it has seen of targets.
+    """
+    from torch.distributed.tensor import _redistribute as module
+
+    plain: Any = getattr(module.DTensorRedistributePlanner, "get_next_state", None)
+    if plain is None:
+        yield
+        return
+    known: dict[Any, Any] = {}
+
+    def steps(self: Any, placements: Any, order: Any) -> Any:
+        seen = frozenset(self.partial_reduce_ops_in_target), frozenset(self.strided_shard_placements_in_target)
+        key = self.device_mesh, self.dtensor_meta, placements, order, seen
+        if key not in known:
+            known[key] = plain(self, placements, order)
+        return known[key]
+
+    with replaced(module.DTensorRedistributePlanner, "get_next_state", steps):
+        yield
+
+
+class OwnPlans:
+    """Planned paths of one case: entered, DTensor looks them up here; they outlast what is planned in between."""
+
+    def __init__(self) -> None:
+        self._cached: Any = None
+
+    @contextlib.contextmanager
+    def used(self) -> Iterator[None]:
+        """DTensor's cache of paths is this one; to be entered inside of the planner's own context."""
+        from torch.distributed.tensor import _redistribute as module
+
+        # Without torch's cache, and not what stands under it: the context may have put another planner in its place.
+        self._cached = self._cached or cache(module._gen_transform_infos_non_cached)
+        with replaced(module, "_gen_transform_infos", self._cached):
+            yield
+
+
+@dataclass(frozen=True)
+class PathStep:
+    """One step of a redistribution path on this rank.
+
+    Args:
+        op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local one.
+        group_size: ranks in the group that takes the step.
+        logical_numel: elements of the tensor as it is before this mesh dim shards it.
+        mesh_dim: name of the mesh dim, or of several flattened into one; empty where the mesh has no names.
+        num_copies: tensor dims that it gathers or scatters and that are not the first (0 to 2).
+        local_op: one of `costmodel.lines.LOCAL_OPS` where `op` is None.
+    """
+
+    op: str | None
+    group_size: int
+    logical_numel: int
+    mesh_dim: str = ""
+    num_copies: int = 0
+    local_op: str = CUT
+
+    @property
+    def does(self) -> str:
+        """The collective, or the local operation."""
+        return self.op or self.local_op
+
+    @property
+    def payload_numel(self) -> int:
+        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local step copies."""
+        return self.logical_numel // (self.group_size if self.does in (ALL_TO_ALL, CUT) else 1)
+
+    @property
+    def held_after(self) -> int:
+        """Elements of the local tensor afterwards."""
+        return self.logical_numel // (self.group_size if self.does in (ALL_TO_ALL, REDUCE_SCATTER, CUT) else 1)
+
+
+def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
+    """The path DTensor would take now: in torch's own notation, and step by step."""
+    source = dtensor._spec
+    infos, text = _planned(source, _spec(source, placements))
+    steps, held = [], dtensor.to_local().numel()
+    for info in infos:
+        steps.append(_path_step(info, source.mesh, held))
+        held = steps[-1].held_after
+    return text, steps
+
+
+def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
+    """The local step from a replica to Partial(sum): this rank's part; the parts add up to `local`."""
+    require("partition to Partial")
+    return Partial("sum")._partition_value(local, mesh, mesh_dim)
+
+
+def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
+    """The path DTensor would take now, in torch's own notation, for a contiguous tensor that nobody holds; shard orders
+    count."""
+    require("redistribution paths")
+    full = torch.empty(tuple(shape), dtype=dtype, device="meta")
+    return _planned(_spec_of(mesh, source, full), _spec_of(mesh, target, full))[1]
+
+
+def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """torch's placements and shard order of one of our states."""
+    from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
+
+    placements: list[Any] = [Replicate()] * state.mesh_ndim
+    for mesh_dim, reduce_op in state.partials:
+        placements[mesh_dim] = Partial(reduce_op)
+    for tensor_dim, order in enumerate(state.orders):
+        for mesh_dim in order:
+            placements[mesh_dim] = Shard(tensor_dim)
+    shard_order = [ShardOrderEntry(tensor_dim, order) for tensor_dim, order in enumerate(state.orders) if order]
+    return tuple(placements), tuple(shard_order)
+
+
+@lru_cache(maxsize=65536)
+def dist_state(state_class: Callable[..., Any], state: State) -> Any:
+    """One of our states as one of the planner's (`DTensorRedistributePlanner.DistState`)."""
+    return state_class(*layout_of(state))
+
+
+@lru_cache(maxsize=65536)
+def state_of_layout(placements: tuple[Any, ...], shard_order: tuple[Any, ...], tensor_ndim: int) -> State:
+    """Our state of torch's placements and shard order; NotHandled for a placement or reduce op that we do not know."""
+    orders: list[tuple[int, ...]] = [()] * tensor_ndim
+    for entry in shard_order:
+        orders[entry.tensor_dim] = tuple(entry.mesh_dims)
+    partials = []
+    for mesh_dim, placement in enumerate(placements):
+        name = type(placement).__name__
+        if name == "Partial":
+            partials.append((mesh_dim, known_reduce_op(placement.reduce_op)))
+        elif name not in ("Shard", "Replicate"):
+            raise NotHandled(name)
+    return State(len(placements), tuple(orders), tuple(partials))
+
+
+def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
+    """A call that plans this redistribution and does nothing else: what planning costs, cold or warm."""
+    from torch.distributed.tensor import _redistribute as module
+
+    return partial(module._gen_transform_infos, dtensor._spec, _spec(dtensor._spec, placements))
+
+
+def _spec_of(mesh: DeviceMesh, state: State, full: torch.Tensor) -> Any:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec, TensorMeta
+
+    placements, shard_order = layout_of(state)
+    meta = TensorMeta(full.shape, full.stride(), full.dtype)
+    return DTensorSpec(mesh, placements, tensor_meta=meta, shard_order=shard_order)
+
+
+def _spec(source: Any, placements: Sequence[Any]) -> Any:
+    from torch.distributed.tensor._dtensor_spec import DTensorSpec
+
+    order: Any = getattr(placements, "shard_order", None)
+    return DTensorSpec(source.mesh, tuple(placements), tensor_meta=source.tensor_meta, shard_order=order)
+
+
+def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
+    """(torch's steps, the path in its notation) between two specs."""
+    require("redistribution paths")
+    from torch.distributed.tensor import _redistribute as module
+
+    infos = module._optimize_transform_infos(
+        module._gen_transform_infos(source, target), source.mesh, source.placements, target.placements
+    )
+    try:
+        text = module.DTensorRedistributePlanner.stringify_transform_infos(
+            source.mesh, infos, source.placements, source.shard_order
+        )
+    except ValueError:
+        # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
+        text = _path_text(source.placements, infos)
+    return infos, text
+
+
+def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
+    """The path in torch's notation, shard order left out."""
+    current = list(map(str, placements))
+    texts = ["".join(current)]
+    for info in infos:
+        current[info.mesh_dim] = str(info.src_dst_placements[1])
+        texts.append("".join(current))
+    return "->".join(texts)
+
+
+def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
+    """Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
+    path's beginning, whatever has been sharded since. There the `held` elements of the local tensor count."""
+    group_mesh = getattr(info, "mesh", mesh)
+    gathers = info._comm_type_key() in ("all_gather", "all_to_all")
+    numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
+    names, group_size = group_mesh.mesh_dim_names, group_mesh.size(info.mesh_dim)
+    before, after = info.src_dst_placements
+    is_filled = before.is_shard() and after.is_partial("sum")
+    local_op = ZERO_FILL if is_filled else PARTITION if after.is_partial() else CUT
+    return PathStep(
+        op=info._comm_type_key(),
+        group_size=group_size,
+        logical_numel=numel * group_size if local_op == ZERO_FILL else numel,
+        mesh_dim=names[info.mesh_dim] if names else "",
+        num_copies=sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements),
+        local_op=local_op,
+    )

@@ -1,0 +1,303 @@
+"""Tensors without values: a model of any size runs on them in seconds, and shows what does not fit together; and a
+device without hardware for them to be on."""
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from distbench.torch_private.probe import REDUCER, Unsupported, replaced, require
+
+# torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
+_REGISTERED: dict[str, Any] = {}
+# Accelerators have kernels for these, a CPU has not.
+OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
+
+
+class NeedsValues(Unsupported):
+    """What was run asks for a value where only shapes are; the message is what it does, without a subject."""
+
+    is_deed = True
+
+
+class ShapesOnly:
+    """torch's fake tensors: what is created while `on()` is open has a shape, dtype and device, but no memory."""
+
+    def __init__(self) -> None:
+        require("tensors without values")
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+
+    @contextlib.contextmanager
+    def on(self) -> Iterator[None]:
+        """Run what is inside on shapes alone; tensors from outside lose their values inside.
+
+        `NeedsValues` where it asks for a value, or for an operator that knows none but real tensors.
+        """
+        from torch._subclasses import fake_tensor
+
+        needs_values = (
+            fake_tensor.DataDependentOutputException,
+            fake_tensor.DynamicOutputShapeException,
+            fake_tensor.UnsupportedFakeTensorException,
+            fake_tensor.UnsupportedOperatorException,
+        )
+        try:
+            with self._mode, _MaskedWrites():
+                yield
+        except needs_values as error:
+            raise NeedsValues(f"asks for values ({getattr(error, 'func', None) or type(error).__name__})") from error
+
+
+@contextlib.contextmanager
+def with_values_again() -> Iterator[None]:
+    """What is made inside has values, or lies on the meta device, though `ShapesOnly` may be on."""
+    try:
+        require("simulated device")
+    except Unsupported:  # nothing is built while they have none
+        yield
+        return
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+    with unset_fake_temporarily():
+        yield
+
+
+def has_values(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is a real one."""
+    from torch._subclasses.fake_tensor import FakeTensor
+
+    return not isinstance(tensor, FakeTensor)
+
+
+class _MaskedWrites(TorchDispatchMode):
+    """`x[mask] = number` without asking how many elements the mask has; vocabulary parallel embeddings do that."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.index_put_.default and len(args) == 3:
+            given, (mask, *others), value = args
+            if not others and mask is not None and mask.dtype == torch.bool and value.numel() == 1:
+                shape = (*mask.shape, *(1 for _ in range(given.ndim - mask.ndim)))
+                return given.masked_fill_(mask.reshape(shape), value.reshape(()))
+        return func(*args, **(kwargs or {}))
+
+
+def simulated_device(name: str, module: Any) -> None:
+    """Make a device type known to torch that has streams, events and a current device as `module` has them, and no
+    kernels: only tensors without values can be on it. Once in a process; the same again does nothing.
+
+    Unsupported where this torch cannot, or has given its one extra device type to another.
+    """
+    require("simulated device")
+    if name in _REGISTERED:
+        return
+    from torch.distributed import Backend
+    from torch.testing._internal.distributed import fake_pg  # noqa: F401 - it registers the backend
+    from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+    try:
+        _setup_privateuseone_for_python_backend(name, backend_module=module)
+    except RuntimeError as error:
+        raise Unsupported(f"torch cannot simulate a device in this process: {error}") from error
+    capable = Backend.backend_capability["fake"]
+    capable += [] if name in capable else [name]
+    Backend.default_device_backend_map[name] = "fake"
+    _REGISTERED[name] = _kernels_of_accelerators()
+
+
+def _kernels_of_accelerators() -> Any:
+    """Operators that accelerators have kernels for and unknown devices are given a decomposition of, kept whole.
+
+    torch.nn.functional.silu's backward would be five operators instead of one. A torch built for the CPU alone does not
+    know which kernels accelerators have: those that the CPU has, and those named above.
+    """
+    library = torch.library.Library("aten", "IMPL")
+    has = torch._C._dispatch_has_kernel_for_dispatch_key
+
+    def never(*_: Any, **__: Any) -> Any:
+        raise NeedsValues("asks for values on a device that has none")
+
+    for name in torch._C._dispatch_get_all_op_names():
+        if not name.startswith("aten::") or has(name, "PrivateUse1"):
+            continue
+        if has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or name in OWN_KERNELS):
+            library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
+    # Without a kernel torch would multiply queries and keys out.
+    library.impl("scaled_dot_product_attention", _flash_attention, "AutogradPrivateUse1")
+    return library
+
+
+@contextlib.contextmanager
+def meshes_with_values() -> Iterator[None]:
+    """Have meshes that are made while tensors have no values made with values: their ranks are asked for."""
+    require("simulated device")
+    from torch._subclasses.fake_tensor import unset_fake_temporarily
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.fsdp._fully_shard import _fully_shard
+
+    shared: dict[tuple[int, ...], tuple[int, ...]] = {}
+
+    def with_values(plain: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*args: Any, **kwargs: Any) -> Any:
+            with unset_fake_temporarily():
+                done = plain(*args, **kwargs)
+            # FSDP2 makes a mesh a parameter, and each lists all ranks: 650 KB at 16,384 of them.
+            ranks = getattr(args[0], "_flatten_rank_map", None) if args else None
+            if isinstance(ranks, tuple):
+                args[0]._flatten_rank_map = shared.setdefault(ranks, ranks)
+            return done
+
+        return run
+
+    with contextlib.ExitStack() as undo:
+        for name in ("__init__", "__getitem__", "_flatten", "_concatenate", "_unflatten", "_compute_coordinate_on_dim"):
+            found = vars(DeviceMesh).get(name)
+            if found is not None:
+                is_bound = isinstance(found, staticmethod | classmethod)
+                new = type(found)(with_values(found.__func__)) if is_bound else with_values(found)
+                setattr(DeviceMesh, name, new)
+                undo.callback(setattr, DeviceMesh, name, found)
+        # FSDP2 makes the smaller mesh that it reshards to out of a view of another one's ranks.
+        smaller = "_get_post_forward_mesh_info"
+        undo.enter_context(replaced(_fully_shard, smaller, with_values(getattr(_fully_shard, smaller))))
+        yield
+
+
+class _Chunks:
+    """What FSDP2 takes a parameter's chunks for, each made when it is asked for: thousands of ranks have as many."""
+
+    def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
+        self._tensor, self._dim = tensor, dim
+        self._length = -(-tensor.size(dim) // num_chunks)
+
+    def __getitem__(self, number: int) -> torch.Tensor:
+        start = number * self._length
+        length = min(self._tensor.size(self._dim) - start, self._length)
+        return self._tensor.narrow(self._dim, start, length) if length > 0 else self._tensor.new_empty(0)
+
+
+@contextlib.contextmanager
+def chunks_when_asked_for() -> Iterator[None]:
+    """Have FSDP2 make those chunks of a parameter that it looks at, instead of one a rank; nothing else changes."""
+    try:
+        require("chunks of parameters")
+    except Unsupported:  # it is slower then, and says the same
+        yield
+        return
+    from torch.distributed.fsdp._fully_shard import _fsdp_param
+
+    with replaced(_fsdp_param, "_chunk_with_empty", _Chunks):
+        yield
+
+
+@contextlib.contextmanager
+def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
+    """Have functional collectives waited for where their result is first used, as an eager step does; yields the class
+    of a result that nobody has waited for yet.
+
+    Tensors without values look to torch like a compiler at work, in whose graphs they are waited for at once.
+
+    Args:
+        at_once: leave it so.
+    """
+    if at_once:
+        yield ()
+        return
+    require("simulated device")
+    from torch.distributed import _functional_collectives
+
+    with replaced(_functional_collectives, "_are_we_tracing", lambda: False):
+        yield (_functional_collectives.AsyncCollectiveTensor,)
+
+
+@contextlib.contextmanager
+def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Have `around()` entered whenever DTensor runs an operator on global shapes only to learn its metadata."""
+    require("simulated device")
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+
+    with contextlib.ExitStack() as undo:
+        for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
+            plain = getattr(ShardingPropagator, name)
+            undo.enter_context(replaced(ShardingPropagator, name, _within(around, plain)))
+        yield
+
+
+def _within(around: Callable[[], contextlib.AbstractContextManager[None]], plain: Callable[..., Any]) -> Any:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        with around():
+            return plain(*args, **kwargs)
+
+    return run
+
+
+def _flash_attention(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attn_mask: torch.Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    **options: Any,
+) -> torch.Tensor:
+    """scaled_dot_product_attention by its flash kernel; with a mask, by the one that takes it as a bias.
+
+    No kernel takes queries that are not (batch, heads, sequence, head): an accelerator multiplies those out.
+    """
+    aten: Any = torch.ops.aten
+    scale = options.get("scale")
+    if query.ndim != 4:
+        multiplied_out = aten._scaled_dot_product_attention_math
+        return multiplied_out(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
+    if attn_mask is None:
+        flash = aten._scaled_dot_product_flash_attention
+        return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
+    efficient = aten._scaled_dot_product_efficient_attention
+    return efficient(query, key, value, attn_mask, True, dropout_p, is_causal, scale=scale)[0]
+
+
+@contextlib.contextmanager
+def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
+    """Have `around()` entered whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its
+    buckets anew: there it counts on the host, in memory of its own."""
+    try:
+        require(REDUCER)
+    except Unsupported:  # torch then says what it reads
+        yield
+        return
+
+    of_reducer = [(dist.Reducer, name) for name in ("_rebuild_buckets", "_set_static_graph")]
+    places = [*of_reducer, (dist, "_verify_params_across_processes"), (dist, "Reducer")]
+    with contextlib.ExitStack() as undo:
+        for owner, name in places:
+            undo.enter_context(replaced(owner, name, _within(around, getattr(owner, name))))
+        yield
+
+
+class EndedWork(dist.Work):
+    """A collective that has ended, as c10d hands them out.
+
+    Args:
+        result: what its future has.
+        on_wait: called by the first who waits; then both are forgotten, as by NCCL's works.
+    """
+
+    def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:
+        super().__init__()
+        self._result, self._on_wait = result, on_wait
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Nothing is left to wait for."""
+        on_wait, self._result, self._on_wait = self._on_wait, None, bool
+        on_wait()
+        return True
+
+    def get_future(self) -> Any:
+        """One that has ended, too."""
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(self._result)
+        return done

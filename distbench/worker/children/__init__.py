@@ -1,1 +1,0 @@
-"""Child processes that answer questions about torch or a plan; no rank is started for them."""

@@ -1,1 +1,0 @@
-"""What the hosts of a launch must have in common, and which of them answers no more."""

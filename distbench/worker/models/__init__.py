@@ -1,1 +1,0 @@
-"""A model as it was built, and tensors in nested containers."""

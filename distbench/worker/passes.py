@@ -1,0 +1,258 @@
+"""How a launch's cases are spread over passes: how many passes, in which order, and how much of a case each takes.
+
+Cases that a report compares are a group: all training steps of a launch, the planners of one redistribution. Groups are
+measured one after the other, each in passes of its own, so that a pair's planners take turns within a second or so.
+
+A stretch of a launch has its own level, so samples taken in one go tell little beyond about five; passes do. Every rank
+decides alike, from what all ranks were given.
+"""
+
+import contextlib
+import random
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import free_bytes
+from distbench.spec import Settings
+from distbench.statistics.intervals import median, median_ci
+from distbench.statistics.passes import MIN_PASSES
+
+SAMPLES_A_TURN = 5
+SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it is over
+MAX_PASSES = 100
+REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
+# How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
+STRETCH = 4.0
+# Samples of a turn, and of one that begins with an iteration nobody looks at, as far as they take no longer than that:
+# what is not timed shall not be most of a turn.
+LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
+UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
+UNTOUCHED_STEP_S = 5e-3  # nor does one of a model that has run since it was checked
+ENOUGH = 3  # passes of what cannot be compared: a sample alone may be any
+
+
+class PassPlan:
+    """The passes of one group, or of all cases where none are compared.
+
+    Args:
+        settings: `max_case_s` is one case's share of the launch; `passes` 0 leaves their number to this plan.
+        num_cases: of the group.
+        is_compared: whether a report will compare these cases with each other.
+        group: its name: each has an order of its own.
+        max_passes: it takes at most so many; 0 for MAX_PASSES.
+        run_id: of the launch, the same on all ranks. Orders are drawn by it, not by the seed alone: orders that are the
+            same in every launch put some case before another one in most passes, of every launch.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        num_cases: int,
+        is_compared: bool,
+        group: str = "",
+        max_passes: int = 0,
+        run_id: str = "",
+    ) -> None:
+        self._settings, self._num_cases, self._group, self._run_id = settings, num_cases, group, run_id
+        self._max_passes = max_passes or MAX_PASSES
+        self.is_automatic = settings.passes == 0 and is_compared
+        self.num_passes = MIN_PASSES if self.is_automatic else max(settings.passes, 1)
+
+    def order(self, number: int, count: int) -> list[int]:
+        """Places in a list of `count` cases, in the order of one pass: drawn anew for each."""
+        places = list(range(count))
+        if self.num_passes > 1:
+            random.Random(f"{self._settings.seed} {self._run_id} {self._group} pass {number}").shuffle(places)
+        return places
+
+    def limits(
+        self, estimate_s: float, is_touched: bool = False, most: int = 0, wanted: int = SAMPLES_A_TURN
+    ) -> Settings:
+        """Return what one turn may take of a case.
+
+        Args:
+            estimate_s: seconds that an iteration takes.
+            is_touched: whether an iteration that is not timed comes before the samples.
+            most: samples at most, if not 0.
+            wanted: samples, where the budget allows them.
+        """
+        settings = self._settings
+        if not self.is_automatic:
+            of_a_pass = replace(settings, passes=self.num_passes).of_a_pass()
+            if not most:
+                return of_a_pass
+            least, most = min(of_a_pass.min_samples, most), min(of_a_pass.max_samples, most)
+            return replace(of_a_pass, min_samples=least, max_samples=most)
+        sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
+        least = min(LEAST_AFTER_TOUCH if is_touched else LEAST, max(int(LONG_TURN_S / sample_s), 1))
+        count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), wanted, settings.max_samples)
+        count = min(count, most or count)
+        return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
+
+    def share_limits(self, turns: Sequence["Turn"]) -> float:
+        """Give all cases that are compared with each other the same turns from here on: those of the longest case.
+
+        A case's own estimate is luck on a busy machine, and it would stay with the case for the whole launch. The
+        median of 5 samples and the median of 30 samples have different means where samples are skewed.
+
+        Returns:
+            Seconds by which a pass gets longer than one with the limits of before.
+        """
+        longer_s = 0.0
+        compared: dict[tuple[str, int], list[Turn]] = {}
+        for turn in turns:
+            if turn.case_spec.group and turn.limits is not None:
+                compared.setdefault((turn.case_spec.group, turn.case_spec.most_samples), []).append(turn)
+        for (_, most), alike in compared.items():
+            longest_s = max(turn.estimate_s for turn in alike)
+            short = int(SHORT_TURN_S / max(longest_s, 1e-7) / self._settings.iterations_per_sample)
+            is_touched = any(turn.is_touched for turn in alike)
+            limits = self.limits(longest_s, is_touched, most, max(SAMPLES_A_TURN, short))
+            shortest_s = min(turn.estimate_s for turn in alike)
+            for turn in alike:
+                longer_s += (limits.max_samples - turn.limits.max_samples) * turn.estimate_s if turn.limits else 0.0
+                turn.limits, turn.shortest_s, turn.longest_s = limits, shortest_s, longest_s
+        return longer_s * self._settings.iterations_per_sample
+
+    def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:
+        """Choose the number of passes.
+
+        Args:
+            pass_s: seconds that a pass takes on the slowest rank, checks apart.
+            stretch: budgets that it may take for MIN_PASSES of them.
+        """
+        if not self.is_automatic:
+            return
+        budget_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
+        affordable = budget_s / max(pass_s, 1e-6)
+        # What is taken beyond the budget, but is too little to compare anything, is taken for nothing.
+        least = MIN_PASSES if stretch * affordable >= MIN_PASSES else min(max(int(stretch * affordable), 1), ENOUGH)
+        self.num_passes = min(max(int(affordable), least), self._max_passes)
+
+    def goes_on(self, number: int, medians: Sequence[Sequence[float]]) -> bool:
+        """Whether there is another pass.
+
+        Args:
+            number: passes so far.
+            medians: seconds, for each case its median of each pass.
+        """
+        if number >= self.num_passes:
+            return False
+        return not (self.is_automatic and number >= MIN_PASSES and all(map(self._is_precise, medians)))
+
+    def must_be_seen(self, number: int) -> bool:
+        """Whether what that many passes gave must be known: whether there is another one may depend on it."""
+        return number >= min(MIN_PASSES, self.num_passes)
+
+    def _is_precise(self, medians: Sequence[float]) -> bool:
+        low, high = median_ci(medians)
+        return bool(high - low <= self._settings.target_ci * median(medians))
+
+
+def groups_of(
+    case_specs: Sequence[CaseSpec], settings: Settings, done: Collection[str] = (), run_id: str = ""
+) -> list[tuple[PassPlan, list[CaseSpec]]]:
+    """The cases of a launch by group, in order of first appearance, each group with its plan.
+
+    Args:
+        case_specs: all cases.
+        settings: `passes` other than 0 makes one group of all: what is measured then takes its turns together.
+        done: ids that have a row from an earlier launch of the job. A group before one of those is finished, if whole.
+        run_id: of the launch, the same on all ranks.
+    """
+    if settings.passes:
+        return [(PassPlan(settings, len(case_specs), is_compared=False, run_id=run_id), list(case_specs))]
+    sizes = Counter(case_spec.group for case_spec in case_specs)
+    groups: dict[str, list[CaseSpec]] = {}
+    for case_spec in case_specs:
+        groups.setdefault(case_spec.group if sizes[case_spec.group] > 1 else "", []).append(case_spec)
+    found = [
+        (PassPlan(settings, len(group), bool(name), name, group[0].max_passes, run_id), group)
+        for name, group in groups.items()
+    ]
+    begun = [place for place, (_, group) in enumerate(found) if any(one.case.id in done for one in group)]
+    last = max(begun, default=0)
+    return [one for place, one in enumerate(found) if place >= last or any(each.case.id not in done for each in one[1])]
+
+
+@dataclass
+class Turn:
+    """A case on its way through the passes.
+
+    Args:
+        index: its place among the cases of the launch.
+        case_spec: the case.
+        medians: seconds, its median of each pass so far.
+        limits: what one turn may take of it; None before it was first warmed up.
+        is_touched: whether an iteration that is not timed comes before its samples.
+        estimate_s: seconds that an iteration took when the case was first warmed up.
+        shortest_s: the least estimate of the cases that it is compared with.
+        longest_s: the largest one.
+        counters: of its row.
+        held_bytes: memory that it takes while it is kept open, on this rank.
+        opened_case: the case while it is open.
+        stays_open: whether it may be kept so between passes, known once it was open.
+        has_settled: whether it has run since its check, which may leave an optimizer that has seen nothing.
+    """
+
+    index: int
+    case_spec: CaseSpec
+    medians: list[float] = field(default_factory=list)
+    limits: Settings | None = None
+    is_touched: bool = False
+    estimate_s: float = 0.0
+    shortest_s: float = 0.0
+    longest_s: float = 0.0
+    counters: dict[str, Any] = field(default_factory=dict)
+    held_bytes: int = 0
+    opened_case: OpenedCase | None = None
+    is_traced: bool = False
+    stays_open: bool = True
+    has_settled: bool = False
+    _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
+
+    @property
+    def id(self) -> str:
+        """The case's id."""
+        return self.case_spec.case.id
+
+    def open(self) -> OpenedCase:
+        """Open the case until `close`; it is closed first if it is open."""
+        self.close()
+        self.opened_case = self._opened.enter_context(self.case_spec.open())
+        self.stays_open = self.opened_case.stays_open
+        return self.opened_case
+
+    def close(self) -> None:
+        """Close the case if it is open."""
+        self.opened_case = None
+        self._opened.close()
+
+    def needs_touch(self, is_small: bool, is_on_cpu: bool) -> bool:
+        """Whether an untimed iteration comes before those of a further pass of a case that was kept open: not where one
+        is so long that caches have long forgotten what ran before it."""
+        if is_small:
+            return self.shortest_s < UNTOUCHED_S
+        return not (is_on_cpu and self.has_settled and self.shortest_s >= UNTOUCHED_STEP_S)
+
+    def is_due_for_reopening(self, number: int) -> bool:
+        """Whether this is one of the passes before which it is opened anew; cases take turns in that, too."""
+        return (number + self.index) % REOPEN_EVERY == 0
+
+
+class Room:
+    """Where cases of a group are kept open: half of the memory that every rank had free when that was first asked."""
+
+    def __init__(self, context: RankContext) -> None:
+        self._context = context
+        self._num_bytes: float | None = None
+
+    def holds(self, turns: Sequence[Turn]) -> bool:
+        """Whether these fit in at once; all ranks ask together."""
+        if self._num_bytes is None:
+            self._num_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2
+        return sum(turn.held_bytes for turn in turns) <= self._num_bytes

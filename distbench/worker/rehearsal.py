@@ -1,0 +1,402 @@
+"""Whether plans can work: checked, and one step tried on a fake process group, on shapes alone; and where it fails."""
+
+import contextlib
+import itertools
+import math
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from distbench.cases.reference import model_on_device, of_forward
+from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
+from distbench.plans.batch import batch_of, loss_of
+from distbench.plans.checkpoint_compile import require_fusable
+from distbench.plans.inference import step_of
+from distbench.plans.materialise import place_attributes
+from distbench.plans.model import blueprint, tensors_of, unregistered
+from distbench.plans.patterns import matching_modules, styles_by_module
+from distbench.plans.plan_check import problems
+from distbench.plans.training_step import TrainingStep
+from distbench.ranks.context import BATCH_DIMS, RankContext, dtype_name, shape_text
+from distbench.ranks.failure import one_line, one_line_and_place, place_of
+from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
+from distbench.spec.job import Variant
+from distbench.spec.mesh import mesh_size
+from distbench.spec.plan import SCHEDULES
+from distbench.spec.plan_changes import mesh_of
+from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
+from distbench.worker.questions import jobs_in, rank_of
+from distbench.worker.session import declared, load_scenario, variant_label
+
+# One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where.
+
+# A model of no more parameters that fails on shapes alone is run again with values: it may need them.
+MAX_REPEATED = 20_000_000
+# One of no more, in parameters and in what its batch holds, is run with values whatever shapes tell.
+SMALL = 2_000_000
+# What an index says that was to come from another rank; memory that FSDP2 has freed is out of bounds on all of them.
+NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
+# Parts of a batch whose gradients are held against each other.
+MOST_PARTS = 8
+TOO_LARGE = "and the model is too large to be tried with values"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """What came of trying a step.
+
+    Args:
+        problems: what keeps the plan from being applied, or the step from running.
+        why_not: what kept forward and backward from being tried; None where they were, or the plan was refused.
+        parameter_bytes: of the parameters that rank 0 holds.
+    """
+
+    problems: tuple[str, ...] = ()
+    why_not: str | None = None
+    parameter_bytes: int = 0
+
+
+def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -> Rehearsal:
+    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as this rank would.
+
+    `Skipped` where a part of the plan has nothing to do on this machine.
+
+    Args:
+        with_step: False applies the plan alone.
+    """
+    shapes, missing = None, ""
+    try:
+        shapes = ShapesOnly()
+    except Unsupported as reason:
+        missing = str(reason)
+    assert scenario.build_model is not None
+
+    def without_memory(model: nn.Module, context: RankContext, built: Any, *_: object) -> None:
+        if shapes is not None:
+            with shapes.on():
+                model.to_empty(device=context.device)
+                place_attributes(model, built, context.device, values=False)
+
+    built = blueprint(scenario.build_model, context.seed, with_values=False)
+    num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    if scenario.plan.ddp is not None:
+        require_fusable(scenario.plan.ddp, context.device)
+    try:
+        # DDP's buckets need values, and nothing of a model's shapes can be wrong for them.
+        plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
+        step = step_of(plain, context, built, without_memory)
+    except Skipped:
+        raise
+    except UserError as error:
+        return Rehearsal((str(error),))
+    except Exception as error:
+        # What plan_check does not know of, torch says when the plan is applied.
+        return Rehearsal((f"torch refuses the plan: {one_line_and_place(error)}",))
+    if shapes is None or not with_step:
+        return Rehearsal((), missing, parameter_bytes(step.model))
+    if step.has_buckets and num_parameters > MAX_REPEATED:
+        return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", parameter_bytes(step.model))
+    problems, why_not = _tried(step, shapes.on, scenario.plan.ddp, scenario.call)
+    if problems or why_not:
+        if num_parameters <= MAX_REPEATED:
+            problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
+        else:
+            problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
+    elif _is_small(step, num_parameters):
+        problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
+        # What ranks should have received is not there to be an index.
+        problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
+    return Rehearsal(problems, why_not, parameter_bytes(step.model))
+
+
+def _is_small(step: TrainingStep, num_parameters: int) -> bool:
+    """Whether a step on this machine's CPU takes no time: kernels refuse what shapes do not tell (dtypes, say)."""
+    numel = sum(tensor.numel() for _, tensor in tensors_of(step.batch.tree))
+    is_here = step.microbatches and all(one.device.type == "cpu" for _, one in tensors_of(step.microbatches[0]))
+    return bool(is_here) and num_parameters <= min(MAX_REPEATED, SMALL) and numel <= SMALL
+
+
+def _tried_with_values(
+    scenario: Scenario, context: RankContext, ddp: DdpPlan | None
+) -> tuple[tuple[str, ...], str | None]:
+    try:
+        step = step_of(scenario, context)
+    except UserError as error:
+        return (str(error),), None
+    problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
+    plan = scenario.step_plan
+    is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
+    if is_compared and not (problems or why_not or scenario.inference):
+        lacking = any(one.requires_grad and one.grad is None for one in step.model.parameters())
+        problems = tuple(_of_some_parts_only(scenario, step, context)) if lacking else ()
+    return problems, why_not
+
+
+def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankContext) -> Iterator[str]:
+    """A parameter whose gradient some ranks have and some do not, as data decide (an expert that no token chose): FSDP2
+    sums those that a rank has."""
+    _, count = context.index(BATCH_DIMS)
+    model = model_on_device(scenario, context, step.built)
+    found: list[set[str]] = []
+    for part in range(min(count, MOST_PARTS)):
+        model.zero_grad(set_to_none=True)
+        loss_of(scenario, model, step.batch.part(part, count, context.device)).backward()
+        found.append({name for name, parameter in model.named_parameters() if parameter.grad is not None})
+        if odd := sorted(found[0] ^ found[-1]):
+            some, none = (0, part) if odd[0] in found[0] else (part, 0)
+            yield (
+                f"parameter {odd[0]} gets a gradient from part {some} of the batch and none from part {none}; FSDP2 "
+                "sums what each rank has, and so ranks would wait for each other: have each part use it (add 0 times "
+                "its sum to the loss), or name it in FsdpPlan(ignored=...)"
+            )
+            return
+
+
+def _tried(
+    step: TrainingStep,
+    on: Callable[[], contextlib.AbstractContextManager[None]],
+    ddp: DdpPlan | None,
+    call: Callable[..., Any] | None,
+) -> tuple[tuple[str, ...], str | None]:
+    """The problems of one step, and why it could not be tried."""
+    tracker = _ForwardTracker(step.model, step.plan)
+    # Compiling takes longer than all the rest, and its time belongs to the run.
+    stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
+    try:
+        with on(), stance:
+            step.forward_backward(tracker.stamp)
+        tracker.problems += _without_gradient(step.model, ddp)
+        if ddp is not None and call is not None:
+            tracker.problems += of_forward(
+                f"call ({place_of(call)})", tracker.has_run, "DDP makes its reductions ready"
+            )
+        # Most optimizers ask for the value of a count of theirs; that is no reason to try all again with values.
+        with contextlib.suppress(NeedsValues), on():
+            tracker.phase = "the optimizer"
+            if step.optimizer is not None:
+                step.optimizer.step()
+    except Skipped:
+        raise
+    except NeedsValues as reason:
+        return (), f"{tracker.where()} {reason}, {TOO_LARGE}"
+    except (Unsupported, UserError) as error:
+        return (f"{tracker.where()} cannot run: {error}",), None
+    except Exception as error:
+        why = f"{one_line_and_place(error)}{step.batch.guessed()}{unregistered(step.built)}"
+        if call is not None and "DTensor" in why:
+            why = "; ".join([why, *of_forward(f"call ({place_of(call)})", tracker.has_run, "FSDP gathers parameters")])
+        return (f"{tracker.where()} cannot run: {why}",), None
+    return tuple(tracker.problems), None
+
+
+def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
+    """What DDP would wait for in vain."""
+    if ddp is None or ddp.find_unused_parameters or ddp.static_graph or ddp.fuse:
+        return []
+    ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
+    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) not in ignored]
+    lacking = [name for name, parameter in named if parameter.grad is None]
+    if not lacking:
+        return []
+    others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    what = f"parameter {lacking[0]}{others} gets no gradient, and DDP waits for it"
+    return [f"{what}; use DdpPlan(find_unused_parameters=True), or freeze it (requires_grad_(False))"]
+
+
+class _ForwardTracker:
+    """Which module runs and what it was given; it keeps its state when the model raises, to say where."""
+
+    def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
+        self.problems: list[str] = []
+        self._styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
+        self._at: list[str] = []
+        self.phase = "the model"
+        self.has_run = False  # the whole model, and not parts of it alone
+        for name, module in model.named_modules():
+            module.register_forward_pre_hook(partial(self._enter, name), prepend=True, with_kwargs=True)
+            module.register_forward_hook(self._leave)
+
+    def where(self) -> str:
+        """The innermost module whose forward has begun, its style, and what it was given; or the phase."""
+        return self._at[-1] if self._at else self.phase
+
+    def stamp(self) -> None:
+        """Forward and loss are over, or backward."""
+        self.phase = "backward"
+
+    def _enter(self, name: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
+        self.has_run = self.has_run or not name
+        style = self._styles.get(name)
+        under = f" under {type(style).__name__}" if style is not None else ""
+        given = [_text(one) for one in inputs] + [f"{key}={_text(one)}" for key, one in keywords.items()]
+        self._at.append(f"{name or 'the root'}{under}, given {' and '.join(given) or 'nothing'},")
+        inner = getattr(style, "prepare_module_input", style)
+        for key in getattr(inner, "input_kwarg_layouts", None) or ():
+            if key not in keywords:
+                self.problems.append(
+                    f"{name or 'the root'}{under} has a layout for input {key!r}, which is not passed by that name; "
+                    f"it was given {' and '.join(given) or 'nothing'}"
+                )
+
+    def _leave(self, module: nn.Module, inputs: object, output: Any) -> None:
+        self._at.pop()
+        if not self._at:
+            self.phase = f"the loss, given {_text(output)},"
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return type(value).__name__
+    text = f"{dtype_name(value.dtype)}{shape_text(value.shape)}"
+    return f"{text} as {''.join(map(str, value.placements))}" if hasattr(value, "placements") else text
+
+
+# Of this process, for looking for meshes that work, all variants of a scenario together.
+SEARCH_S = 15.0
+MANY = 16  # ranks along a mesh dim of which every size is tried
+
+
+def plan_problems(job: Job) -> Iterator[dict[str, Any]]:
+    """For each variant: `label` and `problems`. Where there are some, `works`: a mesh that has been tried and has none,
+    or null; where there are none why it is skipped, or `num_parameters`, `parameter_bytes` of a rank, `advice`:
+    sentences, and `not_tried`: why no step was tried, or null."""
+    find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
+    function = load_scenario(Path(job.file), job.scenario)
+    for variant in job.variants:
+        yield {"label": variant_label(job, variant), **_of_variant(function, variant, job, find)}
+
+
+def all_plan_problems(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """For each job one entry a variant, as `plan_problems` has them."""
+    return [[*plan_problems(job)] for job in jobs_in(records)]
+
+
+def _of_variant(
+    function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
+) -> dict[str, Any]:
+    """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
+    try:
+        scenario = declared(function, variant)
+        answer = answer_on(mesh_of(variant, job.mesh), scenario, job)
+        step_fails = answer.pop("step_fails", False)
+        if found := answer["problems"]:
+            may_fit = step_fails or all("mesh dim" in problem for problem in found)
+            answer["works"] = find(scenario) if may_fit else None
+        return answer
+    except UserError as error:
+        return {"problems": [str(error)]}
+    except (Exception, SystemExit) as error:
+        return {"problems": [f"the scenario raises {one_line(error)}"]}
+
+
+def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
+    """What `answers` says of a variant, without a mesh that works, on a mesh of that shape: rank 0's answer, and what
+    keeps other ranks from a step."""
+    with fake_ranks(shape) as mesh:
+        answer = answer_of(scenario, rank_of(mesh, job, job.device))
+    if "parameter_bytes" not in answer:
+        return answer
+    tried = _other_ranks(scenario, shape)
+    for rank in [*tried, *(rank for rank in _ranks_of_a_function(scenario, shape) if rank not in tried)]:
+        with fake_ranks(shape, rank=rank) as mesh:
+            if found := rehearse(scenario, rank_of(mesh, job, job.device), with_step=rank in tried).problems:
+                return {"problems": [f"on rank {rank}: {problem}" for problem in found], "step_fails": True}
+    return answer
+
+
+def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
+    """Ranks whose step may fail where rank 0's does not.
+
+    Of inference the last one: a token that cannot be split may be all rank 0's. Of a pipeline the first one that has
+    the last stage and with it the loss, where that is not rank 0.
+    """
+    if scenario.inference:
+        return [mesh_size(shape) - 1]
+    pipeline = scenario.step_plan.pipeline
+    if pipeline is None or SCHEDULES[pipeline.schedule].is_v or shape[pipeline.mesh_dim] == 1:
+        return []
+    names = list(shape)
+    stride = math.prod(shape[name] for name in names[names.index(pipeline.mesh_dim) + 1 :])
+    return [(shape[pipeline.mesh_dim] - 1) * stride]
+
+
+def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
+    """Ranks on which a function of the user's own is called, as it may raise on one only; of many the first ones, rank
+    0's neighbours along each mesh dim, and the last one."""
+    if not callable(scenario.step_plan.tp):
+        return []
+    size = mesh_size(shape)
+    strides = itertools.accumulate(reversed([*shape.values()]), int.__mul__)
+    return sorted({*range(1, min(size, MANY)), size - 1, *strides} & set(range(1, size)))
+
+
+def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
+    """What `answers` says of a variant, without a mesh that works; `step_fails` where a step did not run."""
+    if scenario.build_model is None:
+        return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
+    if scenario.make_batch is None:
+        return {"problems": [NEEDS_A_BATCH]}
+    built, batch = blueprint(scenario.build_model, context.seed, with_values=False), batch_of(scenario)
+    num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
+    if found := problems(built.model, batch, scenario.step_plan, context):
+        return {"problems": found}
+    step_case(scenario, "the scenario", built, batch)
+    try:
+        tried = rehearse(scenario, context)
+    except Skipped as reason:
+        return {"problems": [], "skipped": str(reason)}
+    if tried.problems:
+        return {"problems": list(tried.problems), "step_fails": True}
+    sizes = {"num_parameters": num_parameters, "parameter_bytes": tried.parameter_bytes}
+    return {"problems": [], "not_tried": tried.why_not, "advice": _advice(scenario, built.model), **sizes}
+
+
+def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
+    """What works, and may cost more than one expects."""
+    given = getattr(scenario.step_plan.fsdp, "mixed_precision", None)
+    policies = [*given.values()] if isinstance(given, Mapping) else [given]
+    held = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    policy = next(
+        (one for one in policies if one and not one.reduce_dtype and one.param_dtype not in (None, held)), None
+    )
+    if policy is None:
+        return []
+    own, gathered = dtype_name(held), dtype_name(policy.param_dtype)
+    return [
+        f"mixed_precision sets no reduce_dtype: torch {torch.__version__} reduces gradients in "
+        f"{dtype_name(reduction_dtype(policy, held))} (torch 2.15 and newer in {own}, older ones in {gathered}); set "
+        f"reduce_dtype for the same bytes on every version"
+    ]
+
+
+def _mesh_that_works(
+    job: Job, until: float, worked: list[dict[str, int]], scenario: Scenario
+) -> Mapping[str, int] | None:
+    """The mesh of the most ranks, no mesh dim larger than it is, that passes this check; None where time runs out.
+
+    Those that worked for other variants are tried first.
+    """
+    for other in [*worked, *smaller_meshes(job.mesh)]:
+        if time.process_time() > until:
+            break
+        if not answer_on(other, scenario, job)["problems"]:
+            worked[:] = [other]
+            return other
+    return None
+
+
+def smaller_meshes(given: Mapping[str, int]) -> list[dict[str, int]]:
+    """Meshes whose mesh dims are no larger, the most ranks first; of long mesh dims only sizes that may well do."""
+    sizes = [
+        [size for size in range(1, most + 1) if most <= MANY or most % size == 0 or size & (size - 1) == 0]
+        for most in given.values()
+    ]
+    meshes = [dict(zip(given, chosen, strict=True)) for chosen in itertools.product(*sizes)]
+    return sorted((mesh for mesh in meshes if mesh != given), key=mesh_size, reverse=True)

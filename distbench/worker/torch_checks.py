@@ -1,0 +1,245 @@
+"""What this torch can do: by name, by behaviour, and whether two methods see the same collectives of a step."""
+
+import contextlib
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+
+from distbench.cases.redistribution import redistribution_cases
+from distbench.cases.step import step_cases
+from distbench.observe.trace import StepTrace
+from distbench.planning.profile import COLLECTIVES, Line, Profile
+from distbench.ranks.case import CaseSpec
+from distbench.ranks.context import RankContext
+from distbench.ranks.device import Accelerator, nccl_version
+from distbench.ranks.failure import one_line
+from distbench.ranks.measure import no_stamp
+from distbench.simulate.recorded_step import recorded
+from distbench.spec import FsdpPlan, Job, ParallelPlan, PipelinePlan, Redistributions, Scenario, UserError
+from distbench.spec.devices import ACCELERATORS, built_for, known_device
+from distbench.spec.placements import PLANNERS
+from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
+from distbench.torch_private import Forwarding, Skipped, fake_ranks, needs_newer, probe
+from distbench.worker.questions import jobs_in, rank_of
+from distbench.worker.session import declared, load_scenario, variant_label
+
+
+def checks(_: None = None) -> list[dict[str, Any]]:
+    """Each check as name, ok, found and advice."""
+    version, outside = torch.__version__, outside_of_support(torch.__version__)
+    distributed = dist.is_available()
+    rows = [
+        # A newer torch is worth a warning; what it really lacks the rows below show.
+        _row("torch version", not outside, version, outside)
+        | ({} if release(version) < OLDEST else {"mark": "warning"}),
+        _row("torch.distributed", distributed, str(distributed), "install a torch built with distributed"),
+        _row("gloo", distributed and dist.is_gloo_available(), "CPU backend", "install a torch built with gloo"),
+        *accelerator_checks(),
+    ]
+    for found in probe():
+        internal = found.internal
+        too_old = needs_newer(internal.feature)
+        advice = f"cases that need {internal.feature} are reported as unsupported"
+        row = _row(
+            internal.name,
+            found.missing is None,
+            found.missing or internal.feature,
+            advice if too_old else f"{advice}; use {SUPPORTED}",
+        )
+        rows.append(row | {"mark": "TOO OLD"} if too_old else row)
+    return rows
+
+
+def accelerator_checks() -> list[dict[str, Any]]:
+    """The accelerator that most have, and whatever else torch has devices of, each with its backend; `device` is
+    torch's name of it."""
+    found = []
+    for place, name in enumerate(ACCELERATORS):
+        used = Accelerator(name)
+        if place and not used.is_available:
+            continue
+        backend, shown = used.backend, used.platform.upper()
+        devices = f"{used.num_devices} x {_name_of(used)}, {shown} {used.version}" if used.is_available else ""
+        has_backend = dist.is_available() and dist.is_backend_available(backend)
+        version = nccl_version() if has_backend and backend == known_device(ACCELERATORS[0]).backend else None
+        wanted = shown if used.is_available else built_for(name)
+        advice = f"to measure GPUs, install a torch built for {wanted} and its driver"
+        told = f"{shown} backend{f', version {version}' if version else ''}"
+        rows = [
+            _row(shown, used.is_available, devices or f"no {shown} device", advice),
+            _row(backend.upper(), has_backend, told, advice),
+        ]
+        found += [row | {"device": name} for row in rows]
+    return found
+
+
+def _name_of(used: Accelerator) -> str:
+    """Of its first device, or why that does not answer: one whose driver hangs on to it, or that fell off the bus."""
+    try:
+        return used.name_of(0)
+    except RuntimeError as error:
+        return f"devices that do not answer ({one_line(error)})"
+
+
+def _row(name: str, ok: bool, found: str, advice: str) -> dict[str, Any]:
+    return {"name": name, "ok": bool(ok), "found": found, "advice": advice}
+
+
+def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
+    """What two methods see of each step of each job, on a fake process group.
+
+    Returns:
+        For each job one entry a step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known owner,
+        "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped" or "failed"
+        with a reason; none for a scenario without a model.
+    """
+    jobs = jobs_in(records)
+    found: dict[int, list[dict[str, Any]]] = {}
+    meshes = [tuple(job.mesh.items()) for job in jobs]
+    # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
+    for shape in dict.fromkeys(meshes):
+        with fake_ranks(dict(shape)) as mesh:
+            context, forwarding = rank_of(mesh, jobs[0]), Forwarding(mesh)
+            for index in [index for index, other in enumerate(meshes) if other == shape]:
+                found[index] = [*_of_job(jobs[index], context, forwarding)]
+    return [found[index] for index in range(len(jobs))]
+
+
+def _of_job(job: Job, context: RankContext, forwarding: Forwarding) -> Iterator[dict[str, Any]]:
+    try:
+        function = load_scenario(Path(job.file), job.scenario)
+        for variant in job.variants:
+            for case_spec in step_cases(declared(function, variant), variant_label(job, variant), context):
+                yield {"case_id": case_spec.case.id, **differences_of_step(case_spec, forwarding)}
+    except UserError:
+        raise
+    except Exception as error:
+        traceback.print_exc()
+        yield {"case_id": job.scenario, "failed": one_line(error)}
+
+
+def differences_of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str, Any]:
+    """One step seen by two methods: `num_rows`, `num_owned`, `counts` and `differences`, or why it was skipped."""
+    try:
+        with case_spec.open() as opened_case:
+            assert isinstance(opened_case.trace, StepTrace)
+            _, [traced] = opened_case.trace.forwarded(forwarding, 1)
+            dispatched = opened_case.trace.dispatched()
+            forwarded = [row.what for row in traced.rows]
+            found = opened_case.trace.differing(forwarded, dispatched)
+    except Skipped as reason:
+        return {"skipped": str(reason)}
+    return {
+        "num_rows": len(forwarded),
+        "num_owned": sum(row.owner_known for row in forwarded),
+        "counts": Counter(f"{row.mesh_dim} {row.kind}" for row in forwarded),
+        "differences": found,
+    }
+
+
+# `python -m distbench.worker.torch_checks`: what works with this torch, tried on fake process groups.
+#
+# It answers one row per feature: {"feature": its name, "failed": why it does not work, or null}.
+
+MESH = {"dp_shard": 2, "tp": 2}
+SIZE = 8
+# Calibrated planning and the direct exchange plan by a profile; which figures it has does not matter here.
+PROFILE = Profile(
+    *("made up", "gloo", torch.__version__, MESH),
+    tuple(Line(op, name, size, 1e-3, 1e-9) for op in COLLECTIVES for name, size in MESH.items()),
+)
+
+
+class TwoLayers(nn.Module):
+    """Two linear layers, which are FSDP units or stages of a pipeline."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(2))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """One layer after the other."""
+        for layer in self.layers:
+            x = torch.relu(layer(x))
+        return x
+
+
+def _step(plan: ParallelPlan) -> Scenario:
+    return Scenario(
+        build_model=TwoLayers,
+        make_batch=lambda: (torch.zeros(4, SIZE), torch.zeros(4, SIZE)),
+        loss=nn.functional.mse_loss,
+        optimizer=partial(torch.optim.SGD, lr=0.1),
+        plan=plan,
+    )
+
+
+FSDP = _step(ParallelPlan(fsdp=FsdpPlan(wrap=("layers.*",))))
+PIPELINE = _step(ParallelPlan(pipeline=PipelinePlan("1f1b"), microbatches=2))
+
+
+@contextlib.contextmanager
+def _fake_rank(mesh: dict[str, int]) -> Iterator[tuple[DeviceMesh, RankContext]]:
+    with fake_ranks(mesh) as devices:
+        assert dist.group.WORLD is not None
+        yield devices, RankContext(0, torch.device("cpu"), devices, "gloo", dist.group.WORLD, seed=0)
+
+
+def trace_a_step() -> None:
+    """Two methods see the same collectives in a step under FSDP2."""
+    with _fake_rank({"dp_shard": 2}) as (mesh, context):
+        (case_spec,) = step_cases(FSDP, "doctor", context)
+        compared = differences_of_step(case_spec, Forwarding(mesh))
+    if compared["differences"] or not compared["num_rows"]:
+        raise RuntimeError("; ".join(compared["differences"]) or "no collective was seen")
+
+
+def simulate(scenario: Scenario, mesh: dict[str, int]) -> None:
+    """A step is recorded on the simulated device, with collectives or messages."""
+    if not recorded(scenario, "doctor", "", mesh).recording.collectives:
+        raise RuntimeError("no collective was recorded")
+
+
+def redistribute(planner: str) -> None:
+    """A planner moves rows of a tensor to columns."""
+    pair = (("R", "S(0)"), ("R", "S(1)"))
+    scenario = Scenario(redistributions=(Redistributions((SIZE, SIZE), (pair,), planners=(planner,)),))
+    with _fake_rank(MESH) as (_, context):
+        (case_spec,) = redistribution_cases(scenario, replace(context, profile=PROFILE))
+        with case_spec.open() as opened_case:
+            moved: Any = opened_case.call(no_stamp)
+    shape = tuple((moved.to_local() if hasattr(moved, "to_local") else moved).shape)
+    if shape != (SIZE, SIZE // MESH["tp"]):
+        raise RuntimeError(f"the result's local shape is {shape}")
+
+
+FEATURES: dict[str, Callable[[], None]] = {
+    # Simulations come first: autograd must not have run backward before it gets to know the simulated device.
+    "simulated FSDP2 steps (simulate, sweep --hardware)": partial(simulate, FSDP, {"dp_shard": 2}),
+    "simulated pipelines": partial(simulate, PIPELINE, {"pp": 2}),
+    "tracing (run --trace-paths)": trace_a_step,
+    **{f"redistribution by {name}": partial(redistribute, name) for name in PLANNERS},
+}
+
+
+def behaviour(_: None = None) -> list[dict[str, str | None]]:
+    """Try every feature."""
+    rows: list[dict[str, str | None]] = []
+    for feature, attempt in FEATURES.items():
+        failed = None
+        try:
+            attempt()
+        except Exception as error:
+            traceback.print_exc()
+            failed = one_line(error)
+        rows.append({"feature": feature, "failed": failed})
+    return rows
