@@ -1,6 +1,6 @@
 """distbench: what a parallelism plan costs on this hardware, and which part of it costs that.
 
-From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.statistics(a, b)` do what
+From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.compare(a, b)` do what
 the commands do (docs/python.md). In training code: `with distbench.calibrated_planning("profile.json"): ...` lets
 DTensor plan by a measured profile, and `distbench.DirectRedistribution` moves a tensor in one exchange.
 """

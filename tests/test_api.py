@@ -106,7 +106,7 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
         (lambda: distbench.run(), "run needs a SCENARIO"),
         (lambda: distbench.load("nowhere"), "run nowhere does not exist: it is no file or folder here"),
         (lambda: distbench.load(), "load needs a run file"),
-        (lambda: distbench.statistics("nowhere", "there"), "run nowhere does not exist: it is no file or folder here"),
+        (lambda: distbench.compare("nowhere", "there"), "run nowhere does not exist: it is no file or folder here"),
     ],
 )
 def test_what_the_caller_can_mend_is_raised(call: Any, says: str, known_host: None) -> None:
@@ -132,5 +132,5 @@ def test_runs_are_a_sequence_and_go_by_their_scenario(tmp_path: Path) -> None:
 def test_importing_the_room_of_that_name_leaves_the_function() -> None:
     import distbench.statistics.verdicts
 
-    assert inspect.isfunction(distbench.statistics)
-    assert distbench.statistics.__module__ == "distbench.cli.api"
+    assert inspect.isfunction(distbench.compare)
+    assert distbench.compare.__module__ == "distbench.cli.api"

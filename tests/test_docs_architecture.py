@@ -1,4 +1,4 @@
-"""docs/architecture.md against the walls; what the docs name, and the patches of docs/examples, against the tree."""
+"""docs/architecture.md against the layers; what the docs name, and the patches of docs/examples, against the tree."""
 
 import ast
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from conftest import ROOT
 from processes import Children
-from test_walls import MAY_IMPORT
+from test_layers import MAY_IMPORT
 
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 EXAMPLES = sorted((ROOT / "docs" / "examples").glob("*.patch"))
@@ -17,22 +17,19 @@ MAX_FILES = 4
 # What a page names is meant from the project's root, or from the package.
 ROOTS = (ROOT, ROOT / "distbench")
 FOLDERS = ("distbench", "benchmarks", "docs", "profiles", "scenarios", "signatures", "tests")
-ROOMS = {room.split(".")[0] for room in MAY_IMPORT}
 
 
-def room(name: str) -> str:
-    """`worker/rank/` or `cli.py` as the walls name it."""
-    return name.strip("` /").removesuffix(".py").replace("/", ".").removesuffix(".__init__")
-
-
-def rooms_of_page() -> dict[str, set[str]]:
-    section = (ROOT / "docs" / "architecture.md").read_text().split("\n## Rooms\n")[1].split("\n## ")[0]
+def packages_of_page() -> dict[str, set[str]]:
+    section = (ROOT / "docs" / "architecture.md").read_text().split("\n## Packages\n")[1].split("\n## ")[0]
     rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in section.splitlines() if "|" in line]
-    return {room(name): {room(other) for other in others.split(",") if other} for name, _, others in rows[2:]}
+    return {
+        name.strip("`/").removesuffix(".py"): {other.strip() for other in others.split(",") if other}
+        for name, _, others in rows[2:]
+    }
 
 
-def test_the_table_of_rooms_is_what_the_walls_hold() -> None:
-    assert rooms_of_page() == MAY_IMPORT
+def test_the_table_of_packages_is_what_the_layers_hold() -> None:
+    assert packages_of_page() == MAY_IMPORT
 
 
 def test_the_page_stays_short() -> None:
@@ -42,7 +39,7 @@ def test_the_page_stays_short() -> None:
 def named_paths(text: str) -> set[str]:
     """Files and folders in backticks, of the project or the package; NAME stands for one that is yet to be."""
     spans = re.findall(r"`([\w./-]+(?:/|\.\w+))`", text)
-    return {span for span in spans if span.split("/")[0] in {*FOLDERS, *ROOMS} and "NAME" not in span}
+    return {span for span in spans if span.split("/")[0] in {*FOLDERS, *MAY_IMPORT} and "NAME" not in span}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

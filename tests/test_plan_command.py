@@ -145,10 +145,10 @@ def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.Monk
         return plain(self, placements, order)
 
     monkeypatch.setattr(_redistribute.DTensorRedistributePlanner, "get_next_state", counted)
-    kept = questions.paths(request)
+    kept = questions.plan_paths(request)
     assert set(worked_out.values()) == {1}
     monkeypatch.setattr(questions, "remembered_steps", contextlib.nullcontext)
-    assert questions.paths(request) == kept and max(worked_out.values()) > 1
+    assert questions.plan_paths(request) == kept and max(worked_out.values()) > 1
 
 
 @pytest.mark.parametrize(

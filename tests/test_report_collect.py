@@ -116,7 +116,7 @@ def test_where_no_scenario_is_meant_a_bare_name_that_is_no_path_is_refused_and_n
     for ask in (
         lambda: collect((Path("s"),), None),
         lambda: distbench.load("s"),
-        lambda: distbench.statistics("s", "t"),
+        lambda: distbench.compare("s", "t"),
         lambda: one_trace(Path("s")),
     ):
         with pytest.raises(UserError, match=r"^run s does not exist: it is no file or folder here; give a run file"):

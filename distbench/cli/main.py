@@ -163,7 +163,7 @@ def say_once(text: str) -> None:
     return None
 
 
-# Each is in the file of its name in commands/.
+# Each is in the file of its name in cli/.
 _MEASURING = ("run", "ab", "calibrate")
 _READING = ("report", "history", "export", "compare", "gate", "baseline")
 _PLANNING = ("check", "plan", "signature", "simulate", "sweep")

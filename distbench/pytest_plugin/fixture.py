@@ -254,7 +254,7 @@ class MeasuredCase:
             UserError: the other case is of another launch, so the two did not take turns; or it is this very case.
         """
         if self.run_file != other.run_file:
-            raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.search(...)")
+            raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.sweep(...)")
         if self.id == other.id:
             raise UserError(f"{self.id} is compared with itself; give another case of its sweep")
         found = self.sweep.ratios

@@ -555,3 +555,7 @@ def _object(kinds: Kinds, needed: Sequence[str] = (), **inner: Schema) -> Schema
 
 def _either(condition: Schema, one: Schema, other: Schema) -> Schema:
     return {"if": condition, "then": one, "else": other}
+
+
+if __name__ == "__main__":
+    print(json.dumps(run_file_schema(), indent=1))

@@ -108,7 +108,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         "reduction": REDUCTIONS[next(iter(_operators(target)), "sum")],
         **_prose(failure, versions, math.prod(mesh_shape), file_name),
     }
-    template = resources.files("distbench.report.redistributions").joinpath(TEMPLATE).read_text(encoding="utf-8")
+    template = resources.files("distbench.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
     text = _kept(template, _words(failure, source, target, versions))
     return Template(text).substitute({name: str(value) for name, value in fields.items()})
 

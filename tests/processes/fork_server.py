@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 from distbench.processes.supervisor import PARENT_PID, die_with_parent
 
 IMPORTED = (
-    "distbench.cli",
+    "distbench.cli.main",
     "distbench.worker.session",
     "matplotlib.figure",
     "pandas",

@@ -1,4 +1,5 @@
-"""The walls between rooms, held by reading imports; and what importing the command line must not load."""
+"""Layers, read from imports: which package may import which, where torch and private names may stand, no cycles; and
+what importing the command line must not load."""
 
 import ast
 from collections.abc import Iterator
@@ -11,119 +12,73 @@ from processes import Children
 
 PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "ruptures", "jinja2")
-# Room to the rooms of distbench it may import, itself apart. A room is a folder of distbench/, a folder of
-# distbench/worker/, or a file that lies in neither. A new one is named in docs/architecture.md too.
+# Package (or file of the top level) to the packages that it may import; docs/architecture.md has the same table.
 MAY_IMPORT = {
-    "__init__": {"version", "api", "spec", "costmodel", "worker.redistribute", "worker.torch_internals"},
-    "__main__": {"cli", "spec"},
-    "ab": {"spec", "runs", "compare", "gate", "processes"},
-    "api": {"cli", "commands", "spec", "runs", "gate"},
-    "advise": {"spec", "runs", "costmodel", "planning", "render", "ask_child"},
-    "ask_child": {"spec", "processes"},
-    "check_plans": {"spec", "launch", "render", "ask_child"},
-    "cli": {"version", "spec", "commands", "doctor"},
-    "commands": {
-        *("spec", "runs", "compare", "render", "launch", "costmodel", "check_plans", "dry_run"),
-        *("report", "advise", "signature", "simulate", "sweep", "gate", "ab", "history", "nodes", "links"),
-    },
-    "compare": {"spec"},
-    "costmodel": {"spec", "runs", "compare", "render", "simulate"},
-    "doctor": {"spec", "runs", "launch", "ask_child"},
-    "dry_run": {"spec", "runs", "ask_child"},
-    "gate": {"spec", "runs", "compare", "render"},
-    "history": {"spec", "runs", "render"},
-    "laboratory": {"spec", "runs", "compare", "planning", "render"},
-    "launch": {"spec", "runs", "costmodel", "processes"},
-    "links": {"spec", "runs", "compare", "render"},
-    "nodes": {"spec", "launch", "processes"},
-    "planning": {"spec", "costmodel"},
-    "processes": set(),
-    "pytest_plugin": {"spec", "runs", "compare", "launch"},
-    "render": {"spec"},
-    "report": {"spec", "runs", "compare", "costmodel", "render", "traces", "laboratory", "links"},
-    "runs": {"spec", "compare"},
-    "signature": {"spec", "runs", "render", "ask_child"},
-    "simulate": {"spec", "runs", "render", "ask_child"},
-    "spec": set(),
-    "sweep": {"spec", "runs", "compare", "render", "traces", "launch", "simulate", "version", "processes"},
-    "traces": {"spec", "runs", "compare", "render"},
-    "version": set(),
-    "worker": {"spec"},
-    "worker.__main__": {"spec", "processes", "worker.session", "worker.rank"},
-    "worker.writing_rows": {"spec", "runs", "worker.rank"},
-    "worker.changed_plan": {"spec"},
-    "worker.plan_code": {"spec"},
-    "worker.launcher": {"spec", "runs", "processes", "worker.rank", "worker.session", "worker.torch_internals"},
-    "worker.session": {
-        *("spec", "runs", "costmodel", "worker.pass_plan", "worker.writing_rows", "worker.runner", "worker.cases"),
-        *("worker.changed_plan", "worker.hosts", "worker.rank", "worker.torch_internals"),
-    },
-    "worker.hosts": {"spec", "worker.rank"},
-    "worker.pass_plan": {"spec", "compare", "worker.rank"},
-    "worker.runner": {
-        "spec",
-        "runs",
-        "compare",
-        "worker.pass_plan",
-        "worker.writing_rows",
-        "worker.tracing",
-        "worker.rank",
-        "worker.torch_internals",
-    },
-    "worker.children": {
-        *(
-            "spec",
-            "costmodel",
-            "planning",
-            "simulate",
-            "worker.session",
-            "worker.changed_plan",
-            "worker.cases",
-            "worker.tracing",
-        ),
-        *("worker.plans", "worker.rank", "worker.redistribute", "worker.simulated", "worker.torch_internals"),
-        *("worker.inference", "worker.plan_code", "worker.models"),
-    },
-    "worker.cases": {
-        *("spec", "runs", "costmodel", "planning", "worker.tracing", "worker.plans", "worker.redistribute"),
-        *("worker.rank", "worker.links", "worker.dtensor_operators", "worker.inference", "worker.pipelines"),
-        "worker.models",
-        "worker.torch_internals",
-    },
-    "worker.dtensor_operators": {
-        *("spec", "runs", "worker.redistribute", "worker.rank", "worker.tracing", "worker.torch_internals"),
-    },
-    "worker.inference": {"spec", "worker.models", "worker.plans", "worker.rank", "worker.torch_internals"},
-    "worker.models": {"spec", "worker.rank"},
-    "worker.links": {"spec", "runs", "worker.rank"},
-    "worker.tracing": {
-        *("spec", "runs", "compare", "worker.plans", "worker.pipelines", "worker.rank", "worker.torch_internals"),
-        "worker.models",
-    },
-    "worker.plans": {
-        *("spec", "worker.models", "worker.pipelines", "worker.redistribute", "worker.rank", "worker.torch_internals"),
-    },
-    "worker.pipelines": {"spec", "compare", "worker.rank", "worker.torch_internals"},
-    "worker.redistribute": {
-        "spec",
-        "runs",
-        "compare",
-        "costmodel",
+    "__init__": {"cli", "planning", "redistribute", "spec", "torch_private", "version"},
+    "__main__": {"cli", "processes"},
+    "cases": {"observe", "planning", "plans", "ranks", "records", "redistribute", "spec", "torch_private"},
+    "cli": {
+        "judge",
+        "launch",
         "planning",
-        "worker.rank",
-        "worker.torch_internals",
+        "processes",
+        "records",
+        "report",
+        "search",
+        "show",
+        "simulate",
+        "spec",
+        "statistics",
+        "version",
     },
-    "worker.simulated": {
-        *("spec", "simulate", "worker.cases", "worker.inference", "worker.plans", "worker.rank", "worker.tracing"),
-        "worker.models",
-        "worker.torch_internals",
+    "judge": {"processes", "records", "show", "spec", "statistics"},
+    "launch": {"planning", "processes", "records", "spec"},
+    "observe": {"plans", "ranks", "records", "spec", "statistics", "torch_private"},
+    "planning": {"processes", "records", "show", "spec"},
+    "plans": {"ranks", "redistribute", "spec", "statistics", "torch_private"},
+    "processes": {"spec"},
+    "pytest_plugin": {"launch", "records", "spec", "statistics"},
+    "ranks": {"planning", "records", "spec", "statistics"},
+    "records": {"spec", "statistics"},
+    "redistribute": {"planning", "ranks", "records", "spec", "statistics", "torch_private"},
+    "report": {"judge", "planning", "records", "show", "spec", "statistics"},
+    "search": {"launch", "processes", "records", "report", "show", "simulate", "spec", "statistics", "version"},
+    "show": {"spec"},
+    "simulate": {
+        "cases",
+        "observe",
+        "planning",
+        "plans",
+        "processes",
+        "ranks",
+        "records",
+        "show",
+        "spec",
+        "torch_private",
     },
-    "worker.rank": {"spec", "runs", "compare", "costmodel"},
-    "worker.torch_internals": {"spec", "costmodel", "planning"},
+    "spec": set(),
+    "statistics": {"spec"},
+    "torch_private": {"planning", "spec"},
+    "worker": {
+        "cases",
+        "observe",
+        "planning",
+        "plans",
+        "processes",
+        "ranks",
+        "records",
+        "simulate",
+        "spec",
+        "statistics",
+        "torch_private",
+    },
+    "version": set(),
 }
-# Rooms that draw or hold frames; each imports pandas and matplotlib inside functions.
-FRAMES = ("advise", "api", "costmodel", "gate", "history", "laboratory", "links", "render", "report", "runs", "sweep")
-FRAMES += ("traces",)
+# Where torch may be imported: packages of code that ranks run, and the files of simulate/ that record a step.
+TORCH_PACKAGES = {"cases", "observe", "plans", "ranks", "redistribute", "torch_private", "worker"}
+TORCH_FILES = {"simulate/recorded_step.py", "simulate/recorder.py", "simulate/sim_device.py"}
+# Packages that draw or hold frames; each imports pandas and matplotlib inside functions.
+FRAMES = {"cli", "judge", "planning", "records", "report", "search", "show"}
 # Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').
 NO_PUBLIC_NAME = {
     "_fields",
@@ -140,16 +95,13 @@ def module_of(path: Path) -> str:
     return ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
 
 
-def room_of(path: Path) -> str:
-    parts = path.relative_to(PACKAGE).with_suffix("").parts
-    if parts[0] != "worker":
-        return parts[0]
-    return "worker" if parts == ("worker", "__init__") else ".".join(parts[:2])
+def package_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).with_suffix("").parts[0]
 
 
 FILES = sorted(PACKAGE.rglob("*.py"))
 MODULES = {module_of(path): path for path in FILES}
-ROOMS = sorted({room_of(path) for path in FILES})
+PACKAGES = sorted({package_of(path) for path in FILES})
 
 
 @cache
@@ -176,31 +128,53 @@ def our_modules(path: Path) -> set[str]:
     return {name if name in MODULES else name.rpartition(".")[0] for name in ours} - {module_of(path)}
 
 
-@pytest.mark.parametrize("room", ROOMS)
-def test_a_room_imports_only_what_it_may(room: str) -> None:
-    assert room in MAY_IMPORT, f"room {room} is new: say in MAY_IMPORT and docs/architecture.md what it may import"
+@pytest.mark.parametrize("package", PACKAGES)
+def test_a_package_imports_only_what_it_may(package: str) -> None:
+    assert package in MAY_IMPORT, f"package {package} is new: add what it may import here and to docs/architecture.md"
     for path in FILES:
-        if room_of(path) != room:
-            continue
-        for module in our_modules(path):
-            other = room_of(MODULES[module])
-            assert other == room or other in MAY_IMPORT[room], f"{path} imports {module}"
-        for name in imported(path):
-            package = name.split(".")[0]
-            assert package != "torch" or room.startswith("worker"), f"{path} imports torch"
-            assert package not in ("pandas", "matplotlib") or room in FRAMES, f"{path} imports {name}"
+        if package_of(path) == package:
+            assert broken_rules(path, package) == []
 
 
-def test_rooms_and_files_stand_in_no_circle() -> None:
+def broken_rules(path: Path, package: str) -> list[str]:
+    """What a file imports and may not, each with what to do about it."""
+    name = path.relative_to(PACKAGE).as_posix()
+    broken = []
+    for module in sorted(our_modules(path)):
+        other = package_of(MODULES[module])
+        if other != package and other not in MAY_IMPORT[package]:
+            broken.append(
+                f"{name} may not import {module}: move what it needs to a package that {package} may import, or add "
+                f"{other!r} to {package!r} in MAY_IMPORT and docs/architecture.md with a reason"
+            )
+    for imports in sorted(imported(path)):
+        library = imports.split(".")[0]
+        if library == "torch" and package not in TORCH_PACKAGES and name not in TORCH_FILES:
+            broken.append(
+                f"{name} may not import torch: ask processes/child.py, or move the code to a package of ranks"
+            )
+        if library in ("pandas", "matplotlib") and package not in FRAMES:
+            broken.append(f"{name} may not import {library}: move the frame to report/ and the picture to show/")
+    return broken
+
+
+def test_a_broken_rule_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    path = PACKAGE / "cases" / "call.py"
+    monkeypatch.setitem(MAY_IMPORT, "cases", set())
+    assert any("cases/call.py may not import distbench.ranks" in line for line in broken_rules(path, "cases"))
+    assert broken_rules(path, "spec")  # a package without torch
+
+
+def test_neither_packages_nor_files_import_one_another_in_a_cycle() -> None:
     files = {module: our_modules(path) for module, path in MODULES.items()}
-    rooms: dict[str, set[str]] = {room: set() for room in ROOMS}
+    packages: dict[str, set[str]] = {package: set() for package in PACKAGES}
     for module, path in MODULES.items():
-        rooms[room_of(path)] |= {room_of(MODULES[other]) for other in files[module]} - {room_of(path)}
-    assert circle_in(files) is None
-    assert circle_in(rooms) is None
+        packages[package_of(path)] |= {package_of(MODULES[other]) for other in files[module]} - {package_of(path)}
+    assert cycle_in(files) is None
+    assert cycle_in(packages) is None
 
 
-def circle_in(graph: dict[str, set[str]]) -> list[str] | None:
+def cycle_in(graph: dict[str, set[str]]) -> list[str] | None:
     """Nodes that import one another, one after the other; None where there are none."""
     done: set[str] = set()
 
@@ -217,9 +191,9 @@ def circle_in(graph: dict[str, set[str]]) -> list[str] | None:
     return next((found for node in sorted(graph) if (found := visit(node, []))), None)
 
 
-def test_a_circle_is_found() -> None:
-    assert circle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
-    assert circle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
+def test_a_cycle_is_found() -> None:
+    assert cycle_in({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert cycle_in({"a": {"b", "c"}, "b": {"c"}, "c": set()}) is None
 
 
 def private_names(tree: ast.Module) -> Iterator[tuple[int, str]]:
@@ -244,10 +218,10 @@ def is_private(name: str) -> bool:
     return name.startswith("_") and not name.startswith("__") and name not in NO_PUBLIC_NAME
 
 
-def test_private_names_are_taken_in_one_room_only() -> None:
+def test_private_names_are_taken_in_one_package_only() -> None:
     """Of torch, and of one another: what begins with an underscore belongs to the file that defines it."""
     for path in FILES:
-        if room_of(path) != "worker.torch_internals":
+        if package_of(path) != "torch_private":
             assert list(private_names(tree_of(path))) == [], path
 
 
@@ -292,7 +266,7 @@ for name in sys.argv[2].split(","):
 """
 
 
-def test_importing_a_light_room_loads_nothing_heavy(children: Children) -> None:
+def test_importing_a_light_module_loads_nothing_heavy(children: Children) -> None:
     done = children.python("-c", IMPORTS, ",".join(HEAVY), ",".join(LIGHT), check=True)
     assert done.stdout.splitlines() == list(LIGHT), done.stderr
 
@@ -306,11 +280,11 @@ def test_help_and_list_import_neither_torch_nor_other_commands_nor_plans(childre
     assert done.stdout.splitlines()[-1] == "[]" and "llama_2d" in done.stdout and "calibrate" in done.stdout
 
 
-def test_the_gate_judges_without_knowing_how_it_is_shown() -> None:
-    shown = {"comparison_text.py", "side_by_side_text.py", "baseline_text.py", "machine_forms.py", "rates_text.py"}
-    for path in FILES:
-        if room_of(path) == "gate" and path.name not in shown:
-            assert not any(module.startswith("distbench.show") for module in our_modules(path)), path
+def test_verdicts_know_nothing_of_how_they_are_shown() -> None:
+    for name in ("ab", "comparable", "gate", "links"):
+        path = PACKAGE / "judge" / f"{name}.py"
+        shown = [module for module in our_modules(path) if module.startswith("distbench.show")]
+        assert shown == [], f"judge/{name}.py may not import {shown}: put texts into judge/{name}_text.py"
 
 
 def test_loading_the_pytest_plugin_imports_nothing_of_ours() -> None:
@@ -329,15 +303,14 @@ def test_nothing_imports_the_scenarios_by_name() -> None:
 ACCELERATORS = {"cuda", "hip", "rocm", "xpu", "npu", "hpu", "mtia", "nccl", "rccl", "xccl", "hccl"}
 OF_TORCH = {f"torch.{name}" for name in (*ACCELERATORS, "accelerator", "get_device_module")}
 # The simulated device stands for CUDA's and its NCCL; nccl-tests' files have no other; headers say which versions ran.
-SAYS_SO = ("simulate/recorded_step.py", "records/nccl_tests.py", "records/run_file_fields.py")
-SAYS_SO += ("judge/gate_text.py",)
+SAYS_SO = ("simulate/recorded_step.py", "records/nccl_tests.py", "records/run_file_fields.py", "judge/gate_text.py")
 
 
-def test_one_table_and_one_file_of_the_worker_know_the_accelerators() -> None:
+def test_one_table_and_one_file_of_ranks_know_the_accelerators() -> None:
     """Another one means touching these two; CUDA may be written about, and torch's own private names may need it."""
-    know = {PACKAGE / "spec" / "devices.py", PACKAGE / "worker" / "rank" / "device.py"}
+    know = {PACKAGE / "spec" / "devices.py", PACKAGE / "ranks" / "device.py"}
     for path in FILES:
-        if path not in know and room_of(path) != "worker.torch_internals":
+        if path not in know and package_of(path) != "torch_private":
             assert "cuda" not in path.read_text() and "CUDA_" not in path.read_text(), path
             names = asked_for(tree_of(path))
             assert not names or (path.relative_to(PACKAGE).as_posix() in SAYS_SO and names == {"nccl"}), (path, names)
