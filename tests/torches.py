@@ -24,8 +24,9 @@ RELEASES = ("2.11.0", "2.12.1", "2.13.0", "2.14.1", "2.15.0")
 LIBRARIES_MADE = "stand_ins_made"
 # Files whose tests of ranks and child processes depend most on torch's version.
 RANK_TESTS = (
-    *("test_trace.py", "test_report_paths.py", "test_pipelines.py", "test_sweep.py"),
-    *("test_simulate.py", "test_simulated_run.py", "test_simulated_pipelines.py", "test_sim_scenarios.py"),
+    *("observe/test_trace.py", "report/test_report_paths.py", "plans/test_pipelines.py", "search/test_sweep.py"),
+    *("simulate/test_simulate.py", "simulate/test_simulated_run.py"),
+    *("simulate/test_simulated_pipelines.py", "simulate/test_sim_scenarios.py"),
 )
 TAIL = 15  # lines of a failed step that are printed
 NOT_INSTALLED = 3  # the exit code where a torch cannot be had here, so that nothing is known of it

@@ -75,7 +75,7 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
     A model of less than f32 is computed in f32; one under a mixed precision policy in what the policy says; any other
     with each parameter moved by one unit in its last place, or in that of what it computes in, under autocast say. That
     takes the memory and the time of the reference, and runs where the reference runs; f32 against f64 tells the same
-    (tests/test_step_check.py). Two halves of the batch against the whole were seen to tell up to fifty times too
+    (tests/cases/test_step_check.py). Two halves of the batch against the whole were seen to tell up to fifty times too
     little: each sample is rounded alike in both.
 
     Args:

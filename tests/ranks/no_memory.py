@@ -8,7 +8,7 @@ from distbench.worker.__main__ import main
 
 
 def nothing(*_: object) -> dict[str, Any]:
-    """No counters of memory, which tests/test_step_memory.py holds."""
+    """No counters of memory, which tests/observe/test_step_memory.py holds."""
     return {}
 
 

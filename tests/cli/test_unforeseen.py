@@ -22,7 +22,7 @@ def test_a_broken_package_on_the_path_is_one_sentence_with_the_traceback_in_a_fi
 ) -> None:
     (tmp_path / f"{module}.py").write_text("raise ValueError('not the one you want')")
     (tmp_path / "a.jsonl").touch()
-    path = f"{tmp_path}:{Path(__file__).parent.parent}"
+    path = f"{tmp_path}:{Path(__file__).parents[2]}"
     code, said = gate(children, tmp_path, PYTHONPATH=path, TMPDIR=str(tmp_path))
     assert code == 70 and said.count("\n") == 1 and "ValueError: not the one you want" in said
     (kept,) = tmp_path.glob("distbench-*.txt")

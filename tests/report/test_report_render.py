@@ -19,7 +19,7 @@ from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.spec.errors import UserError
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "tests" / "golden"
 COLLECTIVES, STEPS, MOVES = (GOLDEN / f"{name}.jsonl" for name in ("collectives", "steps", "redistributions"))
 NOWHERE = Path("nowhere")

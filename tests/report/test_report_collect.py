@@ -11,7 +11,7 @@ from distbench.records.results_folder import collect, run_files_in
 from distbench.report.traced_steps import one_trace
 from distbench.spec.errors import UserError
 
-GOLDEN = Path(__file__).resolve().parent / "golden"
+GOLDEN = Path(__file__).resolve().parents[1] / "golden"
 NOWHERE = Path("nowhere")
 
 

@@ -22,7 +22,7 @@ from distbench.spec.files import (
     wrong_field,
 )
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 
 
 @pytest.mark.parametrize(("kind", "said"), [("fifo", "a pipe"), ("folder", "a folder"), ("device", "a device")])

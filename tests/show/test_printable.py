@@ -18,7 +18,7 @@ from distbench.show.html import page_of
 from distbench.show.terminal import text_of
 from distbench.spec.printable import MAX_TEXT, clean, count_text, printable
 
-GOLDEN = Path(__file__).parent / "golden"
+GOLDEN = Path(__file__).parents[1] / "golden"
 EVIL = "step/\x1b]0;owned\x07\x9b31m/a\n::error title=x::y\r##[error]z/|`b`<script>[x](http://x)\u202e\ufffe"
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\ufffe]")
 COMMAND = re.compile(r"^\s*::|##\w*\[", re.MULTILINE)

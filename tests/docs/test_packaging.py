@@ -17,13 +17,16 @@ SOURCES = {"distbench": "distbench", "scenarios": "distbench.scenarios"}
 
 
 def files_on_disk() -> dict[str, set[str]]:
-    """Package to the names of its files, of every folder that holds any."""
+    """Package to the names of its files; those of a folder that is no package belong to the package above it."""
     found: dict[str, set[str]] = {}
     for source, package in SOURCES.items():
         for path in (ROOT / source).rglob("*"):
             if path.is_file() and "__pycache__" not in path.parts:
-                below = path.parent.relative_to(ROOT / source).parts
-                found.setdefault(".".join((package, *below)), set()).add(path.name)
+                above = path.parent
+                while above != ROOT / source and not (above / "__init__.py").exists():
+                    above = above.parent
+                below = above.relative_to(ROOT / source).parts
+                found.setdefault(".".join((package, *below)), set()).add(path.relative_to(above).as_posix())
     return found
 
 
@@ -36,13 +39,14 @@ def test_setup_finds_every_folder_and_the_data_in_it(monkeypatch: pytest.MonkeyP
     assert set(given["packages"]) == set(on_disk)  # type: ignore[call-overload]
     assert given["package_dir"] == {"distbench.scenarios": "scenarios"}
     listed = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["setuptools"]["package-data"]
-    data = {
-        f"{package.replace('.', '/')}/{name}"
-        for package, names in on_disk.items()
-        for name in names
-        if not name.endswith(".py")
+    data = {(package, name) for package, names in on_disk.items() for name in names if not name.endswith(".py")}
+    assert data == {
+        (package, path.relative_to(folder).as_posix())
+        for package, patterns in listed.items()
+        for folder in [ROOT / package.replace(".", "/")]
+        for pattern in patterns
+        for path in folder.glob(pattern)
     }
-    assert data == {f"{package.replace('.', '/')}/{name}" for package, names in listed.items() for name in names}
 
 
 @pytest.fixture(scope="module")

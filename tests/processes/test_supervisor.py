@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from processes import Children
 
 from distbench.processes import start_supervised, stop_supervised
+from processes import Children
 
 # Each way has a function that ends where `here` is called: in the process that stays. All inherit a pipe.
 WAYS = """

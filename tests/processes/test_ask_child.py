@@ -4,10 +4,10 @@ import time
 from pathlib import Path
 
 import pytest
-from processes import PATIENCE_S, Children
 
 from distbench.processes.child import ask_child
 from distbench.spec.errors import UserError
+from processes import PATIENCE_S, Children
 
 ANSWERS = "import sys; print('noise'); print('{\"said\": \"%s %s\"}' % (sys.argv[1], sys.stdin.read()))"
 

@@ -19,7 +19,7 @@ from distbench.spec.versions import release
 from distbench.torch_private import needs_newer
 from distbench.torch_private.probe import SPMD_MESH
 
-PROGRAM = Path(__file__).parent / "sim_scenarios.py"
+PROGRAM = Path(__file__).parents[1] / "sim_scenarios.py"
 # Scenarios of cases without a model.
 WITHOUT_STEPS = ("calibrate", "calibrate_operators", "collectives", "links", "redistribute", "redistribute_lab")
 WITHOUT_STEPS += ("dtensor_ops",)
