@@ -1,4 +1,4 @@
-"""How fast each rank computes by itself: products in bursts that outlast the period of a limit on its CPU or power.
+"""Links between ranks: pairs in rounds, groups of each mesh dim, and what each rank computes alone.
 
 Ranks that have a host's CPUs to themselves, and all accelerators, compute at once, as in training: then they also share
 its power and heat. Where there are fewer CPUs than the ranks' threads, as many compute at a time as have CPUs of their

@@ -1,4 +1,5 @@
-"""DTensor redistributions over the whole mesh: sweeps of pairs, and the laboratory's suites, each by every planner."""
+"""DTensor redistributions over the whole mesh: pairs and the suites of the laboratory, each by every planner, each
+result checked."""
 
 import contextlib
 import itertools

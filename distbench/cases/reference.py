@@ -1,4 +1,5 @@
-"""The same step on one device, and how far the parallel one is from it.
+"""The same step on one device, how far the parallel one is from it, and likely causes where model, batch or loss is
+why.
 
 Rank 0 alone computes it. Gradients leave its device as backward finishes them, and are shared and compared one by one,
 so that no other rank ever holds more than one of them.

@@ -1,4 +1,5 @@
-"""Whether a parallel step computes what one device computes: how far off it may be, and the sentence where it is."""
+"""Whether a parallel step computes what one device computes: the measured rounding error, how far off it may be, the
+sentence where it is."""
 
 import contextlib
 import math

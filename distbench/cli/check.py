@@ -1,4 +1,4 @@
-"""`distbench check`: scenarios to what is wrong with their plans."""
+"""`distbench check`: whether plans can work on a mesh of any size, in seconds and without ranks."""
 
 import sys
 from collections.abc import Sequence

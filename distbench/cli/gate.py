@@ -1,4 +1,4 @@
-"""The command `gate`: arguments to calls, results to text and exit codes."""
+"""`distbench gate`: two sides to a verdict and an exit code; --self-test tries the gate on unchanged launches."""
 
 from collections.abc import Callable, Sequence
 from functools import partial

@@ -1,4 +1,4 @@
-"""One scenario in full, for `distbench list NAME`: what it declares, and how long it took here the last time."""
+"""`distbench list`: the scenarios as a table, and one scenario in full."""
 
 import ast
 import datetime

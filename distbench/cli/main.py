@@ -1,4 +1,5 @@
-"""Arguments to calls, `UserError` to a message and an exit code; nothing else happens here.
+"""The group of commands: arguments to calls, `UserError` to one sentence and exit code 2; commands are imported when
+used.
 
 Commands are imported when they are asked for: `--help` and `list` must not pay for what they do not use.
 """

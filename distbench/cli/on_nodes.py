@@ -1,4 +1,4 @@
-"""`distbench run --nodes`: the options that say on which nodes, and the command without them."""
+"""`distbench run --nodes`: options that say on which nodes, and the launchers by name."""
 
 import re
 import shlex

@@ -1,4 +1,4 @@
-"""Files and folders as the command line names them: patterns expanded, what cannot be written refused in a sentence."""
+"""Options and arguments that commands share: files, numbers, --width, comparison options, completion of names."""
 
 import glob
 import math

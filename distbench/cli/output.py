@@ -1,4 +1,4 @@
-"""What a gate found, printed and written in the forms that people and CI systems read; `gate` and `ab` share it."""
+"""How a command prints: sentences, untrusted text, and what a gate found in every form."""
 
 import contextlib
 import os

@@ -1,4 +1,4 @@
-"""`distbench run`: a request to jobs, and each job to its run file."""
+"""`distbench run`: a request to jobs, each job to its run file, the first screen of the result, slow links refused."""
 
 import shlex
 import sys

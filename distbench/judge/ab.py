@@ -1,4 +1,5 @@
-"""Launches of two sides in turn, each pair in an order of its own, with looks in between, until it is settled."""
+"""Two revisions or environments, launched in turn in random order, with looks in between, until the verdict is
+settled."""
 
 import contextlib
 import math

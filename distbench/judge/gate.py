@@ -1,4 +1,4 @@
-"""Baseline and candidate to verdicts. Nothing is printed and nothing is read here."""
+"""Baseline and candidate to verdicts and an exit code. Nothing is printed and nothing is read here."""
 
 import math
 from collections import Counter

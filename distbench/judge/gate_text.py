@@ -1,4 +1,4 @@
-"""A comparison in each form of `gate --format`, those that machines read made here: JSON, JUnit, annotations."""
+"""A comparison and a stored baseline as text, Markdown, JSON, JUnit and annotations; the worst case first."""
 
 import json
 import math

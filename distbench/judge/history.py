@@ -1,4 +1,4 @@
-"""Series as a table of levels, and as plots: a point a launch, a line a level, changes named by their commit."""
+"""Run files over time: a series a case, divided into levels at change points; as a table and as plots."""
 
 import datetime
 import fnmatch

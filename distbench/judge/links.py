@@ -1,4 +1,4 @@
-"""Which rank, host or link is slow: what a run of scenario `links` says about it."""
+"""Which rank, host or link is slow: each compared with the median of its group, pass by pass."""
 
 import itertools
 from collections import Counter

@@ -1,4 +1,4 @@
-"""A picture of the links: how much longer than its like each pair takes, rank by rank and host by host."""
+"""What a run says about its links: the verdict in sentences, the ranking, a matrix of bandwidths, a heat map."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby

@@ -1,4 +1,5 @@
-"""Two sides as a person reads them: what differs, the cases, and in plain words what that can and cannot tell."""
+"""`distbench compare`: two sides of ordinary or simulated runs, case by case, and what may be said of the
+difference."""
 
 import math
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Communication signatures: what a scenario communicates, written in seconds with no rank started, and compared."""
+"""Communication signatures: what a scenario communicates as text for git, its differences, and the exact gate."""
 
 import contextlib
 import glob

@@ -1,4 +1,5 @@
-"""One attempt of a job: follow its ranks' progress, give up on a hang, say why it ended."""
+"""One attempt of a job: follow the progress of its ranks, give up on a hang, explain how it ended, and whether the
+disk is full."""
 
 import contextlib
 import os

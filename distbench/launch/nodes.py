@@ -1,4 +1,4 @@
-"""Words of --launcher-args that would have the launcher start something else than what was asked for."""
+"""One `distbench run` on many nodes: the words of its command, and which words of --launcher-args are refused."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Ranks that another launcher started meet at an address: what is wrong with it is said, and soon."""
+"""Who the ranks are (started here, or this process is one under torchrun or srun), and how they meet at an address."""
 
 import contextlib
 import os

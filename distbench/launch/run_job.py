@@ -1,4 +1,4 @@
-"""`run --resume`: an interrupted run file to the job that goes on with it."""
+"""A job to its end: ranks launched, launched again after a case that broke them, the run file closed or resumed."""
 
 import contextlib
 import itertools

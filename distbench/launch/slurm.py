@@ -1,4 +1,5 @@
-"""Slurm: a batch job that is written, submitted and followed; or srun, inside of an allocation."""
+"""Slurm: a batch job that is written, submitted and followed, or srun inside an allocation; what its job states
+mean."""
 
 import os
 import re

@@ -1,4 +1,5 @@
-"""What a step communicates: each collective with its phase, source, mesh dim, owning module and redistribution.
+"""What a step communicates: each collective with its phase, source, mesh dim, owning module and redistribution, as
+rows of a trace.
 
 Each module notes autograd's sequence number when its forward begins and ends. A node of backward carries the number
 that its forward had, so the innermost module around that number owns what the node communicates. What a hook on a

@@ -1,4 +1,5 @@
-"""One step under torch's profiler: when each of its collectives ran on the accelerator. It is never timed itself."""
+"""One step under the profiler of torch: host calls, kernels of collectives, when each ran, how much of it nothing
+covered."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A plan's layouts as text: the tensor divided into blocks, in each block the ranks that hold it."""
+"""What each rank holds after each step of a plan, as data to draw and as text."""
 
 from collections import defaultdict
 from collections.abc import Sequence

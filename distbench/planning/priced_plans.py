@@ -1,4 +1,4 @@
-"""All ordered pairs of layouts on one mesh: which planner wins each, and by how much."""
+"""Each planner's plan for one pair or for all pairs, priced under one cost model, and which one to use."""
 
 import math
 import random

@@ -1,4 +1,4 @@
-"""A cost profile: the lines that were measured of one machine, as a file."""
+"""A cost profile: lines fitted to measured collectives, as a file, and the price of a step on one mesh by it."""
 
 import hashlib
 import json

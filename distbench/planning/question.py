@@ -1,4 +1,5 @@
-"""torch's own planners, asked in one process of its own, so that nothing here imports torch."""
+"""What `distbench plan` is asked (a tensor, a mesh, two layouts, a cost model), and the paths of the planners of
+torch."""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The exact cheapest path between two states: A* over the shared graph, with prices and bounds kept for a tensor."""
+"""The exact cheapest path between two states: A* over the shared graph, with a lower bound of what is left to pay."""
 
 from dataclasses import dataclass
 from functools import lru_cache

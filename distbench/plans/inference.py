@@ -1,4 +1,5 @@
-"""Forward passes of a parallel model, with a cache of keys and values or without."""
+"""A forward pass of a parallel model with its batch on this rank: prefill, one decode step with a KV cache, or any
+other."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""A model as its function builds it, on the meta device, and what it was then, whatever a plan does to it."""
+"""A model as its function builds it, on the meta device, and tensors in nested containers by name."""
 
 import contextlib
 import copy

@@ -1,4 +1,5 @@
-"""How long each rank of a pipeline works on no stage: it waits for others, or sends and receives."""
+"""A pipeline: the stages of a model, the schedule of torch over the stages of one rank, and how long the rank is
+idle."""
 
 import contextlib
 import copy

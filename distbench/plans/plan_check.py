@@ -1,4 +1,5 @@
-"""Everything wrong with a plan, found on the meta device before anything is measured, all of it at once."""
+"""Everything wrong with a plan, found on the meta device before anything is measured, all of it at once: TP, FSDP,
+pipeline, sizes."""
 
 import inspect
 import re

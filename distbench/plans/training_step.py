@@ -1,4 +1,5 @@
-"""A training step of a parallel model with its batch on this rank, context parallel round forward and backward."""
+"""A training step of a parallel model with its batch on this rank, context parallel round forward and backward; its
+state kept and restored."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A question that only torch can answer: a child process is asked, and the last line that it prints is its answer."""
+"""A question that only torch can answer: one child process is asked, and its last line is the answer."""
 
 import json
 import signal

@@ -1,4 +1,4 @@
-"""The fixture: a function to a job, the job to its ranks, their run file to cases; anything not ok fails the test."""
+"""The `distbench` fixture: a test function to a job, its run file to cases; anything not ok fails the test."""
 
 import contextlib
 import inspect

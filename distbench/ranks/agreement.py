@@ -1,4 +1,4 @@
-"""Each rank knows when another has ended, or its host answers no more, though no launcher tells it."""
+"""Ranks agree on whether a case failed on all of them or on one, and notice a rank or a host that is lost."""
 
 import contextlib
 import datetime

@@ -1,4 +1,5 @@
-"""The dtype names of case ids, as torch has them."""
+"""What a rank needs to know: its device, its coordinate on the mesh, its process groups; dtypes by the names of case
+ids."""
 
 import contextlib
 from collections.abc import Iterator

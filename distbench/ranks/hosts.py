@@ -1,4 +1,5 @@
-"""One folder of logs a launch, though each host's launcher has a name of its own for it."""
+"""What the hosts of a launch must have in common (refused), what they differ in (a caution), one folder of logs for
+all."""
 
 import contextlib
 import hashlib

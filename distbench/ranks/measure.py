@@ -1,4 +1,4 @@
-"""How a rank spends its time, by activity."""
+"""Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""Stored baselines: one value a launch, case and metric, small enough for git and one line a case for reviews."""
+"""Stored baselines: one value a launch, case and metric, small enough for git, one line a case; checked when read."""
 
 import datetime
 import json

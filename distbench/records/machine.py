@@ -1,4 +1,4 @@
-"""What the machine is, as far as the standard library can tell; the worker adds what torch knows."""
+"""What the machine is: host, CPUs, memory, and what drives its GPUs, without importing torch."""
 
 import contextlib
 import hashlib

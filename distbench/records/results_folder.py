@@ -1,4 +1,5 @@
-"""Runs under a results folder with all that belongs to them, told apart from what is not ours to delete."""
+"""Run files in a results folder: which ones a report is about, which is the newest of a scenario, which may be
+deleted."""
 
 import contextlib
 import os

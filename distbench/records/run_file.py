@@ -1,4 +1,4 @@
-"""The run file: what a run wrote, one JSON line at a time, and every statistic, derived on read.
+"""The run file: its lines, its header, its JSON schema, and every statistic, derived on read.
 
 Line 1 is the run (schema_version, run_id, job, environment), then one line a case, written as its first
 pass ends, then one line a case for each further pass, traces where they were asked for, and a footer. A file with no

@@ -1,4 +1,4 @@
-"""Calibrations: the profile that a run of scenario `calibrate` gives, in lines, as a table and on a page."""
+"""Calibrations: the profile that a run of scenario `calibrate` gives, as lines, a table, plots and a page."""
 
 import statistics
 from collections.abc import Iterable, Iterator, Sequence

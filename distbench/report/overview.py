@@ -1,4 +1,4 @@
-"""The top of a report: what ran where, what is not ok; and how each run's time was spent."""
+"""What a report is made of, and its top: what ran where, what is not ok, how the time of each run was spent."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

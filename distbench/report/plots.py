@@ -1,4 +1,5 @@
-"""Percentiles of forward passes, drawn: one line a variant, a mark a percentile that its samples know."""
+"""Plots of runs: busbw against size, step time by phase, planner against planner, latencies. A figure answers one
+question."""
 
 import textwrap
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""One run's redistributions: each planner against greedy on the same pair, and how much of the difference is noise."""
+"""Redistributions by planner: the table of pairs, comparisons beyond noise, failures by cause."""
 
 import math
 import re

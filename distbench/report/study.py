@@ -1,4 +1,4 @@
-"""The laboratory's story as blocks: the numbers behind the verdict, striking pairs, what was wrong, what to paste."""
+"""The planner study: its findings as data, its verdict, and its story as blocks."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence

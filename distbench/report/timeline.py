@@ -1,4 +1,4 @@
-"""A trace as Chrome's trace events, which Perfetto (ui.perfetto.dev) and chrome://tracing open.
+"""One traced step as a picture of what each rank computes and sends, and as Chrome trace events for Perfetto.
 
 The format: "Trace Event Format" (Chromium project), its JSON array form. Used of it: complete events ("ph": "X", `ts`
 and `dur` in microseconds) and metadata events ("ph": "M") that name and order processes and threads. A process is a

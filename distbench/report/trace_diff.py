@@ -1,4 +1,4 @@
-"""Two traces against each other, as one sentence, a list by path and tables."""
+"""Two traces path by path: what one communicates more or less than the other, and how much longer its step takes."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

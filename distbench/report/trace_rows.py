@@ -1,4 +1,5 @@
-"""Rows of a trace summed into what a step spends on each path, owner or redistribution."""
+"""Trace records to frames: one row a collective of a traced step on a rank; sums by path, gaps, bubbles of
+pipelines."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""`report --paths` and `--diff`: traced steps to tables, a timeline and a trace file, and one held against another."""
+"""`report --paths` and `--diff`: which trace is meant, its tables, timeline and trace file, one step against
+another."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

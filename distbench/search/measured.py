@@ -1,4 +1,4 @@
-"""A sweep by measurement: every mesh, changes of the fastest, the best again, then verdicts in passes that take turns.
+"""A sweep by measurement: every mesh, changes of the fastest, the best again; its rounds kept in a folder.
 
 All candidates of a round are variants of one job, each on its own mesh of the same ranks, and all rounds share one
 launch. The first rounds only screen; what is recommended was measured in turn with the next best. How many changes are

@@ -1,4 +1,4 @@
-"""What a sweep may try: meshes of the world's ranks, and changes to the plan, as plain data."""
+"""What a sweep may try: one scenario, meshes of the ranks of its world, and changes to the plan, as plain data."""
 
 import itertools
 import math

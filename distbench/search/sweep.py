@@ -1,4 +1,4 @@
-"""One sweep from its question to what it found, whether it is predicted, measured, or interrupted."""
+"""One sweep from its question to its result, whether it is predicted, measured, or interrupted."""
 
 import math
 import os

@@ -1,4 +1,5 @@
-"""The picture of a sweep: step time against peak memory, dominated plans grey."""
+"""What a sweep found, as a person reads it: a recommendation, why, what else there is, what to paste, and the
+picture."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,5 @@
-"""A figure as an <svg> element of a page: its colours are the page's, light or dark, and it answers to the pointer."""
+"""The report as one HTML page that needs nothing else: styles, script and figures (as SVG in the colours of the page)
+within."""
 
 import base64
 import hashlib

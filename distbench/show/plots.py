@@ -1,4 +1,5 @@
-"""What a plot says where a reader points at it: texts beside an axes' points and bars, shown on a page alone."""
+"""How every plot looks: colours that a colour-blind eye tells apart, units on axes, hover texts, saving without a
+screen."""
 
 import contextlib
 import io

@@ -1,4 +1,4 @@
-"""Blocks as text for a terminal or a file: no line longer than the screen, one line a row, no word broken."""
+"""Blocks as text for a terminal or a file: which columns fit the width, no line longer, no word broken."""
 
 import io
 import os

@@ -1,4 +1,5 @@
-"""When each operator and collective of a recorded step begins: one host, streams, events, and a queue a communicator.
+"""When each operator, collective and message of a recorded step begins: one host, streams, events, a queue a
+communicator.
 
 The host issues one thing after another and is never ahead of what it waits for. What is issued to a stream begins when
 the host has issued it, when what was issued to the stream before has ended, and when what the stream waits for has

@@ -1,4 +1,4 @@
-"""What an operator or a collective takes where the host runs it itself, by what was measured on the machine."""
+"""How long an operator or a collective takes on a hardware file, or where the host runs it itself."""
 
 from collections import Counter
 from functools import lru_cache

@@ -1,4 +1,5 @@
-"""What was measured of a machine whose host runs the operators itself: the `host` part of a hardware file.
+"""A hardware file: JSON, every figure with its value, basis and source, `host` figures included; checked when it is
+read.
 
 On a CPU there are no streams: an operator, and a collective that FSDP2 or DTensor waits for, ends before the next thing
 begins. Times are those of a rank while all ranks of the machine run, so what they share is in them.

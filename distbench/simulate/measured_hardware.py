@@ -1,4 +1,4 @@
-"""A measured hardware file as tables."""
+"""A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there."""
 
 import json
 import math

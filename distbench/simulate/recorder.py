@@ -1,4 +1,5 @@
-"""Writes down what stages of a pipeline send and receive, as NCCL would run it: on which streams, and who waits."""
+"""Writes down what a step does on the simulated device, in program order: operators and their costs, collectives,
+messages, memory."""
 
 import contextlib
 import importlib

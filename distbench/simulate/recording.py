@@ -1,4 +1,5 @@
-"""Steps recorded in a child process, which runs torch; everything else about a simulation needs none."""
+"""A recording of one rank's step (operators, streams, allocations in program order), its file, and the child that
+makes it."""
 
 import json
 import math

@@ -1,4 +1,5 @@
-"""What a field of a file may hold: kinds of values, and the first field of a record that holds something else."""
+"""How files are read and written: read to plain data or refused in one sentence, fields checked, written whole or not
+at all."""
 
 import contextlib
 import errno

@@ -1,4 +1,4 @@
-"""Over which links a mesh dim's groups communicate: how many ranks of a group each host has.
+"""Device meshes as ordered {mesh dim: size}, without torch; and how many ranks of each group one host has.
 
 A shape is written as those numbers: `4` are four ranks of one host, `1+1` one of each of two hosts, `2+2` two of each,
 `2|1+1` a mesh dim of which some groups stay within a host and others cross. Ranks are numbered host by host, and all

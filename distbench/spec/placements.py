@@ -1,4 +1,4 @@
-"""The planners of redistributions by name, as scenarios, run files and reports have them."""
+"""Placement notation, one placement a mesh dim, as text and as data; the names of the redistribution planners."""
 
 import re
 from collections.abc import Iterable, Sequence

@@ -1,4 +1,5 @@
-"""Pipeline parallel as a plan: which of torch's schedules, which stages are on which rank, and what is idle at best."""
+"""How a model is laid over a mesh: one plan, its parts in the order in which they are applied, the pipeline
+included."""
 
 import fnmatch
 import itertools

@@ -1,4 +1,5 @@
-"""Medians of samples and their distribution-free intervals."""
+"""Medians, quartiles, percentiles and geometric means of many cases at once, and distribution-free intervals of
+medians."""
 
 import math
 import statistics
@@ -8,7 +9,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtrit
 
 # Statistics of many cases at once, without a verdict: medians, quartiles, percentiles, geometric means.
 
@@ -89,6 +89,8 @@ def geometric_mean_ci(values: Floats) -> tuple[float, float]:
 
     The cases are what varies: it tells how far the mean would move had other cases been chosen.
     """
+    from scipy.special import stdtrit  # ranks use this file too, and not this function
+
     logs = np.log(values[np.isfinite(values) & (values > 0)])
     if logs.size < MIN_FOR_MEAN_CI:
         return float("nan"), float("nan")

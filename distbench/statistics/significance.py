@@ -1,4 +1,4 @@
-"""All tests of one comparison as one family: by flipping signs where launches are paired, by Holm where not."""
+"""Pairs of launches, differences of logarithms, and all tests of one comparison as one family (sign flips, or Holm)."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a gate is asked: how much slower is too slow, how sure it must be, and what it may overlook."""
+"""The words for what a comparison found, and the options of one: tolerance, error rate, power."""
 
 import math
 from collections.abc import Iterable, Mapping

@@ -1,4 +1,4 @@
-"""Runs cases one after another: open, warm up, time, check, and append a line; bad cases do not affect others."""
+"""Runs cases one after another: open, warm up, time, check, append rows; a bad case does not affect the others."""
 
 import math
 import os

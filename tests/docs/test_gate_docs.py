@@ -29,7 +29,7 @@ if sys.argv[1] == "signature":
     (folder / "train.signature").write_text({signature!r} + text)
     sys.exit()
 if sys.argv[1] != "run":
-    from distbench.cli import main
+    from distbench.cli.main import main
     main()
 out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
 place = len(list(out.glob("*.jsonl")))

@@ -9,18 +9,19 @@ from distbench.processes.child import ask_child
 from distbench.spec.errors import UserError
 from processes import PATIENCE_S, Children
 
-ANSWERS = "import sys; print('noise'); print('{\"said\": \"%s %s\"}' % (sys.argv[1], sys.stdin.read()))"
+ANSWERS = "import sys; print('noise'); print('{\"said\": \"%s %s %s\"}' % (*sys.argv[1:], sys.stdin.read()))"
 
 
 @pytest.fixture
 def some_child(children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr("distbench.processes.child.CHILD", "some_child")
     return tmp_path / "some_child.py"
 
 
 def test_the_last_line_is_the_answer(some_child: Path) -> None:
     some_child.write_text(ANSWERS)
-    assert ask_child("some_child", ["a"], given=[1], timeout_s=60) == {"said": "a [1]"}
+    assert ask_child("verb", ["a"], given=[1], timeout_s=60) == {"said": "verb a [1]"}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_the_last_line_is_the_answer(some_child: Path) -> None:
 def test_no_answer_is_one_sentence(some_child: Path, source: str, says: str) -> None:
     some_child.write_text(source)
     with pytest.raises(UserError, match=says):
-        ask_child("some_child", timeout_s=0.5 if "sleep" in source else 60, failure="torch: {why}; try")
+        ask_child("verb", timeout_s=0.5 if "sleep" in source else 60, failure="torch: {why}; try")
 
 
 def test_a_child_that_a_signal_ends_is_started_once_more(
@@ -50,11 +51,11 @@ def test_a_child_that_a_signal_ends_is_started_once_more(
         f"{aborts}if not os.path.exists({str(tmp_path / 'second')!r}):\n    open({str(tmp_path / 'second')!r}, 'w')\n"
     )
     some_child.write_text(f"{once}    os.abort()\nprint(7)")
-    assert ask_child("some_child", timeout_s=60) == 7
+    assert ask_child("verb", timeout_s=60) == 7
     assert "ended by SIGABRT (its last words: last words)" in capsys.readouterr().err
     some_child.write_text(f"{aborts}os.abort()")
     with pytest.raises(UserError, match=r"it was ended by SIGABRT \(its last words: last words\), the second time"):
-        ask_child("some_child", timeout_s=60)
+        ask_child("verb", timeout_s=60)
 
 
 def test_what_a_child_leaves_behind_is_ended_and_not_waited_for(some_child: Path, tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_what_a_child_leaves_behind_is_ended_and_not_waited_for(some_child: Path
         f"open({str(pid)!r}, 'w').write(str(child))\nprint(3)"
     )
     began = time.monotonic()
-    assert ask_child("some_child", timeout_s=50) == 3 and time.monotonic() - began < 50
+    assert ask_child("verb", timeout_s=50) == 3 and time.monotonic() - began < 50
     ended = time.monotonic() + PATIENCE_S
     while is_alive(int(pid.read_text())) and time.monotonic() < ended:
         time.sleep(0.05)

@@ -132,7 +132,7 @@ def test_a_child_that_ends_at_once_is_one_sentence(
         process.wait()
         return process
 
-    monkeypatch.setattr(sweep_child_module, "MODULE", "no_such_module")
+    monkeypatch.setattr(sweep_child_module, "CHILD", "no_such_module")
     monkeypatch.setattr(sweep_child_module.subprocess, "Popen", ended)
     (tmp_path / "own.py").write_text(OWN)
     with SweepChild(tmp_path / "own.py", "own") as child, pytest.raises(UserError, match="No module named"):
