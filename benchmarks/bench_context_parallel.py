@@ -13,7 +13,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.bench_simulation import COMPILED, FULL, MACHINE, Recorded, recorded
+from benchmarks.bench_simulation import COMPILED, FULL, MACHINE, RecordedSteps, recorded
 from benchmarks.claims import Claim, Row
 from distbench.simulate.float8 import in_float8
 from distbench.simulate.hardware_file import load_hardware
@@ -60,7 +60,7 @@ def _layer_s(size: int) -> float:
     steps = []
     for count in FEW:
         choices = (f"batch={8 // size}", f"sequence={LENGTH * size}", f"num_layers={count}", FULL, COMPILED)
-        step = Recorded("llama3_405b", f"dp_shard={8 // size},cp={size},tp=8", choices, ())
+        step = RecordedSteps("llama3_405b", f"dp_shard={8 // size},cp={size},tp=8", choices, ())
         with tempfile.TemporaryDirectory() as folder:
             _, _, recording = recorded(step, Path(folder))
         layers = tuple(f"layers.{number}" for number in range(count))

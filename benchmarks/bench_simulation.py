@@ -58,7 +58,7 @@ class Published(NamedTuple):
     fitted: str = ""
 
 
-class Recorded(NamedTuple):
+class RecordedSteps(NamedTuple):
     """A step to record, and the published runs of it."""
 
     scenario: str
@@ -70,7 +70,7 @@ class Recorded(NamedTuple):
 FULL, COMPILED = "checkpoint=full", "compiled=True"
 ATTENTION, RING = "attention_flops", "ring_bytes_per_s"
 STEPS = (
-    Recorded(
+    RecordedSteps(
         "llama3_8b",
         "dp_shard=8",
         (),
@@ -80,7 +80,7 @@ STEPS = (
             Published("8B, FSDP 8, compile, float8", "float8", True, 8532, 76.8),
         ),
     ),
-    Recorded(
+    RecordedSteps(
         "llama3_8b",
         "dp_shard=128",
         ("batch=256",),
@@ -90,13 +90,13 @@ STEPS = (
             Published("8B, FSDP 128, compile, float8", "float8", True, 8380, 61.8),
         ),
     ),
-    Recorded(
+    RecordedSteps(
         "llama3_8b",
         "dp_shard=8,tp=8",
         ("batch=96", COMPILED),
         (Published("8B, FSDP 8 x TP 8, compile", "bf16", True, 4378, None),),
     ),
-    Recorded(
+    RecordedSteps(
         "llama3_70b",
         "dp_shard=32,tp=8",
         (COMPILED,),
@@ -106,7 +106,7 @@ STEPS = (
         ),
     ),
     *(
-        Recorded(
+        RecordedSteps(
             "llama3_8b",
             f"dp_shard={8 // cp},cp={cp}",
             (f"batch={8 // cp}", f"sequence={32768 * cp}", FULL, COMPILED),
@@ -242,13 +242,13 @@ def simulated(recording: Recording, run: Published) -> Simulation:
     return Simulation(recording, load_hardware(MACHINE), expandable=run.kind == "cp")
 
 
-def recorded(step: Recorded, folder: Path) -> tuple[float, float, Recording]:
+def recorded(step: RecordedSteps, folder: Path) -> tuple[float, float, Recording]:
     """CPU seconds and peak MB of the process that recorded it, and the recording."""
     cpu_s, peak_mb, (recording,) = all_recorded(step, folder)
     return cpu_s, peak_mb, recording
 
 
-def all_recorded(step: Recorded, folder: Path) -> tuple[float, float, list[Recording]]:
+def all_recorded(step: RecordedSteps, folder: Path) -> tuple[float, float, list[Recording]]:
     """The same of every variant where a choice has several values, all in one process."""
     command = [sys.executable, "-m", "distbench.worker.child", "recordings", str(folder)]
     choices = ("norm=written_out", *step.choices)

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.bench_simulation import Recorded, all_recorded
+from benchmarks.bench_simulation import RecordedSteps, all_recorded
 from benchmarks.claims import Claim, Row
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.simulation import Simulation
@@ -31,7 +31,7 @@ CLAIMS = (
 def main() -> list[Row]:
     """Rows for the benchmark table."""
     with tempfile.TemporaryDirectory() as folder:
-        step = Recorded("llama3_8b", "dp_shard=8", ("num_layers=2,4",), ())
+        step = RecordedSteps("llama3_8b", "dp_shard=8", ("num_layers=2,4",), ())
         cpu_s, _, recordings = all_recorded(step, Path(folder))
         began = time.process_time()
         for recording in recordings:

@@ -6,7 +6,7 @@ from functools import partial
 
 from distbench.judge.ab import looks_of, settled_by
 from distbench.judge.gate import gate
-from distbench.judge.gate_quality import CHANGES, Judged, QualityTrial, Window, percent, rates
+from distbench.judge.gate_quality import CHANGES, QualityTrial, TrialVerdicts, Window, percent, rates
 from distbench.statistics.verdicts import Options
 
 
@@ -38,7 +38,7 @@ def looks_table(trial: QualityTrial, max_pairs: int, num_comparisons: int, seed:
     return "\n".join(lines)
 
 
-def _until_settled(trial: QualityTrial, window: Window, looks: Sequence[int], share: Options) -> Judged:
+def _until_settled(trial: QualityTrial, window: Window, looks: Sequence[int], share: Options) -> TrialVerdicts:
     """The verdicts of the look that settles it, or of the last."""
     baseline, candidate = trial.sides(window)
     for num_pairs in looks:

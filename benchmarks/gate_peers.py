@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from distbench.judge.gate_quality import Judged, QualityTrial, Rule, Window
+from distbench.judge.gate_quality import QualityTrial, Rule, TrialVerdicts, Window
 from distbench.statistics.verdicts import INCONCLUSIVE, REGRESSION
 
 Floats = NDArray[np.float64]
@@ -30,10 +30,10 @@ def pooled(trial: QualityTrial, window: Window, candidate: bool) -> Floats:
     return np.array([np.concatenate([samples(row, index) for index in indexes]) for row in range(len(series))])
 
 
-def peer_rule(trial: QualityTrial, window: Window, is_slower: IsSlower) -> Judged:
+def peer_rule(trial: QualityTrial, window: Window, is_slower: IsSlower) -> TrialVerdicts:
     """A tool's verdicts on the pooled samples; it knows no other than slower."""
     slower = is_slower(pooled(trial, window, False), pooled(trial, window, True))
-    return Judged(np.where(slower, REGRESSION, INCONCLUSIVE), len(window.baseline))
+    return TrialVerdicts(np.where(slower, REGRESSION, INCONCLUSIVE), len(window.baseline))
 
 
 def pytest_benchmark_mean(left: Floats, right: Floats) -> NDArray[np.bool_]:

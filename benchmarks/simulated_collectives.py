@@ -10,7 +10,7 @@ from typing import Any
 
 from distbench.judge.signature import counted, load
 from distbench.launch import Request, jobs_of
-from distbench.simulate.recording import Recorded, load_recordings, record_steps
+from distbench.simulate.recording import RecordedSteps, load_recordings, record_steps
 from distbench.spec import Job
 
 ROOT = Path(__file__).parent.parent
@@ -32,20 +32,20 @@ def _exchanged(job: Job) -> dict[str, Any]:
         return {case: counted(one["paths"]) for case, one in signature(job)["cases"].items()}
 
 
-def _recorded(jobs: list[Job]) -> Iterator[tuple[Job, Recorded]]:
+def _recorded(jobs: list[Job]) -> Iterator[tuple[Job, RecordedSteps]]:
     whole = [job for job in jobs if job.scenario not in IN_PARTS]
     yield from zip(whole, record_steps(whole), strict=True)
     yield from ((job, _in_parts(job)) for job in jobs if job.scenario in IN_PARTS)
 
 
-def _in_parts(job: Job) -> Recorded:
+def _in_parts(job: Job) -> RecordedSteps:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, "-m", "benchmarks.recordings_in_parts", folder]
         question = json.dumps([job.to_record()])
         done = subprocess.run(command, input=question, stdout=subprocess.PIPE, text=True, check=True, cwd=ROOT)
         (answers,) = json.loads(done.stdout)
         found = [one for answer in answers if "file" in answer for one in load_recordings(Path(answer["file"]))]
-    return Recorded(found, {one["label"]: one["left_out"] for one in answers if "left_out" in one})
+    return RecordedSteps(found, {one["label"]: one["left_out"] for one in answers if "left_out" in one})
 
 
 def collectives_that_differ() -> int:

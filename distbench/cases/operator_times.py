@@ -172,7 +172,7 @@ def _collective_spec(
 _GROUPS: dict[tuple[int, int, int], Any] = {}
 
 
-def group_apart(group_size: int, stride: int, world_size: int) -> Any:
+def strided_group(group_size: int, stride: int, world_size: int) -> Any:
     """This rank's group of so many ranks, so far apart; made once a process, by all ranks together."""
     key = group_size, stride, world_size
     if key not in _GROUPS:
@@ -185,7 +185,7 @@ def group_apart(group_size: int, stride: int, world_size: int) -> Any:
 def _open_collective(
     op: str, group_size: int, stride: int, size_bytes: int, context: RankContext
 ) -> Iterator[OpenedCase]:
-    group = group_apart(group_size, stride, context.mesh.size())
+    group = strided_group(group_size, stride, context.mesh.size())
     sizes = sizes_of(op, size_bytes, "f32", group_size)
     given = torch.zeros(sizes.given, device=context.device)
     output = given if op in ("all_reduce", "broadcast") else torch.zeros(sizes.got, device=context.device)

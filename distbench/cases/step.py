@@ -50,7 +50,7 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *found]))
     yield CaseSpec(
-        step_case(scenario, label, built, batch), partial(_open, scenario, context, built, Once()), group="steps"
+        step_case(scenario, label, built, batch), partial(_open, scenario, context, built, StepChecks()), group="steps"
     )
 
 
@@ -100,14 +100,14 @@ def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
 
 
 @dataclass
-class Once:
+class StepChecks:
     """What a variant has had in this launch and need not have again: where it is its own baseline again, say."""
 
     is_memory_known: bool = False
 
 
 @contextlib.contextmanager
-def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Once) -> Iterator[OpenedCase]:
+def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: StepChecks) -> Iterator[OpenedCase]:
     held_before = empty_allocator(context.device)
     step = step_of(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)

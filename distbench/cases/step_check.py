@@ -321,7 +321,7 @@ class Allowance:
 
 
 @dataclass
-class Seen:
+class SideEffects:
     """What forward and loss do besides, seen while they run.
 
     Args:
@@ -389,7 +389,7 @@ class StepCheck:
         self._scenario = scenario
         self._context = context
         self.counters: dict[str, Any] = {}
-        self._seen = Seen()
+        self._seen = SideEffects()
         self._computed_in = torch.float32
 
     def __call__(self) -> str | None:
@@ -532,13 +532,15 @@ class StepCheck:
         return not any(one.is_wrong for one in allowance.judged(again))
 
 
-def _run(step: TrainingStep, is_full: bool, seen: Seen | None = None) -> tuple[float | None, torch.Tensor | None]:
+def _run(
+    step: TrainingStep, is_full: bool, seen: SideEffects | None = None
+) -> tuple[float | None, torch.Tensor | None]:
     """A step's loss, and its output where that is compared; a forward-only one has no loss, nor have a pipeline's ranks
     but those of its last stage."""
     if isinstance(step, ForwardStep):
         return None, step.whole_output()
     step.kept_outputs = [] if step.unshards_output and is_full else None
-    with default_dtype_kept(), (seen or Seen()).of(step) as stamp:
+    with default_dtype_kept(), (seen or SideEffects()).of(step) as stamp:
         loss = step.forward_backward(stamp)
     return None if loss is None else float(loss), torch.cat(step.kept_outputs) if step.kept_outputs else None
 

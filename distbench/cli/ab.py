@@ -104,6 +104,6 @@ def ab(
             say(side.text(), err=True)
         say(f"the order of each pair is drawn with --seed {seed}", err=True)
         settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
-    output.put_out(lambda one: gate_text.FORMS[one](settled.gated, strict), form, targets, github)
+    output.print_and_write(lambda one: gate_text.FORMS[one](settled.gated, strict), form, targets, github)
     say(f"{count_text(settled.num_pairs, 'pair')}; no more because {settled.reason}. Runs: {folder}", err=True)
     ctx.exit(settled.gated.exit_code(strict))

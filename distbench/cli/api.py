@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 INTERRUPTED = 130
 
 
-class Shown:
+class TextResult:
     """Text for a terminal that a notebook shows as tables.
 
     Args:
@@ -61,11 +61,11 @@ class Shown:
         return self.html()
 
 
-class Report(Shown):
+class Report(TextResult):
     """What `distbench report` says of some runs: prints as text, shows as tables in a notebook."""
 
 
-class ComparedRuns(Shown):
+class ComparedRuns(TextResult):
     """What `distbench compare` says of two sides.
 
     Args:

@@ -42,14 +42,14 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
       distbench clean --keep 20
       distbench clean --older-than 30d --yes
     """
-    from distbench.records.results_folder import delete, kept_and_old
+    from distbench.records.results_folder import delete, runs_kept_and_deleted
     from distbench.show.units import disk_text
 
     if keep is None and older_than is None:
         raise UserError(
             "clean must be told what is old; give --keep N (the newest N stay) or --older-than 30d, or both"
         )
-    kept, old = kept_and_old(runs, keep, None if older_than is None else time.time() - age_s(older_than))
+    kept, old = runs_kept_and_deleted(runs, keep, None if older_than is None else time.time() - age_s(older_than))
     if not old:
         say_lines([f"nothing to delete under {runs}: {_staying(len(kept))}"])
         return

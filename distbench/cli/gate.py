@@ -147,7 +147,7 @@ def gate(
         raise UserError(f"gate compares two sides: {USAGE}")
     modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
     _refuse_unused(next((mode for mode, is_on in modes.items() if is_on), None))
-    show = partial(output.put_out, form=form, targets=output.targets_of(write_to), github=github)
+    show = partial(output.print_and_write, form=form, targets=output.targets_of(write_to), github=github)
     if signature:
         ctx.exit(_gate_signatures(paths, update, show))
     options = gate_terms.options_of(

@@ -77,7 +77,7 @@ def targets_of(texts: Sequence[str]) -> list[tuple[str, Path]]:
     return targets
 
 
-def put_out(render: Callable[[str], str], form: str, targets: Sequence[tuple[str, Path]], github: bool) -> None:
+def print_and_write(render: Callable[[str], str], form: str, targets: Sequence[tuple[str, Path]], github: bool) -> None:
     """Print and write what was found, in each form that was asked for."""
     _print(render(form), form)
     for one, path in targets:

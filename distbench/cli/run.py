@@ -177,12 +177,12 @@ def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
             lines = [*link_hosts_note(run, before), *since.lines]
             say("\n".join(f"since {before.path.name}: {line}" for line in lines))
         for one, prefix in ((verdict, ""), (since, f"since {before.path.name}: " if before else "")):
-            if one and silent and (one.is_slow or not one.is_told):
+            if one and silent and (one.is_slow or not one.is_conclusive):
                 say(f"distbench: {run.scenario}: {prefix}{one.lines[0]}", err=True)
             judgements += [one] if one else []
     if any(one.is_slow for one in judgements):
         return SLOW
-    return 0 if all(one.is_told for one in judgements) else UNKNOWN
+    return 0 if all(one.is_conclusive for one in judgements) else UNKNOWN
 
 
 INTERRUPTED = 130

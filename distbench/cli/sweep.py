@@ -10,7 +10,7 @@ from distbench.cli.options import FiniteRange, check_writable, make_folder, scen
 from distbench.cli.output import say
 
 if TYPE_CHECKING:
-    from distbench.search.text import Found
+    from distbench.search.text import SweepResult
 
 INTERRUPTED = 130
 
@@ -77,7 +77,7 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
     ctx.exit(INTERRUPTED if interrupted else 0)
 
 
-def _write(found: "Found", out: Path, page: Path | None) -> None:
+def _write(found: "SweepResult", out: Path, page: Path | None) -> None:
     """The plans as data, the picture, and the page where one is asked for."""
     from distbench.cli.options import write
     from distbench.search.text import pareto_figures
@@ -92,7 +92,7 @@ def _write(found: "Found", out: Path, page: Path | None) -> None:
         say(f"page: {page}", err=True)
 
 
-def _page(found: "Found") -> str:
+def _page(found: "SweepResult") -> str:
     """Everything as HTML: the recommendation first, then the picture."""
     from distbench.search.text import blocks_of, pareto_figures
     from distbench.show import plots

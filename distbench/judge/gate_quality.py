@@ -126,7 +126,7 @@ CHANGES = {
 }
 
 
-class Judged(NamedTuple):
+class TrialVerdicts(NamedTuple):
     """Each case's verdict, how many pairs of launches were judged in the end, and whether the headline is PASS."""
 
     verdicts: NDArray[np.str_]
@@ -155,7 +155,7 @@ class Rates:
     headed_pass: int = 0
     num_pairs: int = 0
 
-    def add(self, window: "Window", judged: Judged) -> None:
+    def add(self, window: "Window", judged: TrialVerdicts) -> None:
         """Count one comparison."""
         verdicts = judged.verdicts
         slower = verdicts == REGRESSION
@@ -243,14 +243,14 @@ class QualityTrial:
             f"launch-{index}", "", self.series.name, 1.0 + index, 1.5 + index, "", Header().facts, None, True, cases
         )
 
-    def judged(self, gated: Gated) -> Judged:
+    def judged(self, gated: Gated) -> TrialVerdicts:
         """A comparison's verdicts in the order of the series' cases, and its pairs."""
         verdicts = {case.case_id: case.verdict for case in gated.cases}
         in_order = np.array([verdicts[case_id] for case_id in self.series.case_ids])
-        return Judged(in_order, gated.num_baseline, gated.exit_code() == 0 and not gated.is_open)
+        return TrialVerdicts(in_order, gated.num_baseline, gated.exit_code() == 0 and not gated.is_open)
 
 
-Rule = Callable[[QualityTrial, Window], Judged]
+Rule = Callable[[QualityTrial, Window], TrialVerdicts]
 
 
 def _value(samples_s: Floats) -> Value:
@@ -261,7 +261,7 @@ def _times(value: Value, factor: float) -> Value:
     return value._replace(mean_s=value.mean_s * factor, p10_s=value.p10_s * factor)
 
 
-def gate_rule(trial: QualityTrial, window: Window, options: Options | None = None) -> Judged:
+def gate_rule(trial: QualityTrial, window: Window, options: Options | None = None) -> TrialVerdicts:
     """All pairs at once, as `distbench gate` does; usual terms unless given others."""
     return trial.judged(gate(*trial.sides(window), options or Options()))
 

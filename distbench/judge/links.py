@@ -27,7 +27,7 @@ Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Alike:
+class ComparisonGroup:
     """Things that ought to take equally long.
 
     Args:
@@ -58,7 +58,7 @@ class LinkRun:
     """
 
     hosts: tuple[str, ...]
-    alike: tuple[Alike, ...]
+    alike: tuple[ComparisonGroup, ...]
     devices: tuple[str, ...] = ()
     is_relative: bool = False
     segments: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -82,7 +82,7 @@ def link_run_of(run: Run) -> LinkRun | None:
     for (quantity, level, size_bytes), columns in taken.items():
         columns.sort(key=lambda column: column[0])
         times_s = np.column_stack([column for _, column in columns])
-        alike.append(Alike(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
+        alike.append(ComparisonGroup(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
     told = [params["devices"] for params, _ in whole if isinstance(params.get("devices"), list)]
     devices = tuple(map(str, told[0])) if told and len(told[0]) == len(hosts) else ()
     return LinkRun(hosts, tuple(alike), devices, segments=_segments_of(cases, hosts)) if alike else None
@@ -126,9 +126,9 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
     return LinkRun(links.hosts, (*_few_together(alike),), links.devices, True, links.segments)
 
 
-def _few_together(alike: Sequence[Alike]) -> Iterator[Alike]:
+def _few_together(alike: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup]:
     """Pairs of different levels as one kind where each has too few: held against themselves they are all alike."""
-    few: dict[tuple[str, int], list[Alike]] = {}
+    few: dict[tuple[str, int], list[ComparisonGroup]] = {}
     for one in alike:
         if one.quantity in (LATENCY, BANDWIDTH) and len(one.members) < MIN_LIKE:
             few.setdefault((one.quantity, one.size_bytes), []).append(one)
@@ -136,7 +136,7 @@ def _few_together(alike: Sequence[Alike]) -> Iterator[Alike]:
             yield one
     for (quantity, size_bytes), parts in few.items():
         members = tuple(itertools.chain.from_iterable(one.members for one in parts))
-        yield Alike(quantity, "", members, np.column_stack([one.times_s for one in parts]), size_bytes)
+        yield ComparisonGroup(quantity, "", members, np.column_stack([one.times_s for one in parts]), size_bytes)
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
@@ -285,7 +285,7 @@ def _of_nearly_all(parts: Sequence[Floats]) -> Floats:
     return np.array([np.quantile(centers, MAX_LIKE_OTHERS, method="lower") for centers in parts])
 
 
-def _size_of(alike: Alike) -> tuple[str, int]:
+def _size_of(alike: ComparisonGroup) -> tuple[str, int]:
     return alike.quantity, alike.size_bytes
 
 
@@ -341,7 +341,9 @@ def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Float
     return np.asarray(np.linalg.solve(normal, right).T)
 
 
-def of_links(alike: Alike, known: set[tuple[int, str]], explained: set[tuple[Ranks, str]]) -> Iterator[Effects]:
+def of_links(
+    alike: ComparisonGroup, known: set[tuple[int, str]], explained: set[tuple[Ranks, str]]
+) -> Iterator[Effects]:
     """Pairs and groups without those of ranks that are named already, and pairs that are: `explained`."""
     if alike.quantity == COMPUTE:
         return
@@ -460,11 +462,11 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     found = [*slow_hosts, *slow_ranks, *_named(others, threshold, links)]
     found.sort(key=lambda one: -one.slowdown)
     counted = sum(len(effects.members) for effects in (*hosts, *ranks, *others))
-    too_few = _too_few_alike(links)
+    too_few = _groups_too_small(links)
     return LinkVerdict(tuple(found), counted, num_passes, _detectable([*ranks, *others], threshold), "", too_few)
 
 
-def _too_few_alike(links: LinkRun) -> tuple[str, ...]:
+def _groups_too_small(links: LinkRun) -> tuple[str, ...]:
     """Links of which there are too few of a kind to hold one against the others."""
     few = [one for one in links.alike if one.quantity in (LATENCY, BANDWIDTH) and len(one.members) < MIN_LIKE]
     return tuple(dict.fromkeys(f"{len(one.members)} {one.level or 'of all'}" for one in few))

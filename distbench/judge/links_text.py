@@ -15,7 +15,7 @@ from distbench.judge.links import (
     LATENCY,
     LINK,
     RANK,
-    Alike,
+    ComparisonGroup,
     LinkRun,
     LinkVerdict,
     Outlier,
@@ -67,12 +67,12 @@ def name_of(one: Outlier, links: LinkRun) -> str:
     return f"{one.kind} {ranks}" + (f" ({' '.join(where)})" if where else "")
 
 
-class Judged(NamedTuple):
+class LinksVerdict(NamedTuple):
     """What a run says about its links: sentences, whether anything is slow, and whether that could be told."""
 
     lines: tuple[str, ...]
     is_slow: bool
-    is_told: bool
+    is_conclusive: bool
 
 
 def link_lines(run: Run) -> Iterator[str]:
@@ -91,7 +91,7 @@ def loss_lines(run: Run) -> Iterator[str]:
             yield f"warning: {what}: packets are lost. Run `ip -s link` and `ethtool -S` there, and see its switch port"
 
 
-def judged(run: Run, earlier: Run | None = None) -> Judged | None:
+def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
     """The verdict, or that on what has changed since an earlier run; None where no links were measured.
 
     Raises:
@@ -102,14 +102,14 @@ def judged(run: Run, earlier: Run | None = None) -> Judged | None:
     links = _since(links, earlier) if earlier else links
     verdict = verdict_of(links)
     if verdict.why_not:
-        return Judged((f"{UNKNOWN}{verdict.why_not}",), False, False)
+        return LinksVerdict((f"{UNKNOWN}{verdict.why_not}",), False, False)
     named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
     more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
-    is_told = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
+    is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
     if not named:
-        return Judged((f"{'' if is_told else UNKNOWN}{_nothing(verdict)}",), False, is_told)
-    return Judged((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_told)
+        return LinksVerdict((f"{'' if is_conclusive else UNKNOWN}{_nothing(verdict)}",), False, is_conclusive)
+    return LinksVerdict((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_conclusive)
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
@@ -223,7 +223,7 @@ def pair_values(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
     return found
 
 
-def _values(alike: Alike) -> Sequence[float]:
+def _values(alike: ComparisonGroup) -> Sequence[float]:
     medians = np.median(alike.times_s, axis=0)
     values: list[float] = (alike.size_bytes / medians / 1e9 if alike.quantity == BANDWIDTH else medians).tolist()
     return values

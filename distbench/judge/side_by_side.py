@@ -205,12 +205,12 @@ def _compared(
     if a and b:
         found = ComparedCase(case.scenario, case.case_id, NOT_TOLD, "one launch a side", "median", a, b)
         return replace(found, a_s=a["median_s"], b_s=b["median_s"], ratio=b["median_s"] / a["median_s"], num_launches=1)
-    is_told = case.verdict != INCONCLUSIVE or _is_enough(case, options)
+    is_shown = case.verdict != INCONCLUSIVE or _is_enough(case, options)
     return ComparedCase(
         case.scenario,
         case.case_id,
-        WORDS[case.verdict] if is_told else NOT_TOLD,
-        "" if is_told else case.reason,
+        WORDS[case.verdict] if is_shown else NOT_TOLD,
+        "" if is_shown else case.reason,
         first.metric,
         a_s=first.baseline_s,
         b_s=first.candidate_s,

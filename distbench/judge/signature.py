@@ -309,7 +309,7 @@ OF_TORCH = re.compile(rf"(?P<name>.+)\.torch-(?P<release>\d+\.\d+){re.escape(SUF
 
 
 @dataclass(frozen=True)
-class Compared:
+class SignatureComparison:
     """What came of it.
 
     Args:
@@ -341,7 +341,7 @@ class Compared:
         return f"{word}: {counted}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
 
 
-def compare(base: Path, new: Path) -> Compared:
+def compare(base: Path, new: Path) -> SignatureComparison:
     """Two signature files or run files, or two folders of `*.signature` files by name; UserError for anything else."""
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
@@ -382,7 +382,7 @@ def _of_other_torch(before: Signature, after: Signature) -> bool:
     return before.torch.split(".")[:2] != after.torch.split(".")[:2]
 
 
-def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -> Compared:
+def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -> SignatureComparison:
     changed, uncompared, same, num_paths = {}, list(alone), [], 0
     for name, (before, after) in pairs.items():
         if reason := incomparable(before, after):
@@ -402,7 +402,7 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
             same.append(name)
     torches = {(before.torch, after.torch): None for before, after in pairs.values() if before.torch != after.torch}
     shown = tuple(f"torch: {before} in the baseline, {after} in the candidate" for before, after in torches)
-    return Compared(changed, uncompared, tuple(same), num_paths, shown)
+    return SignatureComparison(changed, uncompared, tuple(same), num_paths, shown)
 
 
 def update(base: Path, new: Path) -> list[Path]:
@@ -438,7 +438,7 @@ def update(base: Path, new: Path) -> list[Path]:
 MAX_SENTENCES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
 
 
-def text(found: Compared) -> str:
+def text(found: SignatureComparison) -> str:
     """For a terminal."""
     lines = []
     for name, sentences in found.changed.items():
@@ -448,7 +448,7 @@ def text(found: Compared) -> str:
     return printable("\n".join(part for line in lines for part in wrap(line, width_here(), "    ")))
 
 
-def markdown(found: Compared) -> str:
+def markdown(found: SignatureComparison) -> str:
     """For a step summary: a heading with the verdict, then a list a file."""
     lines, room = [f"# exact gate: {found.headline}"], MAX_SENTENCES
     for name, sentences in found.changed.items():
@@ -467,12 +467,12 @@ def markdown(found: Compared) -> str:
     return "\n".join(lines)
 
 
-def json_text(found: Compared) -> str:
+def json_text(found: SignatureComparison) -> str:
     """Everything that was found, as JSON."""
     return json.dumps({"exit_code": found.exit_code, "headline": found.headline, **asdict(found)}, indent=1)
 
 
-def junit_text(found: Compared) -> str:
+def junit_text(found: SignatureComparison) -> str:
     """JUnit XML: a test case a file; one that changed is a failure, one that could not be compared an error."""
     outcomes = [CiOutcome("signatures", name, "\n".join(texts), "failure") for name, texts in found.changed.items()]
     outcomes += [CiOutcome("signatures", one.partition(":")[0], one, "error") for one in found.uncompared]
@@ -482,7 +482,7 @@ def junit_text(found: Compared) -> str:
     return junit_xml(outcomes)
 
 
-def github(found: Compared) -> str:
+def github(found: SignatureComparison) -> str:
     """GitHub's annotations: an error for each difference and each file that could not be compared."""
     errors = [(name, sentence) for name, sentences in found.changed.items() for sentence in sentences]
     errors += [("not compared", sentence) for sentence in found.uncompared]
@@ -491,7 +491,7 @@ def github(found: Compared) -> str:
 
 
 # As `--format` names them; the timing gate has the same in judge/gate_text.py.
-FORMS: dict[str, Callable[[Compared], str]] = {
+FORMS: dict[str, Callable[[SignatureComparison], str]] = {
     **{"table": text, "markdown": markdown},
     **{"json": json_text, "junit": junit_text, "github": github},
 }

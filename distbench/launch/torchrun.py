@@ -91,11 +91,11 @@ class _Watch:
 
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
         """Return when torchrun has started ranks, which speak for themselves, or has ended."""
-        began, is_told = time.monotonic(), False
+        began, is_shown = time.monotonic(), False
         while process.poll() is None and not _has_children(process.pid):
             waited_s = time.monotonic() - began
-            if waited_s >= TOLD_AFTER_S and not is_told:
-                is_told = True
+            if waited_s >= TOLD_AFTER_S and not is_shown:
+                is_shown = True
                 self._say(f"distbench: {self._why(waited_s)}")
             if waited_s >= self._asked.timeout_s:
                 self.given_up = self._why(waited_s)

@@ -84,11 +84,11 @@ class _Complaint:
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
         """Read standard error to its end."""
         assert process.stderr is not None
-        is_told = False
+        is_shown = False
         for raw in process.stderr:
             line = raw.decode(errors="replace").rstrip("\n")
-            is_told = is_told or line == TRACEBACK
-            if not is_told:
+            is_shown = is_shown or line == TRACEBACK
+            if not is_shown:
                 self._say(line)
             elif line and not line.startswith((" ", TRACEBACK)):
                 self.last = line

@@ -36,7 +36,7 @@ KEYWORDS = ("ranks", "mesh", "timeout_s", "quick")
 
 
 @dataclass(frozen=True)
-class Asked:
+class CaseRequest:
     """What `@pytest.mark.distbench(...)` asks for; quick: few samples; given up after `timeout_s` without progress."""
 
     mesh: dict[str, int]
@@ -44,7 +44,7 @@ class Asked:
     quick: bool = False
 
 
-def asked_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
+def case_request(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CaseRequest:
     """A marker's arguments; UserError for an unknown one, a wrong value, or ranks and a mesh that disagree."""
     if args:
         raise UserError(f"@pytest.mark.distbench takes its arguments by name; write ranks={args[0]!r} or mesh=...")
@@ -54,7 +54,9 @@ def asked_of(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Asked:
     timeout_s = kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise UserError(f"@pytest.mark.distbench(timeout_s={timeout_s!r}): give a positive number of seconds")
-    return Asked(_mesh(kwargs.get("ranks"), kwargs.get("mesh")), float(timeout_s), bool(kwargs.get("quick", False)))
+    return CaseRequest(
+        _mesh(kwargs.get("ranks"), kwargs.get("mesh")), float(timeout_s), bool(kwargs.get("quick", False))
+    )
 
 
 def _mesh(ranks: Any, mesh: Any) -> dict[str, int]:
@@ -403,7 +405,7 @@ class Distbench:
 
     def _job(self, function: Callable[..., Any], axes: Mapping[str, Sequence[Any]]) -> Job:
         marker = self._item.get_closest_marker(MARKER)
-        asked = asked_of(marker.args if marker else (), marker.kwargs if marker else {})
+        asked = case_request(marker.args if marker else (), marker.kwargs if marker else {})
         request = launch.Request(
             targets=(),
             mesh=asked.mesh,

@@ -48,7 +48,7 @@ class GivenToRank:
     imported: dict[str, str]
 
 
-def require_alike(job: Job, gather: Gather) -> tuple[str, ...]:
+def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
     """Each rank's host, in rank order, where all ranks were given the same.
 
     Args:

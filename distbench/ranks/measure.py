@@ -58,7 +58,7 @@ class Samples:
 
 
 @dataclass(frozen=True)
-class Taken:
+class StampSeries:
     """This rank's stamps of a stretch, shape (iterations, moments), and the names of the phases that they end."""
 
     stamps: torch.Tensor
@@ -182,11 +182,11 @@ class Meter:
         stamps, reason = self._sample(call, estimate_s, limits or self.settings)
         return self._summary(stamps, phases, reason)
 
-    def take(self, call: Call, phases: tuple[str, ...], count: int) -> "Taken":
+    def take(self, call: Call, phases: tuple[str, ...], count: int) -> "StampSeries":
         """So many samples of a stretch of which no rank has to decide anything: `see` tells what they are."""
-        return Taken(self._own_stamps(call, count), phases)
+        return StampSeries(self._own_stamps(call, count), phases)
 
-    def see(self, taken: Sequence["Taken"], reason: str) -> list[Samples]:
+    def see(self, taken: Sequence["StampSeries"], reason: str) -> list[Samples]:
         """What every rank took since the last time, in order, the stamps of all stretches gathered at once."""
         own = [one.stamps for one in taken]
         gathered = self.ranks.gather(torch.cat([stamps.flatten() for stamps in own]))

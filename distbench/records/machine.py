@@ -59,7 +59,7 @@ def accelerator_facts(run: Run) -> dict[str, Any]:
     """
     if not shutil.which(SMI):
         return {}
-    devices = devices_told(run)
+    devices = device_rows(run)
     links = matrix_of(run((SMI, "topo", "-m")) or "")
     return {
         "driver": driver_of(devices),
@@ -68,7 +68,7 @@ def accelerator_facts(run: Run) -> dict[str, Any]:
     }
 
 
-def devices_told(run: Run) -> list[dict[str, Any]]:
+def device_rows(run: Run) -> list[dict[str, Any]]:
     """The devices as nvidia-smi has them now, with `slowed_by`: what keeps their clocks down, in words."""
     for reasons in REASONS:
         text = run((SMI, f"--query-gpu={','.join((*FIELDS, reasons))}", "--format=csv,noheader,nounits"))
@@ -138,7 +138,7 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
     ]
     if not shutil.which(SMI):
         return checks if off else []
-    if devices := devices_told(run):
+    if devices := device_rows(run):
         checks += [_clocks(devices), _modes(devices)]
     if links := matrix_of(run((SMI, "topo", "-m")) or ""):
         slow = {pair: link for pair, link in links.items() if not link.startswith("NV")}
@@ -212,14 +212,14 @@ def host_facts() -> dict[str, Any]:
         "cpu_model": cpu_model(),
         "num_cpus": available_cpus(),
         "memory_bytes": memory_bytes(),
-        "variables": {name: os.environ[name] for name in sorted(os.environ) if is_told(name)},
+        "variables": {name: os.environ[name] for name in sorted(os.environ) if is_recorded_variable(name)},
         "load_at_start": load_average(),
         **accelerator_facts(output_of),
         **git_state(),
     }
 
 
-def is_told(variable: str) -> bool:
+def is_recorded_variable(variable: str) -> bool:
     """Whether the header has an environment variable: those that change what is measured, and no other."""
     return variable in ALLOWED_VARIABLES or variable.startswith(FAMILIES)
 
@@ -326,7 +326,7 @@ def git_state() -> dict[str, Any]:
 
 def devices_here() -> list[dict[str, Any]]:
     """Clocks, heat and power of this host's devices now, and what holds them down; [] where nobody tells."""
-    return devices_told(output_of) if shutil.which(SMI) else []
+    return device_rows(output_of) if shutil.which(SMI) else []
 
 
 def accelerator_here() -> tuple[str, int]:

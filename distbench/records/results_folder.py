@@ -202,7 +202,7 @@ class OldRun:
         return time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.started_at))
 
 
-def kept_and_old(folder: Path, keep: int | None, before: float | None) -> tuple[list[OldRun], list[OldRun]]:
+def runs_kept_and_deleted(folder: Path, keep: int | None, before: float | None) -> tuple[list[OldRun], list[OldRun]]:
     """The runs under a results folder that stay, and those that go; each oldest first.
 
     Args:

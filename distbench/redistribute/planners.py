@@ -233,12 +233,12 @@ def _forget_paths() -> None:
     forget_prices()
 
 
-def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_told: bool) -> tuple[float, float]:
+def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_measured: bool) -> tuple[float, float]:
     """Thread CPU seconds to plan with empty caches, and again from them: the median of several on the rank that tells,
     of one on the others, which would only keep it waiting for a CPU."""
     forget()
     seconds = []
-    for _ in range(1 + (WARM_PLANS if is_told else 1)):
+    for _ in range(1 + (WARM_PLANS if is_measured else 1)):
         start = time.thread_time()
         plan()
         seconds.append(time.thread_time() - start)

@@ -27,7 +27,7 @@ HOW_TO_TRACE = "trace a step with `distbench run SCENARIO --trace-paths`"
 
 
 @dataclass(frozen=True)
-class Chosen:
+class SelectedTraces:
     """The runs that were named, and their traces without those that no PART means."""
 
     runs: list[Run]
@@ -37,7 +37,7 @@ class Chosen:
     failed: list[str]  # one for each trace that failed or cannot be read
 
 
-def chosen(named: Sequence[Path], out: Path | None) -> Chosen:
+def chosen(named: Sequence[Path], out: Path | None) -> SelectedTraces:
     """The traces of run files and folders, each with or without `::PART`; of the latest run under `out` for none."""
     asked = [_split(given) for given in named]
     runs, warnings = collect(tuple(path for path, _ in asked), out)
@@ -50,10 +50,10 @@ def chosen(named: Sequence[Path], out: Path | None) -> Chosen:
         if not any(_is_meant(trace, path, part) for trace in traces) and part:
             raise UserError(f"no traced case of {path} has {part!r} in its id; {_there_are(traces)}")
     kept = [trace for trace in traces if not asked or any(_is_meant(trace, path, part) for path, part in asked)]
-    return Chosen(runs, kept, any(part for _, part in asked), warnings, failed)
+    return SelectedTraces(runs, kept, any(part for _, part in asked), warnings, failed)
 
 
-def one_trace(given: Path) -> tuple[Trace, list[str]]:
+def selected_trace(given: Path) -> tuple[Trace, list[str]]:
     """The one trace that `RUN` or `RUN::PART` names, and sentences on what was left out.
 
     A PART that is the whole end of one case's id means that case, whatever else holds it.
@@ -121,7 +121,7 @@ def render_paths(
     return rendered(form, lambda: data, blocks, found.warnings, written, messages)
 
 
-def _page(found: Chosen) -> Iterable[PageBlock]:
+def _page(found: SelectedTraces) -> Iterable[PageBlock]:
     if not found.is_part:
         return page_blocks(Contents.of(found.runs, frame_of(found.runs)))
     title = f"distbench: traced steps of {', '.join(dict.fromkeys(trace.run.scenario for trace in found.traces))}"
@@ -133,7 +133,7 @@ def render_difference(one: Path, other: Path, form: str, page: Path | None = Non
 
     `page` is an HTML file for the same, and for what each of the two steps spends.
     """
-    (one_side, warnings), (other_side, other_warnings) = one_trace(one), one_trace(other)
+    (one_side, warnings), (other_side, other_warnings) = selected_trace(one), selected_trace(other)
 
     def on_page() -> Iterator[PageBlock]:
         heading, verdict, *others = comparison_blocks(one_side, other_side)

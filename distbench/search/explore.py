@@ -23,7 +23,7 @@ MESH_SHARE = 0.5  # of what is tried; further meshes wait until nothing that is 
 
 
 @dataclass
-class Explored:
+class ExploredPlans:
     """What a sweep knows.
 
     Args:
@@ -184,7 +184,7 @@ def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
     return [load_recordings(Path(file)) for file in answer.get("answers", ())]
 
 
-def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explored) -> None:
+def explore(space: Space, predictor: Predictor, limits: Limits, explored: ExploredPlans) -> None:
     """Fill `explored`; what is known stays there when this is interrupted."""
     capacity = predictor.hardware.usable_bytes
     bounds = {candidate: lower_bound_bytes(space.facts, candidate.mesh) for candidate in space.meshes}
@@ -219,7 +219,7 @@ def explore(space: Space, predictor: Predictor, limits: Limits, explored: Explor
         look_for_option(space, predictor, explored)
 
 
-def look_for_option(space: Space, predictor: Predictor, explored: Explored) -> bool:
+def look_for_option(space: Space, predictor: Predictor, explored: ExploredPlans) -> bool:
     """Where no plan works, find the scenario's own parameter with which the first one does, for the message. No plan
     with it is ranked, because it computes something else. Return whether there is one."""
     first = next(iter(explored.left_out), None)
@@ -231,7 +231,7 @@ def look_for_option(space: Space, predictor: Predictor, explored: Explored) -> b
     return False
 
 
-def take_in(explored: Explored, outcomes: Iterable[tuple[Candidate, Any]]) -> None:
+def take_in(explored: ExploredPlans, outcomes: Iterable[tuple[Candidate, Any]]) -> None:
     """Keep what was found; what computes something else than the first is left out."""
     for candidate, outcome in outcomes:
         if isinstance(outcome, str):
@@ -244,11 +244,11 @@ def take_in(explored: Explored, outcomes: Iterable[tuple[Candidate, Any]]) -> No
             explored.found[candidate] = outcome
 
 
-def _leaders(explored: Explored) -> list[Prediction]:
+def _leaders(explored: ExploredPlans) -> list[Prediction]:
     return explored.ranked[:NUM_EXPANDED]
 
 
-def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
+def confirm(predictor: Predictor, limits: Limits, explored: ExploredPlans) -> None:
     """Record the best with all layers, two at a time, until enough of them are known to fit. Their time stays that of
     few layers, as the others' is."""
     num_tried = 0
@@ -277,7 +277,7 @@ def confirm(predictor: Predictor, limits: Limits, explored: Explored) -> None:
             )
 
 
-def nothing_found(scenario: str, explored: Explored, hardware: Hardware | None) -> UserError:
+def no_plan_error(scenario: str, explored: ExploredPlans, hardware: Hardware | None) -> UserError:
     """Why no candidate has a prediction.
 
     Args:

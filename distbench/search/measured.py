@@ -108,7 +108,7 @@ SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1
 
 
 @dataclass
-class Measured:
+class Measurements:
     """What is known of each candidate.
 
     Args:
@@ -194,7 +194,7 @@ class Rounds:
 
     def __init__(self, setup: Setup, limits: Limits, out: Path, resume: bool, quiet: bool) -> None:
         self._setup, self._limits, self._out, self._resume, self._quiet = setup, limits, out, resume, quiet
-        self.measured = Measured(num_reused=0 if resume else None)
+        self.measured = Measurements(num_reused=0 if resume else None)
         self._jobs = [self._job() for _ in ROUNDS]
         self._spent_s = 0.0
         self._code = digest(
@@ -206,7 +206,7 @@ class Rounds:
         starting: Sequence[Candidate],
         changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]],
         written: Candidate | None = None,
-    ) -> Measured:
+    ) -> Measurements:
         """All rounds, or as many as there were until it was interrupted.
 
         Args:
@@ -233,7 +233,7 @@ class Rounds:
                 self._last_round(ranks, with_written(kept[: self._num_final()], written, self.measured.plans))
         return self.measured
 
-    def run_last(self, kept: Sequence[Candidate]) -> Measured:
+    def run_last(self, kept: Sequence[Candidate]) -> Measurements:
         """The last round alone, of candidates that were chosen otherwise."""
         with self._kept_if_interrupted(), RankProcesses(self._jobs[-1:], None, MODULE) as ranks:
             self._last_round(ranks, kept)

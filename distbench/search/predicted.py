@@ -6,20 +6,20 @@ from typing import Any
 
 from distbench.search.child import Question, SweepChild
 from distbench.search.explore import (
-    Explored,
+    ExploredPlans,
     Limits,
     Predictor,
     confirm,
     explore,
     look_for_option,
-    nothing_found,
+    no_plan_error,
     take_in,
 )
-from distbench.search.measured import Measured
+from distbench.search.measured import Measurements
 from distbench.search.prediction import FEW, layers_of, no_plan_fits
 from distbench.search.ranking import RankedPlan, change_lines, changes_of, imports_of, layouts_of, plan_of
 from distbench.search.space import Candidate, Setup, Space, count_of
-from distbench.search.text import Found
+from distbench.search.text import SweepResult
 from distbench.simulate.hardware_file import Hardware
 from distbench.spec import UserError
 from distbench.spec.printable import count_text
@@ -52,7 +52,7 @@ def predicted_sweep(
     hardware: Hardware,
     limits: Limits,
     tell: Callable[[int, int], None],
-    explored: Explored,
+    explored: ExploredPlans,
 ) -> None:
     """Search, and record the best whole; what is found is in `explored`, also where this is interrupted."""
     space, predictor = _begun(setup, recorder, hardware, tell, explored)
@@ -63,7 +63,7 @@ def predicted_sweep(
 
 
 def _begun(
-    setup: Setup, recorder: SweepChild, hardware: Hardware, tell: Callable[[int, int], None], explored: Explored
+    setup: Setup, recorder: SweepChild, hardware: Hardware, tell: Callable[[int, int], None], explored: ExploredPlans
 ) -> tuple[Space, Predictor]:
     """What there is to try, and what predicts it. Stages of a pipeline have layers each: all are recorded there."""
     explored.facts = facts_of(setup, recorder)
@@ -86,7 +86,7 @@ def predicted_around(
     hardware: Hardware,
     limits: Limits,
     tell: Callable[[int, int], None],
-    explored: Explored,
+    explored: ExploredPlans,
 ) -> None:
     """The plan as written and its neighbours."""
     space, predictor = _begun(setup, recorder, hardware, tell, explored)
@@ -106,15 +106,17 @@ def predicted_around(
     confirm(predictor, limits, explored)
 
 
-def require_some(setup: Setup, explored: Explored, hardware: Hardware) -> None:
+def require_some(setup: Setup, explored: ExploredPlans, hardware: Hardware) -> None:
     """Refuse to recommend what does not fit."""
     if not explored.found:
-        raise nothing_found(setup.entry.name, explored, hardware)
+        raise no_plan_error(setup.entry.name, explored, hardware)
     if explored.ranked[0].fits is False:
         raise no_plan_fits(setup.entry.name, setup.world, explored.ranked[0], hardware, explored.stopped)
 
 
-def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Explored, price: float | None) -> Found:
+def predicted_result(
+    setup: Setup, code: Sequence[str], hardware: Hardware, explored: ExploredPlans, price: float | None
+) -> SweepResult:
     """What there is to say.
 
     Args:
@@ -122,7 +124,7 @@ def found_of(setup: Setup, code: Sequence[str], hardware: Hardware, explored: Ex
     """
     plans = [plan_of(prediction) for prediction in explored.ranked]
     best = explored.ranked[0]
-    return Found(
+    return SweepResult(
         title=f"{setup.entry.name} on {count_text(setup.world, 'device')}: {count_text(len(plans), 'plan')}, "
         f"predicted on {hardware.name}",
         plans=plans,
@@ -146,10 +148,10 @@ def best_measured(
     setup: Setup,
     code: Sequence[str],
     hardware: Hardware,
-    explored: Explored,
-    measured: Measured,
+    explored: ExploredPlans,
+    measured: Measurements,
     price: float | None,
-) -> Found:
+) -> SweepResult:
     """What there is to say where the best predicted plans were then measured here."""
     predictions = {plan.candidate: plan for plan in map(plan_of, explored.ranked)}
     plans = [
@@ -162,7 +164,7 @@ def best_measured(
     files = [*(f"run file: {file}" for file in measured.run_files), *_reused(measured)]
     if measured.interrupted:
         files.insert(0, "it was interrupted while it measured; --resume goes on")
-    return Found(
+    return SweepResult(
         title=f"{setup.entry.name} on {count_text(setup.world, 'rank')}: {said}",
         plans=plans,
         where="measured here",
@@ -180,9 +182,14 @@ def best_measured(
     )
 
 
-def measured_found(
-    setup: Setup, code: Sequence[str], space: Space, measured: Measured, written: Candidate | None, price: float | None
-) -> Found:
+def measured_result(
+    setup: Setup,
+    code: Sequence[str],
+    space: Space,
+    measured: Measurements,
+    written: Candidate | None,
+    price: float | None,
+) -> SweepResult:
     """What there is to say of what was measured."""
     plans = measured.ranked
     unit = "tokens" if space.facts["num_tokens"] else "samples"
@@ -201,7 +208,7 @@ def measured_found(
         notes.insert(
             0, "no plan of the last round, which checks them, came out right: the one recommended is unchecked"
         )
-    return Found(
+    return SweepResult(
         title=f"{setup.entry.name} on {count_text(setup.world, 'rank')}: {count_text(len(plans), 'plan')}, measured on "
         "this machine",
         plans=plans,
@@ -218,7 +225,7 @@ def measured_found(
     )
 
 
-def _reused(measured: Measured) -> list[str]:
+def _reused(measured: Measurements) -> list[str]:
     """What --resume took."""
     return [] if measured.num_reused is None else [f"rounds that --resume took: {measured.num_reused}"]
 
@@ -229,7 +236,7 @@ def _neighbours(plans: Sequence[RankedPlan], space: Space, written: Candidate) -
     return [plan for plan in plans if plan.candidate in near]
 
 
-def _notes(setup: Setup, explored: Explored) -> list[str]:
+def _notes(setup: Setup, explored: ExploredPlans) -> list[str]:
     best = explored.ranked[0]
     tokens = count_text(best.num_tokens, "token") if best.num_tokens else count_text(best.batch_size, "sample")
     which = "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"

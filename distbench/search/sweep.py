@@ -10,22 +10,30 @@ from typing import Any
 
 from distbench.launch.display import Display, display_for
 from distbench.search.child import SweepChild
-from distbench.search.explore import Explored, Limits, nothing_found
-from distbench.search.measured import NUM_FINAL, Measured, Rounds, changes_of_best, claim_folder, legal, require_folder
+from distbench.search.explore import ExploredPlans, Limits, no_plan_error
+from distbench.search.measured import (
+    NUM_FINAL,
+    Measurements,
+    Rounds,
+    changes_of_best,
+    claim_folder,
+    legal,
+    require_folder,
+)
 from distbench.search.predicted import (
     around_of,
     best_measured,
     code_of,
     facts_of,
-    found_of,
-    measured_found,
+    measured_result,
     predicted_around,
+    predicted_result,
     predicted_sweep,
     require_some,
 )
 from distbench.search.prediction import with_memory
 from distbench.search.space import Candidate, Setup, count_of, set_up
-from distbench.search.text import Found
+from distbench.search.text import SweepResult
 from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
@@ -112,7 +120,7 @@ class AskedSweep:
         )
 
 
-def run_sweep(asked: AskedSweep, say: Say) -> tuple[Found, bool]:
+def run_sweep(asked: AskedSweep, say: Say) -> tuple[SweepResult, bool]:
     """What was found, and whether it was interrupted.
 
     Raises:
@@ -138,12 +146,12 @@ def run_sweep(asked: AskedSweep, say: Say) -> tuple[Found, bool]:
         raise
 
 
-def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> tuple[Found, bool]:
-    explored, interrupted = Explored(), False
+def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> tuple[SweepResult, bool]:
+    explored, interrupted = ExploredPlans(), False
     with display_for("sweep", asked.quiet) as display:
         sweep = predicted_around if asked.around else predicted_sweep
         try:
-            sweep(asked.setup, recorder, hardware, asked.limits, Told(display), explored)
+            sweep(asked.setup, recorder, hardware, asked.limits, RecordingProgress(display), explored)
         except KeyboardInterrupt:
             if not explored.found:
                 raise
@@ -156,7 +164,7 @@ def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> t
             code, stopped = _code(asked, recorder, measured.final[0].candidate, interrupted)
             return best_measured(asked.setup, code, hardware, explored, measured, asked.price), stopped
     code, interrupted = _code(asked, recorder, explored.ranked[0].candidate, interrupted)
-    return found_of(asked.setup, code, hardware, explored, asked.price), interrupted
+    return predicted_result(asked.setup, code, hardware, explored, asked.price), interrupted
 
 
 def _code(asked: AskedSweep, recorder: SweepChild, candidate: Candidate, interrupted: bool) -> tuple[list[str], bool]:
@@ -171,7 +179,7 @@ def _code(asked: AskedSweep, recorder: SweepChild, candidate: Candidate, interru
         return [], True
 
 
-def _measured_best(asked: AskedSweep, explored: Explored) -> Measured:
+def _measured_best(asked: AskedSweep, explored: ExploredPlans) -> Measurements:
     """The best predicted ones, measured in turn."""
     usable = [one.candidate for one in explored.ranked if one.fits is not False]
     best = list(dict.fromkeys([*([explored.written] if explored.written else []), *usable]))[:NUM_FINAL]
@@ -191,7 +199,7 @@ def is_here(setup: Setup, hardware: Hardware) -> bool:
     return True
 
 
-def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
+def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[SweepResult, bool]:
     setup = asked.setup
     require_ranks(setup)
     space = setup.space(facts_of(setup, recorder))
@@ -203,8 +211,10 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
         if written:
             raise UserError(f"the plan as written does not work: {wrong[written]}")
         stopped = asked.limits.reached if len(starting) < len(space.meshes) else ""
-        tried = Explored(left_out=wrong, num_legal=count_of(space), unsplit=setup.unsplit_text(space), stopped=stopped)
-        raise nothing_found(setup.entry.name, tried, None)
+        tried = ExploredPlans(
+            left_out=wrong, num_legal=count_of(space), unsplit=setup.unsplit_text(space), stopped=stopped
+        )
+        raise no_plan_error(setup.entry.name, tried, None)
 
     def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
         found = around_of(space, written) if written else changes_of_best(space, best)
@@ -220,7 +230,7 @@ def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[Found, bool]:
         raise UserError(f"no plan of {setup.entry.name} could be measured: {why}")
     measured.left_out |= wrong
     code, interrupted = _code(asked, recorder, measured.ranked[0].candidate, measured.interrupted)
-    return measured_found(setup, code, space, measured, written, asked.price), interrupted
+    return measured_result(setup, code, space, measured, written, asked.price), interrupted
 
 
 def require_ranks(setup: Setup) -> None:
@@ -237,7 +247,7 @@ def require_ranks(setup: Setup) -> None:
         raise UserError(f"{what}; predict it with --hardware, or give a smaller --world")
 
 
-class Told:
+class RecordingProgress:
     """Recordings asked for and made, as a display shows cases."""
 
     def __init__(self, display: Display) -> None:

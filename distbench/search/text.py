@@ -45,7 +45,7 @@ SAMPLED = (-0.10, 0.11)
 
 
 @dataclass(frozen=True)
-class Found:
+class SweepResult:
     """What a sweep ends with.
 
     Args:
@@ -125,7 +125,7 @@ class Found:
         }
 
 
-def recommendation(found: Found) -> str:
+def recommendation(found: SweepResult) -> str:
     """One sentence."""
     best = found.best
     changes = f" with {best.candidate.changes_text}" if best.candidate.choices else ", the plan as written"
@@ -142,7 +142,7 @@ def recommendation(found: Found) -> str:
     return f"use --mesh {best.candidate.mesh_text}{changes}: {', '.join(parts)}"
 
 
-def _memory_of(plan: RankedPlan, found: Found) -> str:
+def _memory_of(plan: RankedPlan, found: SweepResult) -> str:
     capacity_bytes = found.capacity_bytes
     if is_tight(plan) and capacity_bytes:
         need, there = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - found.reserve_bytes)
@@ -152,7 +152,7 @@ def _memory_of(plan: RankedPlan, found: Found) -> str:
     return f"{memory_text(plan)}{of} at the peak{kept}"
 
 
-def why(found: Found) -> list[str]:
+def why(found: SweepResult) -> list[str]:
     """How the next plan differs."""
     best, other = found.best, found.runner_up
     if other is None:
@@ -177,14 +177,14 @@ def _more_memory(best: RankedPlan, other: RankedPlan) -> str:
     return f"; it takes {size_text(more)} more memory"
 
 
-def _other_paths(found: Found, best: RankedPlan, other: RankedPlan) -> list[str]:
+def _other_paths(found: SweepResult, best: RankedPlan, other: RankedPlan) -> list[str]:
     """What the other one communicates more or less of, where both were traced."""
     if best.candidate not in found.traces or other.candidate not in found.traces:
         return []
     return path_changes(found.traces[other.candidate], found.traces[best.candidate])[:MAX_REASONS]
 
 
-def blocks_of(found: Found) -> list[Block]:
+def blocks_of(found: SweepResult) -> list[Block]:
     """Everything."""
     return [
         Heading(found.title),
@@ -200,7 +200,7 @@ def blocks_of(found: Found) -> list[Block]:
     ]
 
 
-def _changes(found: Found) -> list[Block]:
+def _changes(found: SweepResult) -> list[Block]:
     if not found.changes:
         return []
     rows = found.changes[:NUM_CHANGES]
@@ -219,7 +219,7 @@ def _changes(found: Found) -> list[Block]:
     return [table, code, *([Lines(tuple(found.layouts))] if found.layouts else [])]
 
 
-def _called(change: Change, found: Found) -> str:
+def _called(change: Change, found: SweepResult) -> str:
     """As the other tables call it: another mesh, or changes of the plan."""
     candidate = change.plan.candidate
     return candidate.mesh_text if candidate.sizes != found.written_sizes else candidate.changes_text
@@ -230,7 +230,7 @@ def _memory_change(change: Change) -> str:
     return "-" if more is None else f"{'-' if more < 0 else '+'}{size_text(abs(round(more)))}"
 
 
-def _front(found: Found) -> list[Block]:
+def _front(found: SweepResult) -> list[Block]:
     front = undominated(found.plans)
     if len(front) < 2:
         return []
@@ -255,7 +255,7 @@ def _of_estimates(estimates: Sequence[float]) -> str:
     return said
 
 
-def _table(title: str, found: Found, plans: Sequence[RankedPlan]) -> Table:
+def _table(title: str, found: SweepResult, plans: Sequence[RankedPlan]) -> Table:
     best = plans[0]
     columns: list[tuple[str, object]] = [
         ("<mesh", lambda plan: plan.candidate.mesh_text),

@@ -118,7 +118,7 @@ def fitted(table: Table, width: int) -> Fitted:
         columns = [column for column in columns if column.name != table.prose]
     for shorten, sentence in ((without_shared, "every {}: {}"), (without_names, "{} is {}")):
         if _total(columns) > width:
-            columns, said = _said_once(columns, shorten, sentence)
+            columns, said = _fold_shared_cells(columns, shorten, sentence)
             above += said
     wanted, left_out = _total(columns), []
     for name in table.optional:
@@ -152,7 +152,7 @@ def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
     return replace(column, heading=tuple(lines))
 
 
-def _said_once(
+def _fold_shared_cells(
     columns: Sequence[ScreenColumn],
     shorten: Callable[[Sequence[str]], tuple[Sequence[str], list[str]]],
     sentence: str,

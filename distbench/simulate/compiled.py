@@ -141,9 +141,7 @@ def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Eve
         run = run_of.get(uses.maker)
         if run is not None and uses.freed < run.end:
             changes.gone.update((uses.allocated, uses.freed))
-        elif (
-            maker.phase == "forward" and uses.freed >= begins and _need_not_be_kept(uses, maker, run, uses_of, dropped)
-        ):
+        elif maker.phase == "forward" and uses.freed >= begins and _is_dispensable(uses, maker, run, uses_of, dropped):
             dropped.add(block)
             changes.drop(block, uses, events, [place for place in uses.backward if place not in run_of])
     found: list[Event] = []
@@ -153,7 +151,7 @@ def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Eve
     return found
 
 
-def _need_not_be_kept(
+def _is_dispensable(
     uses: _Uses, maker: Operator, run: _FusedRun | None, uses_of: Mapping[int, _Uses], dropped: Set[int]
 ) -> bool:
     if not uses.backward:

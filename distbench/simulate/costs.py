@@ -211,7 +211,7 @@ def nearest_curve(kind: str, group_size: int, host: HostFigures) -> tuple[Curve,
     return host.collectives[kind, size], size
 
 
-def said_of_host(recording: Recording, host: HostFigures) -> list[str]:
+def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
     """What a reader must know of a step on such a machine: what is extrapolated, and by how much of the step."""
     said = []
     if recording.world_size != host.num_ranks:

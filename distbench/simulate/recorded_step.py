@@ -100,7 +100,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
         recorder = Recorder(at_once=bool(compiled))
         try:
-            with _told_in_a_sentence():
+            with _one_sentence_errors():
                 step = _built(scenario, context, built, shapes, recorder)
                 phases, differing = step.phases, differing_ranks(step, batch.first, context)
                 busier = busier_ranks(step, context)
@@ -141,7 +141,7 @@ def _require_simulable(scenario: Scenario, name: str) -> None:
 
 
 @contextlib.contextmanager
-def _told_in_a_sentence() -> Iterator[None]:
+def _one_sentence_errors() -> Iterator[None]:
     """Why a step cannot be simulated, whatever it raises."""
     try:
         yield

@@ -489,7 +489,7 @@ def _damaged(path: Path, number: int, wrong: str) -> UserError:
 TIMEOUT_S = 1800.0
 
 
-class Recorded(NamedTuple):
+class RecordedSteps(NamedTuple):
     """What came of recording a job's variants.
 
     Args:
@@ -503,7 +503,7 @@ class Recorded(NamedTuple):
 
 def record_steps(
     jobs: Sequence[Job], timeout_s: float = TIMEOUT_S, ranks: Sequence[int] | None = (0,)
-) -> list[Recorded]:
+) -> list[RecordedSteps]:
     """A step of every variant of each job, as some ranks run it; jobs follow one another in one process.
 
     Args:
@@ -528,7 +528,7 @@ def record_steps(
             files = [Path(one["file"]) for one in of_job if "file" in one]
             if not files:
                 raise UserError("; ".join(_reasons(left_out)))
-            found.append(Recorded([one for file in files for one in load_recordings(file)], left_out))
+            found.append(RecordedSteps([one for file in files for one in load_recordings(file)], left_out))
         return found
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
 from distbench.simulate.compiled import compiled_memory
-from distbench.simulate.costs import said_of_host
+from distbench.simulate.costs import host_assumptions
 from distbench.simulate.float8 import IS_A_RULE, in_float8_by
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of_pipeline
@@ -20,7 +20,7 @@ PASSES_OF_FORWARD = 3
 
 
 @dataclass(frozen=True)
-class Together:
+class SimulatedRanks:
     """All ranks of a pipeline, or one that is alone, on one machine."""
 
     recordings: Sequence[Recording]
@@ -47,7 +47,7 @@ class Simulation:
     hardware: Hardware
     expandable: bool = False
     float8: tuple[str, ...] = ()
-    ranks: Together | None = None
+    ranks: SimulatedRanks | None = None
 
     @classmethod
     def of(cls, recording: Recording, hardware: Hardware, expandable: bool, float8: tuple[str, ...]) -> "Simulation":
@@ -61,13 +61,13 @@ class Simulation:
     ) -> "list[Simulation]":
         """The same of some ranks and variants, those of a pipeline together."""
         changed = [in_float8_by(one, float8) if float8 else one for one in recordings]
-        pipelines = {name: Together(ranks, hardware) for name, ranks in _pipelines(changed).items()}
+        pipelines = {name: SimulatedRanks(ranks, hardware) for name, ranks in _pipelines(changed).items()}
         return [cls(one, hardware, expandable, float8, pipelines.get(_pipeline(one))) for one in changed]
 
     @cached_property
     def timed(self) -> TimedStep:
         """Every operator and collective with its times."""
-        together = self.ranks or Together([self.recording], self.hardware)
+        together = self.ranks or SimulatedRanks([self.recording], self.hardware)
         return together.timed[self.recording.head.rank]
 
     @cached_property
@@ -177,7 +177,7 @@ class Simulation:
         rule = (IS_A_RULE.format(patterns=", ".join(self.float8)),) if self.float8 else ()
         if self.recording.head.pipeline is not None:
             return (*rule, IN_PIPELINES, *NOT_SIMULATED[1:])
-        return (*said_of_host(self.recording, host), *NOT_ON_HOST) if host is not None else (*rule, *NOT_SIMULATED)
+        return (*host_assumptions(self.recording, host), *NOT_ON_HOST) if host is not None else (*rule, *NOT_SIMULATED)
 
     @property
     def _possible(self) -> float:

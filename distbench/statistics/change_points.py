@@ -59,16 +59,16 @@ def change_points(logs: Floats) -> ChangePoints:
     """
     rows = logs - np.nanmedian(logs, axis=1, keepdims=True)
     if len(rows) < MIN_CASES:
-        own, own_share = _changes(rows, BLOCK, {one_cut: LEVEL})
+        own, own_share = _changes(rows, BLOCK, {best_cut: LEVEL})
         return ChangePoints(own, [], own_share, math.nan)
     common = np.nanmedian(rows, axis=0)
-    own, own_share = _changes(rows - common, 1, {one_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
+    own, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     steady = [not cuts for cuts in own]
     if MIN_STEADY <= sum(steady) < len(rows):
         # Cases that changed moved the median, and with it every other case.
         common = np.nanmedian(rows[steady], axis=0)
-        own, own_share = _changes(rows - common, 1, {one_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
-    [shared], shared_share = _changes(common[None], BLOCK, {one_cut: SHARED_LEVEL})
+        own, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
+    [shared], shared_share = _changes(common[None], BLOCK, {best_cut: SHARED_LEVEL})
     return ChangePoints(own, shared, own_share, shared_share)
 
 
@@ -95,7 +95,7 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
     return [cuts_of(row, 0, len(row)) for row in rows], critical(0, rows.shape[1])[0]
 
 
-def one_cut(rows: Floats) -> Cuts:
+def best_cut(rows: Floats) -> Cuts:
     """Of each row the largest share of its sum of squares that one cut explains, and its column, [rows, 1]."""
     gain = _gains(rows, 1)[:, 0, 1:-1]
     return gain.max(axis=1, initial=0.0), gain.argmax(axis=1)[:, None] + 1

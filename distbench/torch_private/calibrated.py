@@ -82,7 +82,7 @@ def calibrated_planning(
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
-    with planned_by(_kept_planning(_Wanted(digest, tuple(known.mesh.items()), rank, max_bytes, known))) as counts:
+    with planned_by(_kept_planning(_PlanKey(digest, tuple(known.mesh.items()), rank, max_bytes, known))) as counts:
         yield counts
 
 
@@ -95,7 +95,7 @@ def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
 
 
 @dataclass(frozen=True)
-class _Wanted:
+class _PlanKey:
     """What plans depend on; the rank, because the steps of uneven shards have its sizes."""
 
     digest: str
@@ -106,7 +106,7 @@ class _Wanted:
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_planning(wanted: _Wanted) -> "_Planning":
+def _kept_planning(wanted: _PlanKey) -> "_Planning":
     return _Planning(functools.partial(_cost_of, wanted.profile), wanted.max_bytes)
 
 

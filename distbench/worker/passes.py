@@ -93,7 +93,7 @@ class PassPlan:
         count = min(count, most or count)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
-    def share_limits(self, turns: Sequence["Turn"]) -> float:
+    def share_limits(self, turns: Sequence["CaseProgress"]) -> float:
         """Give all cases that are compared with each other the same turns from here on: those of the longest case.
 
         A case's own estimate is luck on a busy machine, and it would stay with the case for the whole launch. The
@@ -103,7 +103,7 @@ class PassPlan:
             Seconds by which a pass gets longer than one with the limits of before.
         """
         longer_s = 0.0
-        compared: dict[tuple[str, int], list[Turn]] = {}
+        compared: dict[tuple[str, int], list[CaseProgress]] = {}
         for turn in turns:
             if turn.case_spec.group and turn.limits is not None:
                 compared.setdefault((turn.case_spec.group, turn.case_spec.most_samples), []).append(turn)
@@ -180,7 +180,7 @@ def groups_of(
 
 
 @dataclass
-class Turn:
+class CaseProgress:
     """A case on its way through the passes.
 
     Args:
@@ -251,7 +251,7 @@ class Room:
         self._context = context
         self._num_bytes: float | None = None
 
-    def holds(self, turns: Sequence[Turn]) -> bool:
+    def holds(self, turns: Sequence[CaseProgress]) -> bool:
         """Whether these fit in at once; all ranks ask together."""
         if self._num_bytes is None:
             self._num_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2

@@ -16,7 +16,7 @@ from distbench.ranks.case import CaseSpec, OpenedCase, result_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import clock_of
 from distbench.ranks.failure import RankFailed, one_line, one_line_and_place
-from distbench.ranks.measure import Meter, RankGroup, Samples, Stopwatch, Taken
+from distbench.ranks.measure import Meter, RankGroup, Samples, StampSeries, Stopwatch
 from distbench.records.progress import ProgressWriter
 from distbench.records.run_file import AGAIN, CaseResult, append
 from distbench.spec import Settings, UserError
@@ -24,7 +24,7 @@ from distbench.spec.devices import known_device
 from distbench.spec.errors import StorageFailed
 from distbench.statistics.intervals import median
 from distbench.torch_private import Forwarding, Unsupported
-from distbench.worker.passes import REOPEN_EVERY, STRETCH, PassPlan, Room, Turn
+from distbench.worker.passes import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan, Room
 
 # What rank 0 appends to the run file: rows of first passes at once, lines of further passes once a second.
 #
@@ -125,11 +125,11 @@ class Runner:
         self._waits_on_host = known_device(context.device.type).waits_on_host
         self._meter = Meter(RankGroup(context.control, context.device), clock, settings, shared, progress.tell_samples)
         self._plan = PassPlan(settings, 0, is_compared=False)
-        self._turns: Sequence[Turn] = ()
+        self._turns: Sequence[CaseProgress] = ()
         self._num_begun = 0
         self._keeps_open = self._is_small = False
         self._room = Room(context)
-        self._unseen: list[tuple[Turn, int, Taken]] = []
+        self._unseen: list[tuple[CaseProgress, int, StampSeries]] = []
         self._tracing: Tracing | None = None
         if trace_paths:
             self._tracing = Tracing(Forwarding(context.mesh), shared, on_progress=partial(progress.tell, "tracing"))
@@ -148,7 +148,7 @@ class Runner:
             StorageFailed: a result could not be written.
         """
         self._plan = plan
-        turns = [Turn(self._num_begun + index, case_spec) for index, case_spec in enumerate(case_specs)]
+        turns = [CaseProgress(self._num_begun + index, case_spec) for index, case_spec in enumerate(case_specs)]
         self._num_begun += len(turns)
         self._turns, self._is_small, self._room = turns, True, Room(self._context)
         new = [turn for turn in turns if turn.id not in passes_done]
@@ -180,7 +180,7 @@ class Runner:
         for turn in turns:
             self._trace(turn)
 
-    def _further_pass(self, turns: list[Turn], number: int) -> list[Turn]:
+    def _further_pass(self, turns: list[CaseProgress], number: int) -> list[CaseProgress]:
         """One more pass over the cases; those that may go on."""
         if not self._is_small:
             self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
@@ -194,7 +194,7 @@ class Runner:
         self._rows.save_passes(are_due=False)
         return [turn for place, turn in enumerate(turns) if place in alive]
 
-    def _in_pass(self, turn: Turn, number: int, measure: Callable[[Turn, int], str]) -> bool:
+    def _in_pass(self, turn: CaseProgress, number: int, measure: Callable[[CaseProgress, int], str]) -> bool:
         """One turn of a case, and its row or what became of it; whether it may have another."""
         case = turn.case_spec.case
         self._progress.tell("case", index=turn.index, id=case.id, kind=case.kind, params=case.params, number=number)
@@ -209,7 +209,7 @@ class Runner:
         self._progress.tell(event, id=case.id, status=status, **spent)
         return status in ("ok", "wrong")
 
-    def _failed(self, turn: Turn, number: int, error: Exception) -> str:
+    def _failed(self, turn: CaseProgress, number: int, error: Exception) -> str:
         """Record a case that failed on every rank; its status."""
         if isinstance(error, Unsupported):
             status, message = error.status, str(error)
@@ -251,7 +251,7 @@ class Runner:
         except RuntimeError as error:
             raise RankFailed(message) from error
 
-    def _first_pass_of(self, turn: Turn, number: int) -> str:
+    def _first_pass_of(self, turn: CaseProgress, number: int) -> str:
         """Samples, the check and the row of a case; its status."""
         opened_case = self._open(turn)
         samples = self._samples(turn, opened_case)
@@ -272,13 +272,13 @@ class Runner:
             turn.close()
         return result.status
 
-    def _stays_beside_checks(self, turn: Turn, opened_case: OpenedCase) -> bool:
+    def _stays_beside_checks(self, turn: CaseProgress, opened_case: OpenedCase) -> bool:
         """Whether a case stays open while others are first opened and checked: not where all share an allocator, whose
         peak would be theirs too."""
         so_far = [one for one in self._turns if one.opened_case is not None]
         return self._waits_on_host and opened_case.stays_open and self._room.holds(so_far)
 
-    def _turn_of(self, turn: Turn, number: int) -> str:
+    def _turn_of(self, turn: CaseProgress, number: int) -> str:
         """Samples of a further pass."""
         if turn.opened_case is None or turn.is_due_for_reopening(number):
             opened_case = self._open(turn)
@@ -309,7 +309,7 @@ class Runner:
                 self._count(turn, samples)
                 self._rows.note(turn.case_spec, number, samples)
 
-    def _open(self, turn: Turn) -> OpenedCase:
+    def _open(self, turn: CaseProgress) -> OpenedCase:
         """A case opened and warmed up."""
         with self._stopwatch.on("set-up"):
             opened_case = turn.open()
@@ -329,11 +329,11 @@ class Runner:
                     self._meter.touch(opened_case.call)
         return opened_case
 
-    def _touch(self, turn: Turn, opened_case: OpenedCase) -> None:
+    def _touch(self, turn: CaseProgress, opened_case: OpenedCase) -> None:
         if turn.needs_touch(self._is_small, self._waits_on_host):
             self._meter.touch(opened_case.call)
 
-    def _samples(self, turn: Turn, opened_case: OpenedCase) -> Samples:
+    def _samples(self, turn: CaseProgress, opened_case: OpenedCase) -> Samples:
         meter = self._meter.started_on(opened_case.starts_on)
         samples = meter.measure(opened_case.call, opened_case.phases, turn.longest_s, turn.limits)
         if self._plan.is_automatic:
@@ -341,11 +341,11 @@ class Runner:
         self._count(turn, samples)
         return samples
 
-    def _count(self, turn: Turn, samples: Samples) -> None:
+    def _count(self, turn: CaseProgress, samples: Samples) -> None:
         self._stopwatch.add("timed", sum(samples.samples_s) * self._repeats)
         turn.medians.append(median(samples.samples_s))
 
-    def _trace(self, turn: Turn) -> None:
+    def _trace(self, turn: CaseProgress) -> None:
         """Append a case's trace, or why there is none; the launch goes on where all ranks failed."""
         if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
             return

@@ -30,10 +30,10 @@ from distbench.ranks.hosts import (
     digest,
     host_cautions,
     join_logs,
-    require_alike,
     require_own_devices,
     require_same,
     require_same_device,
+    require_same_job,
 )
 from distbench.ranks.measure import Stopwatch
 from distbench.ranks.scheduling import policy_name
@@ -183,7 +183,7 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     dist.init_process_group(moves, store=store, rank=rank, world_size=world_size, timeout=timeout)
     control = control_group(job.device, timeout)
     gather = partial(gather_objects, control)
-    hosts = require_alike(job, gather)
+    hosts = require_same_job(job, gather)
     presence = presence_of(Path(job.log_dir), store, rank, hosts)
     profile = profile_here(profile, job, hosts)
     if is_accelerator(device.type):

@@ -158,13 +158,13 @@ def answer_lines() -> None:
     # Standard output is for answers; whatever else writes to it, a library in C++ too, writes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
-    given = _Lines()
+    given = _InputLines()
     while not (lines := given.read()) and not given.ended:
         pass
     if not lines:
         return
     head, *waiting = map(json.loads, lines)
-    running: dict[Connection, _Asked] = {}
+    running: dict[Connection, _PendingQuestion] = {}
     while running or waiting or not given.ended:
         while waiting and len(running) < head["num_at_once"]:
             asked = _started(head, waiting.pop(0))
@@ -185,7 +185,7 @@ def answer_lines() -> None:
                 waiting += map(json.loads, given.read())
 
 
-class _Lines:
+class _InputLines:
     """Lines of standard input, as they come."""
 
     def __init__(self) -> None:
@@ -203,7 +203,7 @@ class _Lines:
         return lines
 
 
-class _Asked(NamedTuple):
+class _PendingQuestion(NamedTuple):
     """A process that answers a question; `complaints` is its standard error."""
 
     question: dict[str, Any]
@@ -212,7 +212,7 @@ class _Asked(NamedTuple):
     complaints: BinaryIO
 
 
-def _started(head: dict[str, Any], question: dict[str, Any]) -> _Asked:
+def _started(head: dict[str, Any], question: dict[str, Any]) -> _PendingQuestion:
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
     complaints = tempfile.TemporaryFile()  # noqa: SIM115 - `_received` closes it
@@ -220,10 +220,10 @@ def _started(head: dict[str, Any], question: dict[str, Any]) -> _Asked:
     process.start()
     # While this process holds the sending end too, a child that dies would never be noticed.
     sender.close()
-    return _Asked(question, receiver, process, complaints)
+    return _PendingQuestion(question, receiver, process, complaints)
 
 
-def _received(asked: _Asked) -> tuple[dict[str, Any], list[str]]:
+def _received(asked: _PendingQuestion) -> tuple[dict[str, Any], list[str]]:
     """(answer, modules that torch imported for it); {"ended": how} where a signal ended the process without one."""
     answer: dict[str, Any]
     with asked.connection, asked.complaints:

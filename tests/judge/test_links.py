@@ -240,7 +240,7 @@ def test_of_two_hosts_with_two_ranks_links_can_be_held_against_before_alone() ->
     slow, hosts = {(0, 3): 4.0}, list("aabb")
     assert named(made_up(1, slow, hosts)) == set()
     told = judged(made_up(1, slow, hosts))
-    assert told and not told.is_told, "a check before a job says so"
+    assert told and not told.is_conclusive, "a check before a job says so"
     few = (
         "not compared are links of which there are too few of a kind: 2 within a host, 2 across hosts, same local rank"
     )
@@ -261,7 +261,7 @@ def test_what_cannot_be_told_is_said() -> None:
     assert "UNKNOWN: 3 passes are too few" in next(link_lines(made_up(1, {5: 2.0}, num_passes=3)))
     assert "2 ranks are too few" in next(link_lines(made_up(1, {}, ["a", "b"])))
     busy = judged(made_up(1, {}, noise=1.5))
-    assert busy and busy.lines[0].startswith("UNKNOWN: no rank or link stands out") and not busy.is_told
+    assert busy and busy.lines[0].startswith("UNKNOWN: no rank or link stands out") and not busy.is_conclusive
     (line,) = link_lines(made_up(1, {}))
     assert line.startswith("no rank or link stands out among ") and "would have been found" in line
     first, second = link_lines(made_up(1, {5: 2.0}))

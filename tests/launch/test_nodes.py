@@ -15,7 +15,7 @@ from distbench.cli.on_nodes import without_where
 from distbench.launch import slurm, torchx
 from distbench.launch.nodes import NodeLaunch
 from distbench.launch.slurm import JobState, state_of
-from distbench.records.results_folder import kept_and_old
+from distbench.records.results_folder import runs_kept_and_deleted
 from distbench.spec import UserError
 
 
@@ -312,5 +312,5 @@ def test_old_runs_go_with_the_logs_of_every_rank(tmp_path: Path) -> None:
     header = f'{{"type": "run", "schema_version": 2, "run_id": "a", "job": {{"log_dir": "{logs / "rank0"}"}}}}'
     (tmp_path / "box").mkdir()
     (tmp_path / "box" / "a.jsonl").write_text(header + '\n{"type": "footer", "status": "complete"}\n')
-    _kept, (old,) = kept_and_old(tmp_path, 0, None)
+    _kept, (old,) = runs_kept_and_deleted(tmp_path, 0, None)
     assert {path.parent.name for path in old.files} == {"box", "rank0", "rank1"}

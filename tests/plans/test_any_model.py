@@ -26,7 +26,7 @@ from distbench.plans.training_step import TrainingStep, state_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed
 from distbench.ranks.measure import no_stamp
-from distbench.simulate.recorded_step import _told_in_a_sentence
+from distbench.simulate.recorded_step import _one_sentence_errors
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import NeedsValues, no_collectives
 from distbench.worker.rehearsal import answer_of
@@ -413,7 +413,7 @@ def test_a_function_that_asks_for_values_in_a_simulation_is_named() -> None:
     def parallelize(model: nn.Module, mesh: Any) -> None:
         raise NeedsValues("asks for a tensor's value")
 
-    with pytest.raises(UserError) as caught, _told_in_a_sentence(), blamed("parallelize", parallelize):
+    with pytest.raises(UserError) as caught, _one_sentence_errors(), blamed("parallelize", parallelize):
         parallelize(net(), None)
     assert str(caught.value).startswith("it cannot be simulated: parallelize asks for a tensor's value (")
 

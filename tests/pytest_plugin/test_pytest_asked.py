@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from distbench.pytest_plugin.fixture import Asked, arguments_of, asked_of, entry_of
+from distbench.pytest_plugin.fixture import CaseRequest, arguments_of, case_request, entry_of
 from distbench.spec import UserError
 
 
@@ -32,10 +32,10 @@ def others(mesh: Any, **rest: int) -> Any: ...
 
 
 def test_the_marker_gives_ranks_or_a_mesh() -> None:
-    assert asked_of((), {}) == Asked({"dp_shard": 2}, 300.0, False)
-    assert asked_of((), {"ranks": 4}).mesh == {"dp_shard": 4}
-    assert asked_of((), {"mesh": {"dp_shard": 2, "tp": 2}, "ranks": 4}).mesh == {"dp_shard": 2, "tp": 2}
-    assert asked_of((), {"timeout_s": 5, "quick": True}) == Asked({"dp_shard": 2}, 5.0, True)
+    assert case_request((), {}) == CaseRequest({"dp_shard": 2}, 300.0, False)
+    assert case_request((), {"ranks": 4}).mesh == {"dp_shard": 4}
+    assert case_request((), {"mesh": {"dp_shard": 2, "tp": 2}, "ranks": 4}).mesh == {"dp_shard": 2, "tp": 2}
+    assert case_request((), {"timeout_s": 5, "quick": True}) == CaseRequest({"dp_shard": 2}, 5.0, True)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_the_marker_gives_ranks_or_a_mesh() -> None:
 )
 def test_a_marker_that_cannot_be_is_told_in_one_sentence(args: Any, kwargs: Any, says: str) -> None:
     with pytest.raises(UserError, match=says) as told:
-        asked_of(args, kwargs)
+        case_request(args, kwargs)
     assert "\n" not in str(told.value)
 
 

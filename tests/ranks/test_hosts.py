@@ -23,8 +23,8 @@ from distbench.ranks.hosts import (
     HostFacts,
     cautions_about,
     mixed_devices,
-    require_alike,
     require_same_device,
+    require_same_job,
 )
 from distbench.records.run_file import Run
 from distbench.report.overview import cautions_of
@@ -69,7 +69,7 @@ def as_it_is(told: GivenToRank) -> GivenToRank:
 
 
 def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
-    assert require_alike(job, gather_with(as_it_is)) == ("a", "a", "b", "b")
+    assert require_same_job(job, gather_with(as_it_is)) == ("a", "a", "b", "b")
 
 
 @pytest.mark.parametrize(
@@ -94,18 +94,18 @@ def test_what_hosts_were_given_differently_is_named(
     job: Job, change: Callable[[GivenToRank], GivenToRank], says: str
 ) -> None:
     with pytest.raises(UserError) as refused:
-        require_alike(job, gather_with(change))
+        require_same_job(job, gather_with(change))
     assert says in str(refused.value)
 
 
 def test_another_distbench_on_a_host_is_named(job: Job) -> None:
     with pytest.raises(UserError, match=r"distbench's own code of ranks 2, 3 \(host b\) differs from rank 0's"):
-        require_alike(job, gather_with(as_it_is, code="0"))
+        require_same_job(job, gather_with(as_it_is, code="0"))
 
 
 def test_a_file_that_one_rank_alone_imports_is_no_difference(job: Job) -> None:
-    require_alike(job, gather_with(lambda own: replace(own, imported={})))
-    require_alike(job, gather_with(lambda own: replace(own, imported={**own.imported, "more.py": "0"})))
+    require_same_job(job, gather_with(lambda own: replace(own, imported={})))
+    require_same_job(job, gather_with(lambda own: replace(own, imported={**own.imported, "more.py": "0"})))
 
 
 def test_of_many_ranks_a_few_are_named() -> None:

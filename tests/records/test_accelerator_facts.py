@@ -7,7 +7,14 @@ import pytest
 
 from distbench.cli import doctor
 from distbench.records import machine as told
-from distbench.records.machine import accelerator_facts, checks_of, devices_in, is_told, matrix_of, reasons_in
+from distbench.records.machine import (
+    accelerator_facts,
+    checks_of,
+    devices_in,
+    is_recorded_variable,
+    matrix_of,
+    reasons_in,
+)
 from distbench.spec.devices import SWITCHED_OFF
 
 DEVICES = """\
@@ -70,8 +77,10 @@ def test_the_header_has_the_variables_that_change_what_is_measured() -> None:
     """Those that a review of CUDA's paths found missing."""
     missing = "PYTORCH_ALLOC_CONF NCCL_NVLS_ENABLE NCCL_P2P_LEVEL NCCL_IB_HCA NCCL_CUMEM_ENABLE NVIDIA_TF32_OVERRIDE"
     later = "TORCH_NCCL_HIGH_PRIORITY NCCL_MNNVL_ENABLE RCCL_MSCCLPP_ENABLE CCL_ATL_TRANSPORT ZE_AFFINITY_MASK"
-    assert [name for name in (*missing.split(), *later.split()) if not is_told(name)] == []
-    assert not any(map(is_told, ("HOME", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MY_NCCL_KEY")))
+    assert [name for name in (*missing.split(), *later.split()) if not is_recorded_variable(name)] == []
+    assert not any(
+        map(is_recorded_variable, ("HOME", "AWS_SECRET_ACCESS_KEY", "HF_TOKEN", "WANDB_API_KEY", "MY_NCCL_KEY"))
+    )
 
 
 def test_without_the_command_nothing_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

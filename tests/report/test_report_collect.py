@@ -8,7 +8,7 @@ import pytest
 
 import distbench
 from distbench.records.results_folder import collect, run_files_in
-from distbench.report.traced_steps import one_trace
+from distbench.report.traced_steps import selected_trace
 from distbench.spec.errors import UserError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -117,7 +117,7 @@ def test_where_no_scenario_is_meant_a_bare_name_that_is_no_path_is_refused_and_n
         lambda: collect((Path("s"),), None),
         lambda: distbench.load("s"),
         lambda: distbench.compare("s", "t"),
-        lambda: one_trace(Path("s")),
+        lambda: selected_trace(Path("s")),
     ):
         with pytest.raises(UserError, match=r"^run s does not exist: it is no file or folder here; give a run file"):
             ask()

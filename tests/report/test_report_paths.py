@@ -10,7 +10,7 @@ from trace_records import STEP, collective, record, run_file
 
 from distbench.report.timeline import timeline_figures
 from distbench.report.trace_rows import PATH, Trace, busy_share, costs, doubts, lanes_of, left_of
-from distbench.report.traced_steps import chosen, one_trace, render_difference, render_paths
+from distbench.report.traced_steps import chosen, render_difference, render_paths, selected_trace
 from distbench.spec.errors import UserError
 
 OUT = Path("nowhere")
@@ -19,7 +19,7 @@ FORWARD_FSDP = ("forward", "fsdp", "all_gather", "dp_shard")
 
 
 def trace_of(tmp_path: Path, *args: Any, **more: Any) -> Trace:
-    return one_trace(run_file(tmp_path / "a.jsonl", record(*args, **more)))[0]
+    return selected_trace(run_file(tmp_path / "a.jsonl", record(*args, **more)))[0]
 
 
 def by_path(trace: Trace) -> dict[Any, dict[Any, Any]]:
@@ -63,7 +63,7 @@ def test_steps_are_not_mixed_up_when_one_of_them_is_slow(tmp_path: Path) -> None
     for row in slow["rows"]:
         if row[at["step"]] == 1:
             row[at["completed_s"]] += 1.0
-    found = by_path(one_trace(run_file(tmp_path / "a.jsonl", slow))[0])
+    found = by_path(selected_trace(run_file(tmp_path / "a.jsonl", slow))[0])
     # The later step is a second longer on all ranks: nobody waits for anybody because of that.
     assert found[FORWARD_FSDP]["straggler_share"] == pytest.approx(2 * 6 / (74 + 8074))
     assert found[FORWARD_TP]["time_s"] == pytest.approx(0.017 + 0.5)
@@ -73,7 +73,7 @@ def test_a_rank_that_told_of_nothing_is_noticed_and_counts_as_none(tmp_path: Pat
     quiet = record()
     rank = quiet["columns"].index("rank")
     quiet["rows"] = [row for row in quiet["rows"] if row[rank] != 0]
-    trace = one_trace(run_file(tmp_path / "a.jsonl", quiet))[0]
+    trace = selected_trace(run_file(tmp_path / "a.jsonl", quiet))[0]
     found = by_path(trace)
     assert trace.ranks == (0, 1, 2, 3)
     assert found[FORWARD_FSDP]["count"] == 1.5
@@ -87,7 +87,7 @@ def test_a_rank_that_told_of_nothing_is_noticed_and_counts_as_none(tmp_path: Pat
     said = " ".join(doubts(trace))
     assert "rank 0 recorded no collective" in said and "12 of 24 collectives were not seen on every rank" in said
     quiet["phases"]["rows"] = [row for row in quiet["phases"]["rows"] if row[0] != 0]
-    assert one_trace(run_file(tmp_path / "a.jsonl", quiet))[0].ranks == (0, 1, 2, 3)
+    assert selected_trace(run_file(tmp_path / "a.jsonl", quiet))[0].ranks == (0, 1, 2, 3)
 
 
 def test_one_slow_step_of_three_does_not_move_the_median(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_one_slow_step_of_three_does_not_move_the_median(tmp_path: Path) -> None
     at = {name: place for place, name in enumerate(slow["columns"])}
     for row in slow["rows"]:
         row[at["completed_s"]] += float(row[at["step"]] == 1)
-    trace = one_trace(run_file(tmp_path / "a.jsonl", slow))[0]
+    trace = selected_trace(run_file(tmp_path / "a.jsonl", slow))[0]
     assert by_path(trace)[FORWARD_TP]["time_s"] == pytest.approx(0.017)
 
 
@@ -103,7 +103,7 @@ def test_ranks_that_ran_different_steps_are_told(tmp_path: Path) -> None:
     mixed = record()
     kind = mixed["columns"].index("kind")
     mixed["rows"][0][kind] = "broadcast"
-    trace = one_trace(run_file(tmp_path / "a.jsonl", mixed))[0]
+    trace = selected_trace(run_file(tmp_path / "a.jsonl", mixed))[0]
     assert doubts(trace_of(tmp_path)) == []
     assert "1 of 24 collectives are of another kind on another rank" in " ".join(doubts(trace))
 
@@ -112,7 +112,7 @@ def test_a_step_without_a_path_counts_as_none_of_it(tmp_path: Path) -> None:
     uneven = record()
     phase, step = uneven["columns"].index("phase"), uneven["columns"].index("step")
     uneven["rows"] = [row for row in uneven["rows"] if not (row[phase] == "backward" and row[step] == 1)]
-    found = by_path(one_trace(run_file(tmp_path / "a.jsonl", uneven))[0])
+    found = by_path(selected_trace(run_file(tmp_path / "a.jsonl", uneven))[0])
     assert found["backward", "fsdp", "reduce_scatter", "dp_shard"]["count"] == 0.5
     assert found["backward", "fsdp", "reduce_scatter", "dp_shard"]["time_s"] == pytest.approx(0.001)
 
@@ -262,11 +262,11 @@ def test_a_part_of_the_cases_id_chooses(tmp_path: Path) -> None:
     path = run_file(tmp_path / "a.jsonl", *(record(case_id=f"{golden.ID}/{name}") for name in names))
     assert [len(chosen((Path(f"{path}{part}"),), OUT).traces) for part in ("", "::a=1", "::b=2")] == [3, 2, 1]
     # The whole end of an id wins over others that merely hold it.
-    assert one_trace(Path(f"{path}::a=1"))[0].case_id == f"{golden.ID}/a=1"
+    assert selected_trace(Path(f"{path}::a=1"))[0].case_id == f"{golden.ID}/a=1"
     with pytest.raises(UserError, match=r"holds 3 traces.*a=1, .*a=2"):
-        one_trace(path)
+        selected_trace(path)
     with pytest.raises(UserError, match=r"no traced case of .* has 'c=3'"):
-        one_trace(Path(f"{path}::c=3"))
+        selected_trace(Path(f"{path}::c=3"))
     with pytest.raises(UserError, match="one trace, here are 2"):
         render_paths((Path(f"{path}::a=1"),), OUT, "table", chrome=tmp_path / "trace.json")
 

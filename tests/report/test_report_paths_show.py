@@ -16,7 +16,7 @@ from distbench.report import render
 from distbench.report.timeline import chrome_events, lanes, median_step, waiting_and_own
 from distbench.report.trace_diff import cautions, difference, headline, names_of, path_changes, step_change
 from distbench.report.trace_rows import Trace
-from distbench.report.traced_steps import one_trace, render_difference, render_paths
+from distbench.report.traced_steps import render_difference, render_paths, selected_trace
 from distbench.spec.errors import UserError
 
 OUT = Path("nowhere")
@@ -26,7 +26,7 @@ SAMPLES = (0.098, 0.099, 0.1, 0.1, 0.101, 0.102, 0.1)
 
 
 def trace(path: Path, collectives: Any = STEP, **more: Any) -> Trace:
-    return one_trace(run_file(path, record(collectives), **more))[0]
+    return selected_trace(run_file(path, record(collectives), **more))[0]
 
 
 def slices(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -90,7 +90,7 @@ def test_the_timeline_has_a_lane_a_mesh_dim_and_shows_the_median_step(tmp_path: 
     assert own == [(0.006, 0.01), (0.01, 0.02), pytest.approx((0.042, 0.05))]
     three = record(steps_s=[0.3, 0.2, 0.1])
     three["phases"]["rows"] += [[rank, 2, "forward", 0.0, 0.1] for rank in range(4)]
-    assert median_step(one_trace(run_file(tmp_path / "a.jsonl", three))[0]) == 1
+    assert median_step(selected_trace(run_file(tmp_path / "a.jsonl", three))[0]) == 1
 
 
 def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_two_steps_of_one_launch_are_compared_by_the_passes_that_both_have(tmp_p
 
 def test_names_tell_two_sides_apart(tmp_path: Path) -> None:
     def named(name: str, part: str, **more: Any) -> Trace:
-        return one_trace(run_file(tmp_path / name, record(case_id=f"{golden.ID}{part}"), **more))[0]
+        return selected_trace(run_file(tmp_path / name, record(case_id=f"{golden.ID}{part}"), **more))[0]
 
     plain, three = named("a", ""), named("b", "", mesh={"dp_replicate": 2, "dp_shard": 1, "cp": 2, "tp": 2})
     assert names_of(plain, three) == ("TP2xFSDP2", "TP2xCP2xDP2")
@@ -206,12 +206,12 @@ def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
     text = (tmp_path / "a.jsonl").read_text().replace('"shape":[4,8]', '"shape":[4,16]').replace("box-1", "box-2")
     (tmp_path / "b.jsonl").write_text(text)
-    said = " ".join(cautions(one, one_trace(tmp_path / "b.jsonl")[0]))
+    said = " ".join(cautions(one, selected_trace(tmp_path / "b.jsonl")[0]))
     assert "a step's inputs are 4x8 on one side and 4x16 on the other" in said and "box-1 and box-2" in said
     assert cautions(one, one) == []
     again = (tmp_path / "a.jsonl").read_text().replace('"run_id":"r"', '"run_id":"r2"')
     (tmp_path / "c.jsonl").write_text(again)
-    [text] = cautions(one, one_trace(tmp_path / "c.jsonl")[0])
+    [text] = cautions(one, selected_trace(tmp_path / "c.jsonl")[0])
     assert text.startswith("caution: one launch a side")
 
 

@@ -14,7 +14,7 @@ from sweep_plans import FACTS, measured, prediction, space
 from distbench.search import explore as explore_module
 from distbench.search import measured as measured_module
 from distbench.search.child import Question, SweepChild
-from distbench.search.explore import Explored, Limits, Predictor, explore, nothing_found
+from distbench.search.explore import ExploredPlans, Limits, Predictor, explore, no_plan_error
 from distbench.search.measured import changes_of_best, combined, num_affordable, with_written
 from distbench.search.prediction import Prediction, layers_of
 from distbench.search.space import Candidate, Space, count_of, set_up
@@ -33,12 +33,12 @@ def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
     names = {"dp_replicate": 1, "dp_shard": 64, "tp": 1}
     many = Space(names, [*names], 64, {**FACTS, "batch_size": 64}, {})
     sizes = [mesh.sizes for mesh in many.meshes]
-    explored = Explored()
+    explored = ExploredPlans()
     explore(many, cast(Predictor, Known()), Limits(20, 600.0), explored)
     tried = list(explored.found)
     assert len(sizes) == 28 and tried[:16] == many.meshes[:16]
     assert len(tried) == 20 and all(one.sizes == sizes[0] and one.choices for one in tried[16:19])
-    explored = Explored()
+    explored = ExploredPlans()
     explore(many, cast(Predictor, Known()), Limits(500, 600.0), explored)
     assert {*many.meshes} <= {*explored.found} and not explored.stopped
 
@@ -57,10 +57,10 @@ class Refused:
 
 
 def refusal(space: Space, limits: Limits, predictor: Refused) -> str:
-    explored = Explored(num_legal=count_of(space))
+    explored = ExploredPlans(num_legal=count_of(space))
     explore(space, cast(Predictor, predictor), limits, explored)
     assert not explored.found
-    return str(nothing_found("mine", explored, 80e9))
+    return str(no_plan_error("mine", explored, 80e9))
 
 
 def test_where_no_plan_works_the_parameter_that_helps_is_named() -> None:

@@ -8,9 +8,9 @@ from sweep_plans import FACTS, measured, prediction, space
 
 from distbench.search import predicted as predicted_sweep_module
 from distbench.search.child import SweepChild
-from distbench.search.explore import Explored, Limits, Predictor, take_in
-from distbench.search.measured import Measured
-from distbench.search.predicted import found_of, measured_found, predicted_around
+from distbench.search.explore import ExploredPlans, Limits, Predictor, take_in
+from distbench.search.measured import Measurements
+from distbench.search.predicted import measured_result, predicted_around, predicted_result
 from distbench.search.prediction import no_plan_fits, require_same_work, with_memory
 from distbench.search.ranking import (
     changes_of,
@@ -25,7 +25,7 @@ from distbench.search.ranking import (
 )
 from distbench.search.space import Candidate, Space, set_up
 from distbench.search.sweep import is_here
-from distbench.search.text import Found, recommendation, why
+from distbench.search.text import SweepResult, recommendation, why
 from distbench.search.text import blocks_of as sweep_blocks
 from distbench.show.terminal import text_of
 from distbench.simulate.hardware_file import HostFigures, load_hardware
@@ -34,7 +34,7 @@ from distbench.spec import UserError
 
 def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
     a, b, c = (Candidate((("dp_shard", size),)) for size in (1, 2, 4))
-    explored = Explored()
+    explored = ExploredPlans()
     other = replace(prediction(0.1, candidate=c), num_parameters=11)
     outcomes: list[tuple[Candidate, Any]] = [
         (a, prediction(2.0, candidate=a)),
@@ -52,22 +52,22 @@ def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended(
         prediction(step_s, size, candidate=Candidate((("tp", number + 2),)))
         for number, (step_s, size) in enumerate(rows)
     ]
-    ranked = Explored({one.candidate: one for one in plans}).ranked
+    ranked = ExploredPlans({one.candidate: one for one in plans}).ranked
     # 6.01 and 6 GB are as good as the same: of the two the faster one.
     assert [one.step_s for one in ranked] == [1.004, 1.0, 1.009, 1.02]
     # An estimate breaks no tie where memory is known whole.
     plans[1] = replace(plans[1], is_whole=False, fits=None)
-    assert Explored({one.candidate: one for one in plans}).ranked[0].step_s == 1.009
+    assert ExploredPlans({one.candidate: one for one in plans}).ranked[0].step_s == 1.009
     plans[2] = replace(plans[2], fits=False)
-    assert Explored({one.candidate: one for one in plans}).ranked[0].step_s == 1.0
-    found = Found("mine", [plan_of(one) for one in ranked], "predicted", 1, "tokens", (), "")
+    assert ExploredPlans({one.candidate: one for one in plans}).ranked[0].step_s == 1.0
+    found = SweepResult("mine", [plan_of(one) for one in ranked], "predicted", 1, "tokens", (), "")
     assert why(found)[0] == "next, tp=2: -0.4 % time, too near to tell: measure both; it takes 1.85 GiB more memory"
 
 
 def test_what_leaves_no_reserve_is_shown_as_not_recommended() -> None:
     plans = [plan_of(prediction(1.0)), plan_of(prediction(0.5, 77 * (1 << 30), fits=False, takes_reserve=True))]
     assert memory_text(plans[1]) == "77 GiB (reserve)" and record_of(plans[1], 1, None)["takes_reserve"] is True
-    found = Found("mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30)
+    found = SweepResult("mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30)
     assert "of 79 GiB at the peak (4 GiB are kept free)" in recommendation(found)
     assert "(reserve): not recommended, it leaves less than the 4 GiB" in text_of(sweep_blocks(found))
 
@@ -95,7 +95,7 @@ def test_what_is_squeezed_into_memory_says_so() -> None:
     tight = plan_of(prediction(1.0, 43 * (1 << 30), is_tight=True))
     assert memory_text(tight) == "43 GiB (tight)" and record_of(tight, 1, None)["is_tight"] is True
     assert memory_text(plan_of(prediction(1.0, 43 * (1 << 30), fits=False, is_tight=True))) == "43 GiB (no)"
-    found = Found("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
+    found = SweepResult("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
     assert "43 GiB at the peak, squeezed into 38 GiB because the allocator gives back" in recommendation(found)
     assert "(tight): it fits because" in text_of(sweep_blocks(found))
 
@@ -111,7 +111,7 @@ def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
 
 
 def test_a_plan_without_a_next_one_says_why() -> None:
-    found = Found("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
+    found = SweepResult("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
     assert why(found) == ["there is no other plan to hold it against"]
     beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
     assert why(beside) == ["no other plan that was tried fits"]
@@ -121,7 +121,7 @@ def test_a_plan_without_a_next_one_says_why() -> None:
 
 
 def test_around_a_plan_says_how_many_neighbours_were_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, explored = set_up("llama_2d", (), 4, None, True), Explored()
+    setup, explored = set_up("llama_2d", (), 4, None, True), ExploredPlans()
     monkeypatch.setattr(predicted_sweep_module, "facts_of", lambda *_: FACTS)
     monkeypatch.setattr(predicted_sweep_module, "confirm", lambda *_: None)
     monkeypatch.setattr(
@@ -132,7 +132,7 @@ def test_around_a_plan_says_how_many_neighbours_were_not_tried(monkeypatch: pyte
     child = cast(SweepChild, None)
     predicted_around(setup, child, load_hardware("h100"), Limits(3, 60.0), lambda *_: None, explored)
     assert len(explored.found) == 3 < explored.num_legal and explored.stopped == "--plans 3 allows no more"
-    said = found_of(setup, (), load_hardware("h100"), explored, None).notes
+    said = predicted_result(setup, (), load_hardware("h100"), explored, None).notes
     assert any("the plan as written, and those that differ from it by one change" in note for note in said)
 
 
@@ -206,10 +206,10 @@ def test_the_last_round_has_verdicts_against_its_fastest() -> None:
 def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_together() -> None:
     one, policy = ("plan.prefetch", 2), ("plan.mixed_precision", "bf16")
     plans = [replace(measured(2.0), verdict="recommended"), measured(1.0, one), measured(1.5, policy, one)]
-    of = Measured({plan.candidate: plan for plan in plans}, final=plans[:1])
+    of = Measurements({plan.candidate: plan for plan in plans}, final=plans[:1])
     where = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {})
     setup = set_up("llama_2d", (), 4, None, True)
-    found = measured_found(setup, (), where, of, plans[0].candidate, None)
+    found = measured_result(setup, (), where, of, plans[0].candidate, None)
     assert [change.plan.candidate.choices for change in found.changes] == [(one,)]
     # A faster one that is not recommended was measured in another round.
     assert "without a verdict: times of an earlier, shorter round" in text_of(sweep_blocks(found))
@@ -219,7 +219,7 @@ def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_toge
 def test_a_recommendation_that_the_last_round_did_not_check_says_so() -> None:
     plan = measured(2.0)
     where, setup = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {}), set_up("llama_2d", (), 4, None, True)
-    unchecked = Measured({plan.candidate: plan})
+    unchecked = Measurements({plan.candidate: plan})
     for of, said in ((unchecked, True), (replace(unchecked, final=[plan]), False)):
-        found = measured_found(setup, (), where, of, None, None)
+        found = measured_result(setup, (), where, of, None, None)
         assert any("is unchecked" in note for note in found.notes) is said

@@ -7,7 +7,7 @@ from sweep_plans import FACTS, space
 
 from distbench.plans.changed_plan import mesh_dims_of, sharding_dims_of
 from distbench.ranks import context
-from distbench.search.explore import Explored, nothing_found
+from distbench.search.explore import ExploredPlans, no_plan_error
 from distbench.search.space import (
     BATCH_DIMS,
     Candidate,
@@ -58,8 +58,8 @@ def test_a_batch_that_rules_meshes_out_is_named_with_one_that_does_not() -> None
     assert said.startswith("a global batch of 4 cannot be split over dp_shard=7 (1 of 2 meshes;")
     assert "--set batch=7" in said
     assert set_up("llama_2d", ("batch=4",), 4, None, False).unsplit_text(space()) == ""
-    explored = Explored(left_out={seven.meshes[0]: "7 does not divide 512"}, num_legal=9, unsplit=said)
-    assert f"{said}; of the other meshes, tp=7: 7 does not divide 512" in str(nothing_found("mine", explored, 80e9))
+    explored = ExploredPlans(left_out={seven.meshes[0]: "7 does not divide 512"}, num_legal=9, unsplit=said)
+    assert f"{said}; of the other meshes, tp=7: 7 does not divide 512" in str(no_plan_error("mine", explored, 80e9))
 
 
 def test_experts_over_several_mesh_dims_are_sharded_over_each() -> None:

@@ -27,7 +27,7 @@ from distbench.simulate.recording import (
     Collective,
     EventWaited,
     Operator,
-    Recorded,
+    RecordedSteps,
     Recording,
     load_recording,
     record_steps,
@@ -53,7 +53,7 @@ CHOSEN = {
 
 
 @pytest.fixture(scope="module")
-def recorded(children: Children) -> dict[str, Recorded]:
+def recorded(children: Children) -> dict[str, RecordedSteps]:
     """By scenario, all in one child process."""
     chosen = [quick_jobs(*names, choices=choices, mesh=mesh)[0] for names, choices, mesh in CHOSEN.values()]
     with children.forked():
@@ -62,7 +62,7 @@ def recorded(children: Children) -> dict[str, Recorded]:
 
 
 @pytest.mark.parametrize("name", [*SCENARIOS, "ddp"])
-def test_collectives_are_those_of_the_signature(recorded: dict[str, Recorded], name: str) -> None:
+def test_collectives_are_those_of_the_signature(recorded: dict[str, RecordedSteps], name: str) -> None:
     """Kind, mesh dim, bytes, owner and phase: the file was written by another method, on tensors with values."""
     found, left_out = recorded[name]
     signature = load(ROOT / "signatures" / f"{name}.signature")
@@ -74,7 +74,7 @@ def test_collectives_are_those_of_the_signature(recorded: dict[str, Recorded], n
     assert name == "ddp" or ours.keys() == theirs.keys()
 
 
-def test_ranks_that_differ_are_recorded_too(recorded: dict[str, Recorded]) -> None:
+def test_ranks_that_differ_are_recorded_too(recorded: dict[str, RecordedSteps]) -> None:
     assert all(one.head.rank == 0 for name in SCENARIOS for one in recorded[name].recordings)
     first, last = recorded["uneven shards"].recordings
     assert (first.head.rank, last.head.rank) == (0, 2)
@@ -109,11 +109,13 @@ def test_ranks_differ_where_torch_chunk_gives_them_less(
     assert differing_along(ranks, lengths) == differing
 
 
-def only(recorded: dict[str, Recorded], name: str) -> Recording:
+def only(recorded: dict[str, RecordedSteps], name: str) -> Recording:
     return recorded[name].recordings[0]
 
 
-def test_matmuls_are_three_times_forwards_two_operations_a_parameter_and_token(recorded: dict[str, Recorded]) -> None:
+def test_matmuls_are_three_times_forwards_two_operations_a_parameter_and_token(
+    recorded: dict[str, RecordedSteps],
+) -> None:
     # w1, w2 and w3 of 256 x 1024 on 4 ranks, 4 x 128 tokens: 2 x 3 x 256 x 1024/4 x 512 operations in forward. In
     # backward as many for the weights and as many for inputs: of w1 and w3 the input is the batch, which needs none.
     forward = 2 * 3 * 256 * 1024 // 4 * 512
@@ -127,7 +129,7 @@ def test_matmuls_are_three_times_forwards_two_operations_a_parameter_and_token(r
     assert owners == {"w1", "w2", "w3"}
 
 
-def test_what_a_step_holds_is_known_by_its_kind(recorded: dict[str, Recorded]) -> None:
+def test_what_a_step_holds_is_known_by_its_kind(recorded: dict[str, RecordedSteps]) -> None:
     recording = only(recorded, "fsdp_stack")
     held: dict[str, int] = {}
     for (kind, _), num_bytes in replay_memory(recording.events).alive.items():
@@ -139,7 +141,7 @@ def test_what_a_step_holds_is_known_by_its_kind(recorded: dict[str, Recorded]) -
     assert held["activations"] > 0 and "other" not in held
 
 
-def test_fsdp_communicates_on_streams_of_its_own(recorded: dict[str, Recorded]) -> None:
+def test_fsdp_communicates_on_streams_of_its_own(recorded: dict[str, RecordedSteps]) -> None:
     recording = only(recorded, "fsdp_stack")
     streams = {one.kind: one.stream for one in recording.collectives if one.source == "fsdp"}
     assert streams["all_gather"] != streams["reduce_scatter"] and 0 not in streams.values()
@@ -149,7 +151,7 @@ def test_fsdp_communicates_on_streams_of_its_own(recorded: dict[str, Recorded]) 
 
 
 def test_ddps_buckets_are_reduced_while_backward_goes_on_and_waited_for_at_its_end(
-    recorded: dict[str, Recorded],
+    recorded: dict[str, RecordedSteps],
 ) -> None:
     recording = only(recorded, "ddp")
     step = recording.step
@@ -174,14 +176,14 @@ def test_ddps_buckets_are_reduced_while_backward_goes_on_and_waited_for_at_its_e
     }
 
 
-def test_ddps_buckets_are_gradients(recorded: dict[str, Recorded]) -> None:
+def test_ddps_buckets_are_gradients(recorded: dict[str, RecordedSteps]) -> None:
     recording = only(recorded, "ddp")
     alive = replay_memory(recording.events).alive
     held = {kind: sum(size for (other, _), size in alive.items() if other == kind) for kind, _ in alive}
     assert held["gradients"] >= 4 * recording.head.num_parameters == held["parameters"] and "other" not in held
 
 
-def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dict[str, Recorded]) -> None:
+def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dict[str, RecordedSteps]) -> None:
     """As an eager step does: what is passed on is waited for where the next block of it is needed."""
     step = recorded["uneven work"].recordings[0].step
     issued = next(place for place, event in enumerate(step) if isinstance(event, Collective) and event.source == "cp")
@@ -202,7 +204,9 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
         ("declared", "the scenario raises ValueError: no such model"),
     ],
 )
-def test_a_step_that_cannot_be_simulated_is_one_sentence(recorded: dict[str, Recorded], fault: str, says: str) -> None:
+def test_a_step_that_cannot_be_simulated_is_one_sentence(
+    recorded: dict[str, RecordedSteps], fault: str, says: str
+) -> None:
     found, left_out = recorded["unsimulable"]
     assert [recording.head.variant for recording in found] == ["fault=none"]
     sentence = left_out[f"unsimulable/fault={fault}"]

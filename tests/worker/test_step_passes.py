@@ -11,7 +11,7 @@ from distbench.ranks.case import CaseSpec
 from distbench.records.run_file import Case, read_run
 from distbench.report import render
 from distbench.spec import Settings
-from distbench.worker.passes import MAX_PASSES, PassPlan, Turn, groups_of
+from distbench.worker.passes import MAX_PASSES, CaseProgress, PassPlan, groups_of
 from distbench.worker.session import with_baselines_again
 
 VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400}
@@ -157,7 +157,7 @@ def test_the_order_of_passes_differs_between_launches() -> None:
 def test_cases_that_are_compared_take_equal_turns_whatever_the_first_estimates() -> None:
     for settings in ({}, {"passes": 24}, {"iterations_per_sample": 10}):
         found = PassPlan(Settings(**settings), 3, is_compared="passes" not in settings)  # type: ignore[arg-type]
-        turns = [Turn(index, one) for index, one in enumerate(specs("x-a", "x-b", "x-c", "y-a", "-b"))]
+        turns = [CaseProgress(index, one) for index, one in enumerate(specs("x-a", "x-b", "x-c", "y-a", "-b"))]
         for turn, estimate_s in zip(turns, (0.0004, 0.004, 0.0009, 1e-5, 1e-5), strict=True):
             turn.estimate_s = turn.shortest_s = turn.longest_s = estimate_s
             turn.limits = found.limits(estimate_s)
@@ -170,7 +170,7 @@ def test_cases_that_are_compared_take_equal_turns_whatever_the_first_estimates()
 
 def test_a_pass_of_short_cases_gets_longer_by_what_their_shared_turns_take_more() -> None:
     found = plan(num_cases=2)
-    turns = [Turn(index, one) for index, one in enumerate(specs("x-a", "x-b"))]
+    turns = [CaseProgress(index, one) for index, one in enumerate(specs("x-a", "x-b"))]
     for turn in turns:
         turn.estimate_s, turn.limits = 0.001, found.limits(0.001)
     assert found.share_limits(turns) == pytest.approx(2 * (20 - 5) * 0.001)
