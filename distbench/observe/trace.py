@@ -1,6 +1,6 @@
 """A step's communication with times, in a pass of its own after the step was timed and checked.
 
-A second model is built on process groups that forward each collective and stamp it (`torch_internals.forwarding`); the
+A second model is built on process groups that forward each collective and stamp it (`torch_private.forwarding`); the
 timed one stays as it is, to say what that costs, and what another method sees.
 """
 

@@ -1,4 +1,4 @@
-"""What to run, as plain data. This room knows nothing of torch: a scenario is found by reading its source.
+"""What to run, as plain data. Imports no torch: a scenario is found by reading its source.
 
 Names are imported when they are asked for: `distbench list` needs no plan, and a rank that has one no list.
 """

@@ -1,4 +1,4 @@
-"""The one room with private or experimental torch names, each probed before it is used.
+"""The one package with private or experimental torch names, each probed before it is used.
 
 What needs a name that is missing raises `Unsupported` with the reason, and so the case that asked for it is
 recorded.
