@@ -38,7 +38,7 @@ NOTHING, RANK, LINK = KINDS = ("nothing", "a rank", "a link")
 FOLDER = ROOT / "build" / "links"
 # What a series depends on: with other code it begins anew.
 CODE = ("benchmarks/*link*.py", "benchmarks/cpu_limit.py", "scenarios/links.py", "distbench/links/*.py",
-        "distbench/worker/links/*.py", "distbench/worker/passes.py", "distbench/ranks/measure.py")  # fmt: skip
+        "distbench/worker/links/*.py", "distbench/worker/pass_schedule.py", "distbench/ranks/measure.py")  # fmt: skip
 PICTURED = 5  # the rank whose cable is slow in the picture
 CLAIMS = (
     Claim(

@@ -100,9 +100,9 @@ def _cli() -> click.Group:
 
 def _price(profile: str) -> None:
     """What plans need of a profile: its text, its digest, and a time for each of its lines."""
-    from distbench.planning.profile import load_profile, measured_cost
+    from distbench.planning.cost_profile import load_profile, measured_cost
     from distbench.report.calibrations import profile_text
-    from distbench.spec.files import DAY_S
+    from distbench.spec.file_io import DAY_S
 
     read = load_profile(Path(profile))
     click.echo(profile_text(read) + read.digest() + read.natively().digest())

@@ -19,7 +19,7 @@ from statistics import median
 from benchmarks.claims import Claim, Row
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
-from distbench.records.frame import frame_of, measured_of
+from distbench.records.dataframe import frame_of, measured_of
 from distbench.records.run_file import read_run
 from distbench.search.child import SweepChild
 from distbench.search.measured import SCREENING

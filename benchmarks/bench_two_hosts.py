@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.bench_redistribution import KEEP, chosen, plans_of, rankings, share
 from benchmarks.claims import Claim, Row
 from benchmarks.two_host_lab import torchrun_on, two_hosts
-from distbench.planning.profile import Profile, load_profile
+from distbench.planning.cost_profile import Profile, load_profile
 
 MESH, RANKS_PER_HOST, PORT = "dp_shard=2,tp=4", 4, 29557
 MEGABITS_PER_S = int(os.environ.get("DISTBENCH_LAB_MBIT", "800"))

@@ -22,10 +22,10 @@ import pandas as pd
 from benchmarks.claims import Claim, Row
 from benchmarks.gate_record import restless
 from distbench.pytest_plugin.fixture import MeasuredCase
-from distbench.records.frame import PASSES, frame_of
+from distbench.records.dataframe import PASSES, frame_of
 from distbench.records.results_folder import collect
 from distbench.report.steps import steps_of
-from distbench.statistics.passes import as_table, compare_pairs, compare_passes
+from distbench.statistics.pass_comparison import as_table, compare_pairs, compare_passes
 
 LAUNCHES = 20
 NEIGHBOURS, BUSY_S = 1, 2.0

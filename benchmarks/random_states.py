@@ -3,7 +3,7 @@
 import random
 from collections.abc import Sequence
 
-from distbench.planning.states import State
+from distbench.planning.placement_states import State
 
 
 def random_state(rng: random.Random, mesh_ndim: int, tensor_ndim: int, reduce_ops: Sequence[str] = ()) -> State:

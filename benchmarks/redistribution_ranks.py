@@ -15,7 +15,7 @@ import torch
 
 from distbench.cases.calibration import calibration_cases, square_of
 from distbench.cases.redistribution import Experiment, planned_pair
-from distbench.planning.profile import Profile, Sample, fit_line
+from distbench.planning.cost_profile import Profile, Sample, fit_line
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import HostClock
 from distbench.ranks.measure import Meter, RankGroup

@@ -7,15 +7,15 @@ DTensor plan by a measured profile, and `distbench.DirectRedistribution` moves a
 
 from typing import TYPE_CHECKING
 
-from distbench.spec.lazy_names import import_when_asked
+from distbench.spec.lazy_imports import import_when_asked
 from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from distbench.cli.api import ComparedRuns, Report, Runs, compare, load, run
-    from distbench.planning.profile import load_profile
+    from distbench.cli.python_api import ComparedRuns, Report, Runs, compare, load, run
+    from distbench.planning.cost_profile import load_profile
     from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
-    from distbench.torch_private.calibrated import calibrated_planning
+    from distbench.torch_private.planning_by_profile import calibrated_planning
     from distbench.torch_private.redistribute import native_all_to_all
 
 __all__ = [
@@ -36,11 +36,11 @@ __all__ = [
 import_when_asked(
     __name__,
     {
-        "cli.api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
-        "planning.profile": ("load_profile",),
+        "cli.python_api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
+        "planning.cost_profile": ("load_profile",),
         "spec.errors": ("UserError",),
         "redistribute.direct": ("DirectRedistribution",),
-        "torch_private.calibrated": ("calibrated_planning",),
+        "torch_private.planning_by_profile": ("calibrated_planning",),
         "torch_private.redistribute": ("native_all_to_all",),
     },
 )

@@ -38,7 +38,7 @@ from distbench.torch_private import (
     shapes_only,
     simulated_device,
 )
-from distbench.worker.questions import signature
+from distbench.worker.child_answers import signature
 from distbench.worker.session import all_cases, load_scenario, variant_label
 
 EVENT_MS = 1e-3

@@ -10,8 +10,8 @@ from test_faults import largest_file
 from trace_records import record, run_file
 
 from distbench.cli.main import main
-from distbench.spec.files import write_whole
-from distbench.spec.printable import cell
+from distbench.spec.file_io import write_whole
+from distbench.spec.safe_text import cell
 
 GOLDEN = Path(__file__).parent / "golden"
 

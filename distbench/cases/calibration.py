@@ -12,8 +12,8 @@ from typing import Any
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases.redistribution import Experiment, FieldsOf, open_pair, opened
+from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, PARTITION, ZERO_FILL
 from distbench.planning.direct_exchange import Exchange, plan_exchange
-from distbench.planning.profile import DIRECT, NATIVE_ALL_TO_ALL, PARTITION, ZERO_FILL
 from distbench.ranks.case import CaseSpec, OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, shape_text
 from distbench.records.run_file import DTYPE_BYTES, Case

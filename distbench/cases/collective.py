@@ -12,7 +12,8 @@ import torch.distributed as dist
 
 from distbench.ranks.case import CaseSpec, OpenedCase, first_difference
 from distbench.ranks.context import TORCH_DTYPES, RankContext
-from distbench.records.run_file import DTYPE_BYTES, Case, busbw_factor
+from distbench.records.bus_bandwidth import busbw_factor
+from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Collectives, Scenario, UserError
 from distbench.torch_private import BACKEND_OPS

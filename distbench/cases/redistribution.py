@@ -14,9 +14,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.planning.cost_profile import DIRECT, Profile
+from distbench.planning.placement_states import State
 from distbench.planning.pricing import Problem, least_received_bytes
-from distbench.planning.profile import DIRECT, Profile
-from distbench.planning.states import State
 from distbench.ranks.case import CaseSpec, OpenedCase, first_difference
 from distbench.ranks.context import TORCH_DTYPES, RankContext, shape_text
 from distbench.records.run_file import DTYPE_BYTES, Case

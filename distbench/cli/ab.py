@@ -9,7 +9,7 @@ from distbench.cli import options as gate_terms
 from distbench.cli import output
 from distbench.cli.options import MAX_LAUNCHES, MONTH_S, FiniteRange, new_folder, width_option
 from distbench.cli.output import say
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 
 @click.command(context_settings={"ignore_unknown_options": False})

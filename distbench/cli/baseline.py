@@ -30,7 +30,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
       distbench baseline save runs/ && git add results/baselines
     """
     from distbench.records.baselines import save_baselines
-    from distbench.records.sides import read_side
+    from distbench.records.comparison_sides import read_side
 
     warnings: list[str] = []
     launches = read_side(expanded(paths), "baseline", warnings)

@@ -14,7 +14,7 @@ from distbench.processes.child import ask_child
 from distbench.show.units import size_text
 from distbench.spec import Job, format_mesh
 from distbench.spec.mesh import mesh_size
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 # Whether plans can work on a mesh of any size, in seconds and without ranks: one child process asks torch.
 

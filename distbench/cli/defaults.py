@@ -73,7 +73,7 @@ def _up_to_root(folder: Path) -> Iterator[Path]:
 def _table_of(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
-    from distbench.spec.files import read_text
+    from distbench.spec.file_io import read_text
 
     text = read_text(path, "file", MAX_BYTES)
     if "distbench" not in text:

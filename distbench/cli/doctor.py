@@ -8,7 +8,7 @@ from distbench.processes.child import ask_child
 from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
 from distbench.spec.devices import SWITCHED_OFF, built_for
 from distbench.spec.errors import UserError
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
 
 TIMEOUT_S = 300.0

@@ -10,7 +10,7 @@ from distbench.records.results_folder import newest_finished
 from distbench.records.run_file import Header
 from distbench.spec import Job, UserError, format_mesh
 from distbench.spec.mesh import mesh_size
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 TIMEOUT_S = 600.0
 # What must be equal for an earlier run to say how long this one takes.

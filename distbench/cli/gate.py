@@ -178,7 +178,7 @@ def _refuse_unused(mode: str | None) -> None:
 
 def _judged(paths: Sequence[str], options: "Options") -> "Gated":
     from distbench.judge.gate import gate as judge
-    from distbench.records.sides import read_side
+    from distbench.records.comparison_sides import read_side
 
     warnings: list[str] = []
     left, right = sides_of(paths)

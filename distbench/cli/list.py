@@ -10,7 +10,7 @@ from typing import Any
 from distbench.records.results_folder import newest_finished
 from distbench.show.terminal import width_here
 from distbench.spec import Entry, format_mesh
-from distbench.spec.printable import clean, count_text
+from distbench.spec.safe_text import clean, count_text
 
 # The scenarios as `distbench list` shows them.
 

@@ -23,7 +23,7 @@ from distbench.cli.options import refuse_with, refuse_without, scenario_names, w
 from distbench.cli.output import say, say_lines
 from distbench.processes.signals import stopped_as_interrupt
 from distbench.spec.errors import UserError
-from distbench.spec.printable import cut
+from distbench.spec.safe_text import cut
 from distbench.version import __version__
 
 # Options under names that they had before: they work, stand in no help, and say in one line what to write instead.

@@ -12,7 +12,7 @@ from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from distbench.spec.errors import UserError
-from distbench.spec.files import write_whole
+from distbench.spec.file_io import write_whole
 
 if TYPE_CHECKING:
     from distbench.statistics.verdicts import Options

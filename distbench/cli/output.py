@@ -12,7 +12,7 @@ import click
 
 from distbench.cli.options import write
 from distbench.spec.errors import UserError
-from distbench.spec.printable import printable
+from distbench.spec.safe_text import printable
 
 # The one way that a command prints: sentences, and what may hold names, texts of ranks or lines of files.
 

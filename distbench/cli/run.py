@@ -19,7 +19,7 @@ from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import PLAN_PROBLEMS, UserError
 from distbench.spec.job import CHECKS
 from distbench.spec.mesh import mesh_size
-from distbench.spec.printable import clean, count_text, cut
+from distbench.spec.safe_text import clean, count_text, cut
 
 # What `distbench run` says around a launch: a question before very many ranks, and the first screen of its results.
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.processes import start_supervised, stop_supervised
 from distbench.processes.signals import Stop, noted_stop, stopped_as_interrupt
-from distbench.records.sides import read_side
+from distbench.records.comparison_sides import read_side
 from distbench.spec.errors import UserError
 from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Options
 

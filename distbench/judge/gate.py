@@ -12,7 +12,7 @@ from distbench.judge.comparable import DTYPE, Group, differences, groups_of, lis
 from distbench.records.launches import FAILED, NOT_RUN, Launch, Value
 from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.significance import (
     Block,
     Floats,

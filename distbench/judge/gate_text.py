@@ -19,7 +19,7 @@ from distbench.show.ci import TOOL, CiOutcome, annotation, junit_xml
 from distbench.show.ci import annotations as annotation_lines
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, time_text
-from distbench.spec.printable import clean, count_text
+from distbench.spec.safe_text import clean, count_text
 from distbench.statistics.verdicts import BROKEN, INCONCLUSIVE, JUDGED, METRICS, NEW, PASS, REGRESSION
 
 # One stored baseline as a person reads it.

@@ -18,7 +18,7 @@ from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
 from distbench.show.terminal import text_of
 from distbench.show.units import time_text
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.change_points import (
     BLOCK,
     LEVEL,

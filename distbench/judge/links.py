@@ -13,7 +13,7 @@ from scipy.special import stdtr, stdtrit
 
 from distbench.records.run_file import Run
 from distbench.spec import UserError
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import Floats
 
 # The links of one run: what each rank, pair and group took, pass by pass.

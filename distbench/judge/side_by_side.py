@@ -8,14 +8,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
 from distbench.records.run_file_fields import Record
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.units import decimal_text, spread_of, time_ci_text, time_text
 from distbench.spec.errors import UserError
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import median
 from distbench.statistics.significance import TURNS, Pairing
 from distbench.statistics.verdicts import (

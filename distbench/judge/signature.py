@@ -19,10 +19,10 @@ from distbench.show.terminal import width_here, wrap
 from distbench.show.units import size_text
 from distbench.spec import Job
 from distbench.spec.errors import UserError
-from distbench.spec.files import read_text, shown, write_whole
+from distbench.spec.file_io import read_text, shown, write_whole
 from distbench.spec.mesh import format_mesh, parse_mesh
 from distbench.spec.plan import folded
-from distbench.spec.printable import count_text, printable
+from distbench.spec.safe_text import count_text, printable
 from distbench.spec.versions import release
 
 # A communication signature: what a scenario communicates, as text that is stable, reviewable and kept in git.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distbench.records.machine import slug
 from distbench.spec import UserError
-from distbench.spec.printable import printable
+from distbench.spec.safe_text import printable
 
 # Who the ranks are: started by us, or this process is one, started by torchrun or srun.
 

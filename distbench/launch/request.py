@@ -12,11 +12,11 @@ from distbench.records.machine import accelerator_here, device_count, host_facts
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
 from distbench.spec.case_filter import CaseChoice
 from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
-from distbench.spec.files import unique_stem
+from distbench.spec.file_io import unique_stem
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan_changes import mesh_of
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.spec.versions import installed_torch
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
@@ -203,7 +203,7 @@ def _profile_for(
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Sequence[str] = ()) -> None:
     """Refuse a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
-    from distbench.planning.profile import load_profile, profile_on
+    from distbench.planning.cost_profile import load_profile, profile_on
 
     profile = load_profile(path)
     backend = DEVICES[device].backend

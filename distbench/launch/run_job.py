@@ -11,19 +11,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.launch.attempt import Attempt, Cause, attempt, cannot_be_written, make_folders, moved_logs, too_long
 from distbench.launch.display import Display
+from distbench.launch.explain_failure import Cause
 from distbench.launch.rank_processes import RankProcesses
 from distbench.launch.rendezvous import Joined
+from distbench.launch.watch_ranks import Attempt, attempt, cannot_be_written, make_folders, moved_logs, too_long
 from distbench.processes.signals import noted_stop
 from distbench.records.machine import CpuUse, devices_here, host_facts, load_average
 from distbench.records.progress import FILE_NAME
 from distbench.records.run_file import Case, CaseResult, Run, append, read_run
 from distbench.spec import Job, UserError
 from distbench.spec.case_filter import none_chosen
-from distbench.spec.files import write_whole
+from distbench.spec.file_io import write_whole
 from distbench.spec.job import JOB_FILE, digest_of
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.spec.versions import installed_torch
 
 # What became of a job over its attempts: the cases that broke one, what is left to run, and the run file's footer.

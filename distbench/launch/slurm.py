@@ -20,8 +20,8 @@ from distbench.launch.nodes import (
 )
 from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, slurm_port
 from distbench.spec import UserError
-from distbench.spec.files import unique_stem
-from distbench.spec.printable import count_text
+from distbench.spec.file_io import unique_stem
+from distbench.spec.safe_text import count_text
 
 # What Slurm says of a job, in its own words, and what they mean to whoever waits for it.
 

@@ -22,7 +22,7 @@ from torch import nn
 from distbench.plans.training_step import SCHEDULE
 from distbench.ranks.context import RankContext, dtype_name
 from distbench.ranks.measure import Call
-from distbench.records.run_file import busbw_factor
+from distbench.records.bus_bandwidth import busbw_factor
 from distbench.spec import ParallelPlan
 from distbench.spec.plan import ULYSSES
 from distbench.torch_private import (

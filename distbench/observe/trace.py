@@ -22,13 +22,13 @@ from distbench.observe.attribution import (
     tracked_collectives,
 )
 from distbench.observe.memory import largest_known, prediction_of
-from distbench.observe.profiler import profiled_step
+from distbench.observe.profiler_kernels import profiled_step
 from distbench.plans.pipeline import StageWork
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec.devices import known_device
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import median
 from distbench.torch_private import Forwarding, Issued
 

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from distbench.planning.advice_text import pair_json, pair_text, ranking_json, ranking_text
-from distbench.planning.drawing import MAX_TEXT_RANKS, diagram_of, drawing_of
-from distbench.planning.picture import check_picture, save_picture
+from distbench.planning.layout_drawing import MAX_TEXT_RANKS, diagram_of, drawing_of
+from distbench.planning.layout_picture import check_picture, save_picture
+from distbench.planning.plan_request import Setting, ask_torch, every_pair, pair_of, zero_filled
 from distbench.planning.priced_plans import advise, chosen_pairs, ranking_of
-from distbench.planning.question import Setting, ask_torch, every_pair, pair_of, zero_filled
 from distbench.show.terminal import width_here, wrap
 from distbench.spec.errors import UserError
 

@@ -3,15 +3,15 @@
 import json
 from typing import Any
 
+from distbench.planning.placement_states import State
+from distbench.planning.plan_request import Setting, TorchAnswers
 from distbench.planning.priced_plans import Advice, PairRanking, Plan, direct_line, times_longer, verdict
-from distbench.planning.question import Setting, TorchAnswers
-from distbench.planning.states import State
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.terminal import text_of
 from distbench.show.units import percent_text, size_text, time_text
 from distbench.spec.mesh import format_mesh
 from distbench.spec.placements import PLANNERS, TORCH_PLANNERS
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 MAX_ROWS = 40
 PRICED_NOTE = (

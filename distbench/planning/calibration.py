@@ -4,7 +4,7 @@ import math
 import statistics
 from dataclasses import dataclass, field, replace
 
-from distbench.planning.profile import LOCAL_OPS, Profile, Sample, fit_line
+from distbench.planning.cost_profile import LOCAL_OPS, Profile, Sample, fit_line
 from distbench.records.run_file import Run
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import mesh_shapes

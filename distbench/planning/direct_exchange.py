@@ -13,7 +13,7 @@ from itertools import product
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.planning.states import Box, NotHandled, State, box_of
+from distbench.planning.placement_states import Box, NotHandled, State, box_of
 
 Numbers = NDArray[np.int64]
 

@@ -11,8 +11,16 @@ from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 
-from distbench.planning.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
-from distbench.planning.states import State
+from distbench.planning.cost_profile import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    CUT,
+    PARTITION,
+    REDUCE_SCATTER,
+    ZERO_FILL,
+)
+from distbench.planning.placement_states import State
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,18 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 
+from distbench.planning.cost_profile import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    COLLECTIVES,
+    CUT,
+    REDUCE_SCATTER,
+    ZERO_FILL,
+    MeshCost,
+)
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.graph import Graph, Kind, Move, legal_steps, zero_fillable
-from distbench.planning.profile import ALL_GATHER, ALL_REDUCE, COLLECTIVES, CUT, REDUCE_SCATTER, ZERO_FILL, MeshCost
-from distbench.planning.states import NotHandled, State, local_shape
+from distbench.planning.placement_states import NotHandled, State, local_shape
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
 # bits count labels in a search. So one addition adds three sums, one comparison is lexicographic, and both are exact.

@@ -4,10 +4,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 
+from distbench.planning.cost_profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, MeshCost
 from distbench.planning.graph import graph_of, zero_fillable
+from distbench.planning.placement_states import State
 from distbench.planning.pricing import COUNTER_BITS, FORBIDDEN, PEAK_SHIFT, Pricing, Problem, unpack
-from distbench.planning.profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, MeshCost
-from distbench.planning.states import State
 
 # A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
 #

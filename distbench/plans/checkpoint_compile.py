@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from distbench.plans.model import mapped, tensors_of
-from distbench.plans.patterns import matching_modules
+from distbench.plans.module_patterns import matching_modules
 from distbench.spec import CompilePlan, DdpPlan
 from distbench.spec.devices import is_accelerator
 from distbench.torch_private import (

@@ -10,7 +10,7 @@ from torch import nn
 
 from distbench.plans.checkpoint_compile import require_fusable
 from distbench.plans.materialise import owners_of
-from distbench.plans.patterns import matching_modules
+from distbench.plans.module_patterns import matching_modules
 from distbench.ranks.context import RankContext
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim
 from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator

@@ -10,8 +10,8 @@ import torch
 
 from distbench.plans.materialise import materialise
 from distbench.plans.model import Blueprint, kind_of, tensors_of
+from distbench.plans.module_patterns import styles_by_module
 from distbench.plans.parallelize import shards_sequence
-from distbench.plans.patterns import styles_by_module
 from distbench.plans.training_step import Stamp, TrainingStep
 from distbench.ranks.context import RankContext, shape_text
 from distbench.ranks.failure import place_of

@@ -13,7 +13,7 @@ from distbench.plans.checkpoint_compile import compile_modules, recompute_module
 from distbench.plans.fsdp import Sharded, replicate, shard_fully
 from distbench.plans.materialise import owners_of
 from distbench.plans.model import mapped, tensors_of
-from distbench.plans.patterns import (
+from distbench.plans.module_patterns import (
     annotations_by_parameter,
     is_of_transformers,
     matching_modules,

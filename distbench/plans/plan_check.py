@@ -15,7 +15,7 @@ from distbench.plans.checkpoint_compile import known_backends
 from distbench.plans.fsdp import policies_of, present
 from distbench.plans.materialise import owners_of
 from distbench.plans.model import tensors_of
-from distbench.plans.patterns import (
+from distbench.plans.module_patterns import (
     AUTO,
     annotations_by_parameter,
     is_of_transformers,
@@ -29,7 +29,7 @@ from distbench.spec import DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardPar
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 # What does not divide evenly, as a sentence with the sizes that would do; and problems of many layers told once.
 

@@ -10,7 +10,7 @@ from typing import Any, BinaryIO
 
 from distbench.processes import start_supervised, stop_supervised
 from distbench.spec.errors import UserError
-from distbench.spec.printable import printable
+from distbench.spec.safe_text import printable
 
 # How a process ended, in words: the signal, and what it printed last.
 

@@ -24,7 +24,7 @@ from distbench.records.run_file_fields import Record
 from distbench.spec import Entry, Job
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import median, median_ci
 from distbench.statistics.verdicts import FASTER, SLOWER
 
@@ -183,7 +183,7 @@ class Sweep:
         """Return the ratio of every two cases by their ids, tested as one family."""
         import numpy as np
 
-        from distbench.statistics.passes import as_table, compare_pairs
+        from distbench.statistics.pass_comparison import as_table, compare_pairs
 
         pairs, found = compare_pairs(as_table([np.array(case.pass_medians_s) for case in self.cases]))
         rows = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), found.verdict, strict=True)
@@ -265,7 +265,7 @@ class MeasuredCase:
     @property
     def pass_medians_s(self) -> list[float]:
         """The median sample of each pass, seconds; nan for one that it had no turn in."""
-        from distbench.statistics.passes import pass_medians
+        from distbench.statistics.pass_comparison import pass_medians
 
         num_passes = 1 + max((number for number, _ in self.passes), default=-1)
         return pass_medians(self.samples_s, self.passes, num_passes).tolist()
@@ -273,7 +273,7 @@ class MeasuredCase:
     @property
     def ci_s(self) -> tuple[float, float]:
         """The median pass's 95 % confidence interval, seconds; (nan, nan) where there are under 8 passes."""
-        from distbench.statistics.passes import MIN_PASSES
+        from distbench.statistics.pass_comparison import MIN_PASSES
 
         return median_ci(self.pass_medians_s) if len(self.passes) >= MIN_PASSES else (math.nan, math.nan)
 

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.planning.profile import Profile, load_profile, profile_on
+from distbench.planning.cost_profile import Profile, load_profile, profile_on
 from distbench.ranks.device import ends_within
 from distbench.spec import Job, UserError
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from distbench.spec.errors import FAILURES, UserError
-from distbench.spec.files import write_whole
+from distbench.spec.file_io import write_whole
 
 MAX_MESSAGE = 500  # characters
 

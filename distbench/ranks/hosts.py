@@ -18,7 +18,7 @@ from distbench.ranks.device import device_facts
 from distbench.spec import Job, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.job import JOB_FILE
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 # Ranks and hosts that were given different things are refused before anything is measured, and named.
 #
@@ -286,7 +286,7 @@ def join_logs(job: Job, hosts: Sequence[str], gather: Callable[[Any], list[Any]]
     """Move this rank's folder beside rank 0's, where this host sees that; a sentence on the hosts that do not.
 
     A link stays in its old place, so that paths that are known already go on working: who started the rank takes it
-    away (`launch/attempt.py`).
+    away (`launch/watch_ranks.py`).
 
     Args:
         job: this rank's.

@@ -12,7 +12,7 @@ from distbench.records.machine import slug
 from distbench.records.run_file import Header
 from distbench.records.run_file_fields import ENVIRONMENT, STATUSES, Record
 from distbench.spec.errors import UserError
-from distbench.spec.files import (
+from distbench.spec.file_io import (
     AMOUNT,
     COUNT,
     DATE,

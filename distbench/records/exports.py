@@ -12,12 +12,12 @@ import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
+from distbench.records.comparison_sides import read_side
 from distbench.records.launches import Launch
 from distbench.records.nccl_tests import read_nccl_tests
 from distbench.records.run_file_fields import Record
-from distbench.records.sides import read_side
 from distbench.spec.errors import UserError
-from distbench.spec.printable import cell, count_text
+from distbench.spec.safe_text import cell, count_text
 from distbench.statistics.intervals import median
 
 NS = 1e9

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 # What drives this host's GPUs, how fast they are allowed to run, and how they are linked: what nvidia-smi tells.
 #

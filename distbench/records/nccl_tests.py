@@ -14,7 +14,7 @@ from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, Run
 from distbench.records.run_file_fields import Record, wrong_in_header, wrong_in_record
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
-from distbench.spec.files import COUNT, NUMBERS, TEXT, Kinds, is_time, read_json, wrong_field
+from distbench.spec.file_io import COUNT, NUMBERS, TEXT, Kinds, is_time, read_json, wrong_field
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
 OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from distbench.spec.errors import StorageFailed
-from distbench.spec.files import AMOUNT, COUNT, RECORD, TEXT, Kinds, list_of, mapping_of, parse_json, wrong_field
+from distbench.spec.file_io import AMOUNT, COUNT, RECORD, TEXT, Kinds, list_of, mapping_of, parse_json, wrong_field
 
 FILE_NAME = "progress.jsonl"
 SAMPLES_EVERY_S = 0.25

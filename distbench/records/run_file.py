@@ -41,7 +41,7 @@ from distbench.records.run_file_fields import (
 )
 from distbench.spec.devices import DRIVER_FIELDS, first_backend_class
 from distbench.spec.errors import UserError
-from distbench.spec.files import Kinds, nullable, opened, parse_json, shown, wrong_field
+from distbench.spec.file_io import Kinds, nullable, opened, parse_json, shown, wrong_field
 from distbench.spec.mesh import Mesh, format_mesh
 
 # The lines of a run file, one after another: a bad header refuses the file, a bad line costs only itself.
@@ -479,21 +479,6 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}
         case["passes"].append((record["number"], len(record["samples_s"])))
         case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
-
-
-def busbw_factor(op: str, group_size: int) -> float:
-    """What algbw = S/t is multiplied by to give busbw, as nccl-tests' PERFORMANCE.md derives it.
-
-    `op` is one of COLLECTIVE_OPS or "send_recv", else ValueError; `group_size` is of the group that ran it.
-    """
-    n = group_size
-    if op == "all_reduce":
-        return 2 * (n - 1) / n
-    if op in ("all_gather", "reduce_scatter", "all_to_all"):
-        return (n - 1) / n
-    if op in ("broadcast", "send_recv"):
-        return 1.0
-    raise ValueError(f"no busbw factor is known for {op!r}")
 
 
 # The run file as a JSON schema (draft 2020-12), made of the same declarations that its reader checks lines by.

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from distbench.spec.files import (
+from distbench.spec.file_io import (
     AMOUNT,
     BYTES,
     COUNT,

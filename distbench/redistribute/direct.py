@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from distbench.planning.direct_exchange import Exchange, is_contiguous, overlap, plan_direct, volume
-from distbench.planning.states import Box, State, parse_state
+from distbench.planning.placement_states import Box, State, parse_state
 from distbench.spec.devices import is_accelerator
 
 # How the pieces of an exchange get from rank to rank: as messages of their own on CPU, elsewhere in one all-to-all.

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distbench.planning.states import State, state_of
+from distbench.planning.placement_states import State, state_of
 from distbench.ranks.context import RankContext
 from distbench.spec import UserError
 from distbench.spec.placements import Placement, format_placements, parse_placements

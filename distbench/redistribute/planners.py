@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, ZERO_FILL, Profile, measured_cost
 from distbench.planning.direct_exchange import Exchange, plan_exchange
-from distbench.planning.profile import DIRECT, NATIVE_ALL_TO_ALL, ZERO_FILL, Profile, measured_cost
+from distbench.planning.placement_states import NotHandled, State
 from distbench.planning.search import forget_prices
-from distbench.planning.states import NotHandled, State
 from distbench.ranks.context import TORCH_DTYPES, RankContext
-from distbench.records.run_file import busbw_factor
+from distbench.records.bus_bandwidth import busbw_factor
 from distbench.redistribute.direct import DirectRedistribution
 from distbench.spec import UserError
 from distbench.spec.placements import PLANNERS

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from distbench.records.frame import frame_of, records_of
+from distbench.records.dataframe import frame_of, records_of
 from distbench.records.results_folder import collect, is_scenario_name
 from distbench.records.run_file import no_garbage_collection
 from distbench.report.output import DATA_FORMS, FORMS, Rendered, rendered

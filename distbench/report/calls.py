@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.records.frame import measured_of, records_of
+from distbench.records.dataframe import measured_of, records_of
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.units import p95_notes, spread_of, time_text, whole_text, word_text
 

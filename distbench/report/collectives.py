@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from distbench.records.frame import Row, measured_of, records_of
+from distbench.records.dataframe import Row, measured_of, records_of
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
 

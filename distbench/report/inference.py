@@ -3,14 +3,14 @@
 from functools import partial
 from typing import TYPE_CHECKING
 
-from distbench.records.frame import Row, records_of
+from distbench.records.dataframe import Row, records_of
 from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
 from distbench.report.steps import MAX_ROWS, RESERVED, about_memory, place_text, rate_text, speedup_text, steps_of
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumn, TableColumns, capped, table_of
 from distbench.statistics.intervals import MIN_FOR_PERCENTILE
-from distbench.statistics.passes import MIN_PASSES
+from distbench.statistics.pass_comparison import MIN_PASSES
 from distbench.statistics.verdicts import WITHIN_NOISE
 
 if TYPE_CHECKING:

@@ -5,10 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distbench.records.frame import PASSES
+from distbench.records.dataframe import PASSES
 from distbench.show.blocks import Block, Lines
 from distbench.show.terminal import shown
-from distbench.spec.printable import cell
+from distbench.spec.safe_text import cell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from distbench.report.study import Study, studies_of
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
 from distbench.show.units import brief_time_text, counts_text, known, percent_text, size_text
 from distbench.spec.mesh import format_mesh
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 if TYPE_CHECKING:
     import pandas as pd

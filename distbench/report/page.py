@@ -24,7 +24,7 @@ from distbench.show.html import PageBlock, Picture, SectionHeading, Verdict, pag
 from distbench.show.plots import styled
 from distbench.show.units import counts_text
 from distbench.spec.errors import UserError
-from distbench.spec.files import write_whole
+from distbench.spec.file_io import write_whole
 
 # Figure of the laboratory to the table that it stands before.
 BEFORE = {

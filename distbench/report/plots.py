@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distbench.judge.links_text import link_figures
-from distbench.records.frame import PHASES, Row, records_of
+from distbench.records.dataframe import PHASES, Row, records_of
 from distbench.records.launches import FORWARD_ONLY
 from distbench.report.collectives import collectives_of, group_sizes_text, run_as_another
 from distbench.report.inference import PERCENTS, forward_rows, num_slower, percentile_s

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distbench.planning.priced_plans import choose
-from distbench.records.frame import PASSES, Row, measured_of, records_of
+from distbench.records.dataframe import PASSES, Row, measured_of, records_of
 from distbench.records.run_file import AGAIN, DTYPE_BYTES
 from distbench.show.blocks import Rows, Table
 from distbench.show.units import NOTHING, percent_text, ratio_text, size_text, time_text, whole_text
@@ -24,9 +24,9 @@ from distbench.spec.placements import (
     Placement,
     parse_placements,
 )
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import Floats, Interval, Ints, geometric_mean, geometric_mean_with_ci, margin_of
-from distbench.statistics.passes import MIN_PASSES, TOO_FEW, as_table, compare_passes
+from distbench.statistics.pass_comparison import MIN_PASSES, TOO_FEW, as_table, compare_passes
 from distbench.statistics.verdicts import FASTER, SLOWER
 
 if TYPE_CHECKING:

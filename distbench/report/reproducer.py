@@ -9,14 +9,14 @@ from pathlib import Path
 from string import Template
 from typing import NamedTuple
 
-from distbench.records.frame import Row
+from distbench.records.dataframe import Row
 from distbench.report.redistributions import Failure, numel_of, sizes_in
 from distbench.show.blocks import shorten
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
-from distbench.spec.files import write_whole
+from distbench.spec.file_io import write_whole
 from distbench.spec.placements import NATIVE, TORCH_PLANNERS, Placement, parse_placements
-from distbench.spec.printable import clean
+from distbench.spec.safe_text import clean
 
 TEMPLATE = "reproducer_template.txt"
 MAX_NUMEL = 1_000_000

@@ -4,11 +4,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.records.frame import PASSES, Row, measured_of, records_of
+from distbench.records.dataframe import PASSES, Row, measured_of, records_of
 from distbench.records.launches import FORWARD_ONLY
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, table_of
-from distbench.statistics.passes import TOO_FEW, as_table, compare_passes
+from distbench.statistics.pass_comparison import TOO_FEW, as_table, compare_passes
 from distbench.statistics.verdicts import WITHIN_NOISE
 
 if TYPE_CHECKING:

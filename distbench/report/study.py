@@ -34,9 +34,9 @@ from distbench.show import units
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, capped, shorten
 from distbench.show.units import known, percent_text, ratio_text, size_text
 from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import Floats, Ints, geometric_mean
-from distbench.statistics.passes import MIN_PASSES
+from distbench.statistics.pass_comparison import MIN_PASSES
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from distbench.judge.links_text import link_lines
-from distbench.records.frame import Row, measured_of, records_of
+from distbench.records.dataframe import Row, measured_of, records_of
 from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN, Run
 from distbench.records.run_file_fields import STATUSES
@@ -37,9 +37,9 @@ from distbench.show.units import (
 )
 from distbench.spec.mesh import format_mesh
 from distbench.spec.placements import BASELINE
-from distbench.spec.printable import count_text
-from distbench.statistics.passes import BASELINE as HELD_AGAINST
-from distbench.statistics.passes import MIN_PASSES, TOO_FEW
+from distbench.spec.safe_text import count_text
+from distbench.statistics.pass_comparison import BASELINE as HELD_AGAINST
+from distbench.statistics.pass_comparison import MIN_PASSES, TOO_FEW
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 if TYPE_CHECKING:

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distbench.records.frame import PHASES, Row, records_of
+from distbench.records.dataframe import PHASES, Row, records_of
 from distbench.report.trace_rows import NOBODY, ROOT, SCHEDULE, Stretch, Trace, lanes_of, left_of, step_of
 from distbench.show import plots as style
 from distbench.show.plots import Spot, hover
 from distbench.show.units import brief_time_text, known, size_text, time_scale
 from distbench.spec.errors import UserError
-from distbench.spec.files import write_whole
+from distbench.spec.file_io import write_whole
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from math import nan
 from typing import TYPE_CHECKING, Any
 
-from distbench.records.frame import Row, records_of
+from distbench.records.dataframe import Row, records_of
 from distbench.records.run_file_fields import Record
 from distbench.report.trace_rows import PATH, Trace, costs, largest_first
 from distbench.report.trace_tables import method_lines, number_text, whole_bytes
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, capped, changes_in, key_columns, table_of
 from distbench.show.units import NOTHING, brief_time_text, known, size_text, time_text
 from distbench.spec.mesh import format_mesh
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import median
-from distbench.statistics.passes import as_table, compare_passes, pass_medians
+from distbench.statistics.pass_comparison import as_table, compare_passes, pass_medians
 from distbench.statistics.verdicts import WITHIN_NOISE
 
 if TYPE_CHECKING:

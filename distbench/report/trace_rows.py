@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distbench.records.frame import PHASES, records_of
+from distbench.records.dataframe import PHASES, records_of
 from distbench.records.run_file import SIMULATED, Run
 from distbench.records.run_file_fields import Record
 from distbench.show.units import percent_text
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.plan import folded
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import median
 
 if TYPE_CHECKING:

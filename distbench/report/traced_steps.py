@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
 from distbench.records.run_file import Run
 from distbench.report.output import DATA_FORMS, Rendered, rendered

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 from distbench.processes import start_supervised, stop_supervised
 from distbench.processes.child import CHILD, ended_text, last_words
 from distbench.spec.errors import UserError
-from distbench.spec.files import read_json, write_whole
+from distbench.spec.file_io import read_json, write_whole
 from distbench.spec.job import digest_of
 from distbench.spec.plan_changes import is_knob, mesh_of
 from distbench.spec.versions import installed_torch

@@ -13,7 +13,7 @@ from distbench.show.units import disk_text
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.recording import Recording, load_recordings
 from distbench.spec.errors import UserError
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 NUM_EXPANDED = 3  # of the best, whose changes are tried
 NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all

@@ -16,7 +16,7 @@ from typing import Any
 
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
-from distbench.records.frame import PASSES, frame_of, measured_of, records_of
+from distbench.records.dataframe import PASSES, frame_of, measured_of, records_of
 from distbench.records.machine import machine_name
 from distbench.records.run_file import read_run
 from distbench.report.trace_rows import Trace, traces_of
@@ -26,9 +26,9 @@ from distbench.search.ranking import RankedPlan, judged
 from distbench.search.space import Candidate, Setup, Space
 from distbench.spec import Job, Settings
 from distbench.spec.errors import UserError
-from distbench.spec.files import NAME, Kind, Kinds, read_json, write_whole, wrong_field
+from distbench.spec.file_io import NAME, Kind, Kinds, read_json, write_whole, wrong_field
 from distbench.spec.plan_changes import MESH
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 # The folder of a sweep: which sweep it is of, and the rounds that were measured.
 

@@ -22,7 +22,7 @@ from distbench.search.space import Candidate, Setup, Space, count_of
 from distbench.search.text import SweepResult
 from distbench.simulate.hardware_file import Hardware
 from distbench.spec import UserError
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 MAX_LEFT_OUT = 3
 

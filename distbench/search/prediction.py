@@ -18,7 +18,7 @@ from distbench.simulate.simulation import Simulation, fullest, slowest
 from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
 from distbench.spec.plan import folded
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 # Parameters of a scenario that say how many layers its model has, and the numbers that are recorded in their place.
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")

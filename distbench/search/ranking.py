@@ -12,7 +12,7 @@ from distbench.search.space import Candidate
 from distbench.show.units import brief_time_text, size_text
 from distbench.spec.plan import ULYSSES
 from distbench.spec.plan_changes import PREFIX
-from distbench.statistics.passes import as_table, compare_passes
+from distbench.statistics.pass_comparison import as_table, compare_passes
 
 HOUR_S = 3600.0
 MAX_REASONS = 4

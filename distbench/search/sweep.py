@@ -38,7 +38,7 @@ from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
 from distbench.spec.errors import UserError
-from distbench.spec.printable import count_text, cut
+from distbench.spec.safe_text import count_text, cut
 
 # Amounts with a unit, as the command line takes them: `80GB`, `10min`.
 

@@ -28,7 +28,7 @@ from distbench.show import plots as style
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.plots import Spot, hover
 from distbench.show.units import brief_time_text, rate_text, ratio_text, size_text, time_text
-from distbench.spec.printable import count_text
+from distbench.spec.safe_text import count_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, overload
 
 from distbench.show.units import key_text
-from distbench.spec.printable import clean, cut
+from distbench.spec.safe_text import clean, cut
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, clean_lines
 from distbench.show.plots import PlacedSpot, placed_spots
-from distbench.spec.printable import clean, cut
+from distbench.spec.safe_text import clean, cut
 
 if TYPE_CHECKING:
     from jinja2 import Template

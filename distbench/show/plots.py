@@ -16,7 +16,7 @@ import numpy as np
 
 from distbench.show.units import brief_time_text, size_text
 from distbench.spec.errors import UserError
-from distbench.spec.files import write_whole
+from distbench.spec.file_io import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import TextIO
 
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, markdown_of
-from distbench.spec.printable import clean, cut
+from distbench.spec.safe_text import clean, cut
 
 # How wide the screen is that text goes to; `--width` says it where it is given.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.files import (
+from distbench.spec.file_io import (
     NAME,
     SIZE,
     TEXT,

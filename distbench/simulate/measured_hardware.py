@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from distbench.planning.calibration import hosts_of
-from distbench.planning.profile import nonnegative_least_squares
+from distbench.planning.cost_profile import nonnegative_least_squares
 from distbench.records.run_file import Run
 from distbench.show.blocks import Table, table_of
 from distbench.show.terminal import text_of
@@ -29,8 +29,8 @@ from distbench.simulate.hardware_file import (
 )
 from distbench.simulate.recording import Collective, Operator, Recording
 from distbench.spec.errors import UserError
-from distbench.spec.files import write_whole
-from distbench.spec.printable import count_text
+from distbench.spec.file_io import write_whole
+from distbench.spec.safe_text import count_text
 
 # A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there.
 #

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from distbench.processes.child import ask_child
 from distbench.spec import Job
 from distbench.spec.errors import UserError
-from distbench.spec.files import (
+from distbench.spec.file_io import (
     AMOUNT,
     BYTES,
     COUNT,

@@ -7,15 +7,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from distbench.records.bus_bandwidth import busbw_factor
 from distbench.records.machine import slug
-from distbench.records.run_file import SCHEMA_VERSION, SIMULATED, append, busbw_factor
+from distbench.records.run_file import SCHEMA_VERSION, SIMULATED, append
 from distbench.records.run_file_fields import Record
 from distbench.simulate.clock import computing_of, exposed_spans
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.recording import MESSAGES, SCHEDULE, Collective, Head, Operator
 from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
-from distbench.spec.files import DAY_S, unique_stem
+from distbench.spec.file_io import DAY_S, unique_stem
 
 # Of the three rows that a trace consists of; `traces.records` reads them.
 COLUMNS = (

@@ -5,7 +5,7 @@ Names are imported when they are asked for: `distbench list` needs no plan, and 
 
 from typing import TYPE_CHECKING
 
-from distbench.spec.lazy_names import import_when_asked
+from distbench.spec.lazy_imports import import_when_asked
 
 if TYPE_CHECKING:
     from distbench.spec.discovery import Entry, find, list_entries

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.files import read_text
+from distbench.spec.file_io import read_text
 from distbench.spec.mesh import check_mesh_dims
 
 MAX_SCENARIO_BYTES = 16 << 20

@@ -11,9 +11,9 @@ from typing import Any
 
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.files import read_json, write_whole
+from distbench.spec.file_io import read_json, write_whole
 from distbench.spec.plan_changes import KNOBS, check_knob, is_knob
-from distbench.spec.printable import cut
+from distbench.spec.safe_text import cut
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")

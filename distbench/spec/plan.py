@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from distbench.spec.declared import Declared
+from distbench.spec.declarations import Declared
 
 
 @dataclass(frozen=True)

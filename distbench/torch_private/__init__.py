@@ -4,7 +4,6 @@ What needs a name that is missing raises `Unsupported` with the reason, and so t
 recorded.
 """
 
-from distbench.torch_private.calibrated import calibrated_planning
 from distbench.torch_private.collective_mode import (
     FAMILIES,
     NAMESPACES,
@@ -29,7 +28,7 @@ from distbench.torch_private.collective_mode import (
     written_by,
 )
 from distbench.torch_private.context_parallel import context_parallel, require_kernel, whole_sequence
-from distbench.torch_private.forwarding import Forwarding, Issued
+from distbench.torch_private.forwarding_process_group import Forwarding, Issued
 from distbench.torch_private.fsdp import (
     Label,
     Labels,
@@ -81,6 +80,7 @@ from distbench.torch_private.planners import (
     planner,
     remembered_steps,
 )
+from distbench.torch_private.planning_by_profile import calibrated_planning
 from distbench.torch_private.probe import (
     PENDING,
     V_SCHEDULES,

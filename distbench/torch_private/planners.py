@@ -11,8 +11,8 @@ import torch
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Partial, Replicate, Shard
 
-from distbench.planning.profile import ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
-from distbench.planning.states import NotHandled, State, known_reduce_op
+from distbench.planning.cost_profile import ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
+from distbench.planning.placement_states import NotHandled, State, known_reduce_op
 from distbench.spec.placements import TORCH_PLANNERS
 from distbench.torch_private.probe import replaced, require
 

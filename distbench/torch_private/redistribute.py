@@ -16,8 +16,8 @@ from typing import Any, Protocol
 
 import torch
 
+from distbench.planning.placement_states import NotHandled
 from distbench.planning.search import NoPath
-from distbench.planning.states import NotHandled
 from distbench.torch_private.probe import replaced, require
 
 

@@ -14,14 +14,14 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbench.cases.reference import model_on_device, of_forward
+from distbench.cases.single_device_reference import model_on_device, of_forward
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.checkpoint_compile import require_fusable
 from distbench.plans.inference import step_of
 from distbench.plans.materialise import place_attributes
 from distbench.plans.model import blueprint, tensors_of, unregistered
-from distbench.plans.patterns import matching_modules, styles_by_module
+from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import BATCH_DIMS, RankContext, dtype_name, shape_text
@@ -32,7 +32,7 @@ from distbench.spec.mesh import mesh_size
 from distbench.spec.plan import SCHEDULES
 from distbench.spec.plan_changes import mesh_of
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
-from distbench.worker.questions import jobs_in, rank_of
+from distbench.worker.child_answers import jobs_in, rank_of
 from distbench.worker.session import declared, load_scenario, variant_label
 
 # One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where.

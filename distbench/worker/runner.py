@@ -24,7 +24,7 @@ from distbench.spec.devices import known_device
 from distbench.spec.errors import StorageFailed
 from distbench.statistics.intervals import median
 from distbench.torch_private import Forwarding, Unsupported
-from distbench.worker.passes import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan, Room
+from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan, Room
 
 # What rank 0 appends to the run file: rows of first passes at once, lines of further passes once a second.
 #

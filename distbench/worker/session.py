@@ -46,7 +46,7 @@ from distbench.spec.job import Variant
 from distbench.spec.placements import BASELINE, NATIVE
 from distbench.spec.plan_changes import mesh_of
 from distbench.torch_private import backend_class
-from distbench.worker.passes import groups_of
+from distbench.worker.pass_schedule import groups_of
 from distbench.worker.runner import RowWriter, Runner
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8

@@ -17,7 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from distbench.cases.redistribution import redistribution_cases
 from distbench.cases.step import step_cases
 from distbench.observe.trace import StepTrace
-from distbench.planning.profile import COLLECTIVES, Line, Profile
+from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
 from distbench.ranks.case import CaseSpec
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import Accelerator, nccl_version
@@ -29,7 +29,7 @@ from distbench.spec.devices import ACCELERATORS, built_for, known_device
 from distbench.spec.placements import PLANNERS
 from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
 from distbench.torch_private import Forwarding, Skipped, fake_ranks, needs_newer, probe
-from distbench.worker.questions import jobs_in, rank_of
+from distbench.worker.child_answers import jobs_in, rank_of
 from distbench.worker.session import declared, load_scenario, variant_label
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from distbench.cases.call import call_cases, scenario_of_call
 from distbench.ranks.case import OpenedCase
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report import calls
 from distbench.spec import Scenario, UserError

@@ -9,7 +9,7 @@ import torch
 from distbench.cases.dtensor_operator import operator_cases
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report.operators import operator_lines, tables
 from distbench.spec import DTensorOperator, Scenario, UserError

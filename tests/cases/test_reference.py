@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.cases.reference import compare, reference_of
+from distbench.cases.single_device_reference import compare, reference_of
 from distbench.plans.materialise import load_initial_values
 from distbench.plans.model import blueprint
 from distbench.ranks.context import RankContext

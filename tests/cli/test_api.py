@@ -133,4 +133,4 @@ def test_importing_the_room_of_that_name_leaves_the_function() -> None:
     import distbench.statistics.verdicts
 
     assert inspect.isfunction(distbench.compare)
-    assert distbench.compare.__module__ == "distbench.cli.api"
+    assert distbench.compare.__module__ == "distbench.cli.python_api"

@@ -9,8 +9,8 @@ import pytest
 from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns, write, write_side
 
 from distbench.judge.gate import CaseVerdict, Gated, gate
+from distbench.records.comparison_sides import read_side
 from distbench.records.launches import tenth_percentile
-from distbench.records.sides import read_side
 from distbench.spec.errors import UserError
 from distbench.statistics.significance import outlying_pairs
 from distbench.statistics.verdicts import METRICS, Options, share_of, tolerances_of

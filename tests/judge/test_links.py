@@ -29,7 +29,7 @@ from distbench.judge.links_text import judged, link_figures, link_lines, link_ta
 from distbench.records.run_file import Run, read_run
 from distbench.show import plots
 from distbench.spec import Settings
-from distbench.worker.passes import PassPlan
+from distbench.worker.pass_schedule import PassPlan
 
 HOSTS = ["a"] * 4 + ["b"] * 4
 

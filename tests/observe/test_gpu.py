@@ -16,7 +16,7 @@ from gpu_tests import text_of
 from processes import Ranks
 from torch.profiler import profile, record_function
 
-from distbench.observe.profiler import PHASE, HostCalls, events_in, in_no_phase, phases_among
+from distbench.observe.profiler_kernels import PHASE, HostCalls, events_in, in_no_phase, phases_among
 from distbench.ranks import device as seam
 from distbench.records.machine import accelerator_here
 from distbench.records.run_file import read_run

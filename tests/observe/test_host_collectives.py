@@ -9,7 +9,7 @@ import pytest
 from test_kernels import AUTOGRAD, COMPUTE, GROUPS, MAIN, NCCL, Event, event, kernel, launched, nccl, row, told
 
 from distbench.observe.attribution import Communication
-from distbench.observe.profiler import (
+from distbench.observe.profiler_kernels import (
     UNNAMED,
     HostCalls,
     Ran,

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from distbench.observe import profiler
+from distbench.observe import profiler_kernels
 from distbench.observe.attribution import Communication
-from distbench.observe.profiler import (
+from distbench.observe.profiler_kernels import (
     UNNAMED,
     Cover,
     HostCalls,
@@ -290,9 +290,9 @@ def test_a_profiled_step_begins_on_an_idle_device_and_says_what_it_cannot_read(m
         ("synchronize", lambda device: order.append("idle")),
         ("dist", SimpleNamespace(barrier=lambda group: None)),
     ):
-        monkeypatch.setattr(profiler, name, stand_in)
+        monkeypatch.setattr(profiler_kernels, name, stand_in)
     context: Any = SimpleNamespace(device=torch.device("cpu"), control=None)
-    found = profiler.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
+    found = profiler_kernels.profiled_step(Step(phases=["forward"]), context, STEP)  # type: ignore[arg-type]
     assert order == ["idle", "profile", "step", "idle"]
     assert found.reason is not None and "it ends in the middle; is the disk of temporary files full?" in found.reason
     assert [one.issued_s for one in found.traced.rows] == [None] * 3 and found.traced.ends_s == []

@@ -20,12 +20,12 @@ import distbench
 from distbench.planning import advice_text, priced_plans
 from distbench.planning import priced_plans as recommendation
 from distbench.planning.advice_text import pair_text, ranking_text
+from distbench.planning.cost_profile import Line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
-from distbench.planning.drawing import diagram_of, drawing_of
-from distbench.planning.picture import check_picture
+from distbench.planning.layout_drawing import diagram_of, drawing_of
+from distbench.planning.layout_picture import check_picture
+from distbench.planning.plan_request import Setting, TorchAnswers, TorchPath, every_pair, pair_of, setting_of
 from distbench.planning.priced_plans import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
-from distbench.planning.profile import Line, load_profile
-from distbench.planning.question import Setting, TorchAnswers, TorchPath, every_pair, pair_of, setting_of
 from distbench.spec.errors import UserError
 from distbench.spec.placements import PLANNERS
 from distbench.torch_private import fake_mesh

@@ -17,8 +17,8 @@ from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from distbench.planning.profile import COLLECTIVES, Line, Profile
-from distbench.torch_private.calibrated import calibrated_planning
+from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
+from distbench.torch_private.planning_by_profile import calibrated_planning
 
 REPLACED = (
     (module, "_gen_transform_infos"),

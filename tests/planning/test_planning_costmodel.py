@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from distbench.planning.pricing import Problem
-from distbench.planning.profile import (
+from distbench.planning.cost_profile import (
     Line,
     Profile,
     Sample,
@@ -19,8 +18,9 @@ from distbench.planning.profile import (
     nonnegative_least_squares,
     relative_error,
 )
+from distbench.planning.placement_states import parse_state
+from distbench.planning.pricing import Problem
 from distbench.planning.search import cheapest_route
-from distbench.planning.states import parse_state
 from distbench.spec.errors import UserError
 
 HEAD = '"profile_version": 1, "machine": "m", "backend": "gloo", "torch": "2", "mesh": {"tp": 2}'

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.random_states import random_state
 from distbench.planning.direct_exchange import Exchange, is_contiguous, plan_direct, plan_exchange
-from distbench.planning.states import Box, NotHandled, State, parse_state
+from distbench.planning.placement_states import Box, NotHandled, State, parse_state
 
 
 def elements(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> list[set[int]]:

@@ -16,10 +16,10 @@ from torch.distributed.tensor._ops import utils as operators
 from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from distbench.planning.profile import COLLECTIVES, Line, Profile
+from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
 from distbench.spec.errors import UserError
-from distbench.torch_private import calibrated
-from distbench.torch_private.calibrated import calibrated_planning, forget_plans
+from distbench.torch_private import planning_by_profile
+from distbench.torch_private.planning_by_profile import calibrated_planning, forget_plans
 
 PLANNER = module.DTensorRedistributePlanner
 NEXT_STATES = PLANNER.get_next_state
@@ -40,7 +40,7 @@ def nothing_known(mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     _clear_sharding_prop_cache()
     forget_plans()
     monkeypatch.setattr(PLANNER, "get_next_state", forbidden)
-    monkeypatch.setattr(calibrated, "_plan_one_pair", lambda planner_class: None)
+    monkeypatch.setattr(planning_by_profile, "_plan_one_pair", lambda planner_class: None)
 
 
 def forbidden(self: Any, placements: Any, shard_order: Any) -> Any:

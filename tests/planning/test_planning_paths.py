@@ -7,11 +7,11 @@ import pytest
 from processes import Children
 
 from benchmarks.random_states import random_state
+from distbench.planning.cost_profile import TorchCost
 from distbench.planning.graph import Move, legal_steps
+from distbench.planning.placement_states import NotHandled, State, box_of, parse_state
 from distbench.planning.pricing import Problem, least_received_bytes, priced_steps
-from distbench.planning.profile import TorchCost
 from distbench.planning.search import NoPath, cheapest_route, least_peak_route
-from distbench.planning.states import NotHandled, State, box_of, parse_state
 
 
 class TableCost:
@@ -250,5 +250,5 @@ def test_a_replica_becomes_a_partial_at_once_where_local_steps_cost_nothing() ->
 
 
 def test_planning_leaves_torch_out(children: Children) -> None:
-    script = "import sys, distbench.planning, distbench.planning.profile; assert 'torch' not in sys.modules"
+    script = "import sys, distbench.planning, distbench.planning.cost_profile; assert 'torch' not in sys.modules"
     children.python("-c", script, check=True)

@@ -16,7 +16,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy
 from torch.distributed.tensor import Replicate
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
-from distbench.cases.reference import _shared, model_on_device, reference_of
+from distbench.cases.single_device_reference import _shared, model_on_device, reference_of
 from distbench.cases.step import step_cases
 from distbench.cases.step_check import StepCheck, measured_rounding
 from distbench.observe.memory import memory_counters

@@ -16,7 +16,7 @@ from gate_runs import launches, records, taking_turns, write
 from torch import nn
 from torch.distributed.tensor.parallel import ColwiseParallel
 
-from distbench.cases.reference import compare, reference_of
+from distbench.cases.single_device_reference import compare, reference_of
 from distbench.cases.step import step_cases
 from distbench.judge.gate import gate
 from distbench.judge.gate_text import text
@@ -27,7 +27,7 @@ from distbench.plans.changed_plan import scenario_of
 from distbench.plans.inference import ForwardStep, output_of, step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run, read_run
 from distbench.report.inference import latency_lines, tables
 from distbench.report.plots import latency_figures

@@ -23,7 +23,7 @@ from distbench.observe.trace import StepTrace
 from distbench.plans.batch import Batch, loss_of
 from distbench.plans.materialise import load_initial_values
 from distbench.plans.model import blueprint, mapped, tensors_of
-from distbench.plans.patterns import own_units
+from distbench.plans.module_patterns import own_units
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext

@@ -14,7 +14,7 @@ from torch import nn
 
 from distbench.observe.attribution import communications_of
 from distbench.plans.batch import Batch
-from distbench.plans.patterns import matching_modules
+from distbench.plans.module_patterns import matching_modules
 from distbench.plans.pipeline import activations_of, check_split, stage_of
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep

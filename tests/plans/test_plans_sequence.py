@@ -12,7 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from conftest import ROOT
 
-from distbench.cases.reference import Difference, Differences
+from distbench.cases.single_device_reference import Difference, Differences
 from distbench.cases.step_check import Allowance
 from distbench.observe.attribution import Communication, communications_of
 from distbench.plans.plan_check import problems

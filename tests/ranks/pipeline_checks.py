@@ -14,7 +14,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
-from distbench.cases.reference import compare, reference_of
+from distbench.cases.single_device_reference import compare, reference_of
 from distbench.observe.trace import traced
 from distbench.plans.pipeline import idle_counters
 from distbench.plans.training_step import TrainingStep

@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 
 from distbench.cases.step import step_cases
 from distbench.ranks.context import RankContext
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.run_file import read_run
 from distbench.report import render
 from distbench.spec import ParallelPlan, Scenario, UserError

@@ -12,7 +12,7 @@ from conftest import ROOT
 from trace_records import record
 
 from distbench.judge.side_by_side import FRAME_COLUMNS
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.run_file import read_run, run_file_schema
 from distbench.records.run_file_fields import (
     CASE,
@@ -29,7 +29,7 @@ from distbench.records.run_file_fields import (
     wrong_in_header,
     wrong_in_record,
 )
-from distbench.spec.files import Kinds
+from distbench.spec.file_io import Kinds
 
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.jsonl"))
 SCHEMA = json.loads((ROOT / "docs" / "run_file.schema.json").read_text())

@@ -23,8 +23,8 @@ from distbench.cases.redistribution import (
     strided,
     undecodable_layouts,
 )
-from distbench.planning.profile import Profile
-from distbench.planning.states import parse_state
+from distbench.planning.cost_profile import Profile
+from distbench.planning.placement_states import parse_state
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import RankFailed
 from distbench.redistribute.expected_shards import (

@@ -13,8 +13,8 @@ from processes import Ranks
 
 from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
-from distbench.planning.profile import Line, Profile
-from distbench.planning.states import parse_state
+from distbench.planning.cost_profile import Line, Profile
+from distbench.planning.placement_states import parse_state
 from distbench.records.run_file import read_run
 from distbench.spec.scenario import LABORATORY_SUITES
 

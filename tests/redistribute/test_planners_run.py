@@ -8,7 +8,7 @@ from conftest import DATA, Cli, run_files
 from processes import Ranks
 
 from distbench.cases.redistribution import planners_of
-from distbench.planning.profile import Line, Profile
+from distbench.planning.cost_profile import Line, Profile
 from distbench.records.run_file import read_run
 from distbench.redistribute.expected_shards import Pair
 from distbench.spec import Redistributions

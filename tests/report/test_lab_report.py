@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from lab_rows import HEADER, MIB, Row, broken, moved, write
 
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
 from distbench.report.redistributions import (
     BETTER_OF_TORCH,

@@ -6,7 +6,7 @@ import math
 import numpy as np
 import pytest
 
-from distbench.records.frame import factors_of
+from distbench.records.dataframe import factors_of
 from distbench.show.units import bandwidth_text, count_text, rate_text, ratio_text, size_text, time_ci_text, time_text
 from distbench.statistics.intervals import Interval, geometric_mean, geometric_mean_ci, margin_of, summarise
 

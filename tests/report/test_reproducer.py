@@ -156,7 +156,7 @@ def test_a_real_runs_failures_come_out_by_cause(tmp_path: Path) -> None:
 
 
 def study_in_file(path: Path) -> list[Failure]:
-    from distbench.records.frame import frame_of
+    from distbench.records.dataframe import frame_of
     from distbench.records.results_folder import collect
     from distbench.report.study import studies_of
 

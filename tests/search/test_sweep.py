@@ -16,7 +16,7 @@ from distbench.search.child import Question, SweepChild
 from distbench.search.measured import claim_folder, keep_round, read_round, require_folder
 from distbench.search.space import lower_bound_bytes, set_up
 from distbench.spec import UserError
-from distbench.spec.files import unique_stem
+from distbench.spec.file_io import unique_stem
 
 
 def sweep(*arguments: str) -> Result:

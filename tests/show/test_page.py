@@ -14,7 +14,7 @@ from lab_rows import moved, write
 from page_reader import SeenPage, page_at
 
 from distbench.cli.main import main
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
 from distbench.records.run_file import Run
 from distbench.report import render

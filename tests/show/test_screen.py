@@ -14,7 +14,7 @@ from rich.cells import cell_len
 from trace_records import record, run_file
 
 from distbench.records import run_file as run_files
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
 from distbench.report import summary_of
 from distbench.report.overview import Contents

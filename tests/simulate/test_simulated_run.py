@@ -13,7 +13,7 @@ from test_simulate_clock import HEAD, elementwise, gather, machine, matmul
 
 from distbench.cli.main import main
 from distbench.judge.signature import of_run_file
-from distbench.records.frame import frame_of
+from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run, read_run
 from distbench.report.timeline import chrome_events
 from distbench.report.trace_rows import Trace, traces_of

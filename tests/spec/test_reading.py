@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from distbench.records.comparison_sides import read_side
 from distbench.records.results_folder import collect
 from distbench.records.run_file import read_run
-from distbench.records.sides import read_side
 from distbench.spec.errors import UserError
-from distbench.spec.files import (
+from distbench.spec.file_io import (
     COUNT,
     DURATIONS,
     TIMES,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from distbench.statistics.passes import MIN_PASSES, compare_passes, pass_medians
+from distbench.statistics.pass_comparison import MIN_PASSES, compare_passes, pass_medians
 
 NUM_TABLES = 150
 REFERENCES = [-1, *[0] * 7]

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard
 
-from distbench.planning.states import local_shape, parse_state
+from distbench.planning.placement_states import local_shape, parse_state
 from distbench.torch_private import OrderedPlacements, OrderedTensor, OwnPlans, plan_path, planner
 
 

@@ -17,12 +17,12 @@ from torch.distributed.tensor.placement_types import _MaskPartial, _StridedShard
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import distbench
-from distbench.planning.profile import Line, Profile
+from distbench.planning.cost_profile import Line, Profile
 from distbench.spec.errors import UserError
 from distbench.spec.versions import release
 from distbench.torch_private import OwnPlans, plan_path
 from distbench.torch_private import mesh as mesh_facts
-from distbench.torch_private.calibrated import calibrated_planning, require_known_planner
+from distbench.torch_private.planning_by_profile import calibrated_planning, require_known_planner
 from distbench.torch_private.probe import ZERO_FILLS, Unsupported, lacks
 
 PLANNER = module.DTensorRedistributePlanner

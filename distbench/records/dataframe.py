@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distbench.records.run_file import Run, busbw_factor
+from distbench.records.bus_bandwidth import busbw_factor
+from distbench.records.run_file import Run
 from distbench.spec.mesh import format_mesh
 from distbench.statistics.intervals import Floats, counts_of, median, median_ci, summarise
-from distbench.statistics.passes import MIN_PASSES, pass_medians
+from distbench.statistics.pass_comparison import MIN_PASSES, pass_medians
 
 if TYPE_CHECKING:
     import pandas as pd

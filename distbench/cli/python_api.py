@@ -98,7 +98,7 @@ class Runs(Sequence["Runs"]):
     @cached_property
     def frame(self) -> "pd.DataFrame":
         """One row a case, as `report --format csv` gives it and more; its columns are in docs/run-file.md."""
-        from distbench.records.frame import frame_of
+        from distbench.records.dataframe import frame_of
 
         return frame_of(self._read)
 

@@ -19,7 +19,7 @@ from distbench.ranks.context import RankContext
 from distbench.ranks.device import free_bytes
 from distbench.spec import Settings
 from distbench.statistics.intervals import median, median_ci
-from distbench.statistics.passes import MIN_PASSES
+from distbench.statistics.pass_comparison import MIN_PASSES
 
 SAMPLES_A_TURN = 5
 SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it is over

@@ -3,116 +3,23 @@ disk is full."""
 
 import contextlib
 import os
-import re
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from distbench.launch.display import Display
+from distbench.launch.explain_failure import Cause, cause_of
 from distbench.launch.rank_processes import RankProcesses
 from distbench.launch.rendezvous import Joined, Meeting
 from distbench.processes.signals import Stop
 from distbench.records.progress import FILE_NAME, ProgressReader
 from distbench.records.run_file import Case
-from distbench.spec import Job, UserError
-from distbench.spec.errors import FAILURES
-from distbench.spec.files import COUNT, DATE, TEXT, Kinds, read_json, wrong_field
-from distbench.spec.job import JOB_FILE, LAUNCH_LOG
-from distbench.spec.printable import clean
-
-# Why a launch ended as it did, in one sentence, from what the ranks and what started them left behind.
-
-MAX_ERROR = 300  # characters
-FAILURE: Kinds = {"kind": TEXT, "message": TEXT, "rank": COUNT, "at": DATE}
-
-
-@dataclass(frozen=True)
-class Cause:
-    """Why a launch failed: what kind of cause, in one sentence, and the rank that failed first, where known.
-
-    `kind` is one of FAILURES, or "killed" or "hung"; the user can fix "user" and "storage".
-    """
-
-    kind: str
-    message: str
-    rank: int | None = None
-
-    @property
-    def user_can_fix(self) -> bool:
-        """Whether the user can fix it."""
-        return self.kind in ("user", "storage")
-
-
-def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
-    """The first failure of a launch whose launcher, or only rank, ended with a non-zero exit code.
-
-    `log` has what that process printed; the launcher's, where none is given.
-    """
-    log = log or log_dir / LAUNCH_LOG
-    if failures := list(_failures(log_dir)):
-        first = min(failures, key=lambda record: record["at"])
-        message = first["message"]
-        if first["kind"] == "raised":
-            message = f"rank {first['rank']} raised {message}; its traceback is in {log_dir / _rank_log(first['rank'])}"
-        return Cause(first["kind"], message, first["rank"])
-    if found := _killed_rank(log):
-        rank, code = found
-        return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
-    who = "the launcher" if log.name == LAUNCH_LOG else "the rank"
-    return Cause("killed", f"{who} {_how(exit_code)}{_last_error(log)}; see {log}")
-
-
-def _last_error(log: Path) -> str:
-    """What ended a process that failed before any rank could say why, in brackets; empty where its log has nothing."""
-    found = re.findall(r"^([\w.]*(?:Error|Exception)):\s*(.+)", _text(log), re.MULTILINE)
-    return f" ({clean(': '.join(found[-1]))[:MAX_ERROR]})" if found else ""
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace")
-    except OSError:
-        return ""
-
-
-def _failures(log_dir: Path) -> Iterator[dict[str, Any]]:
-    """What the ranks wrote as they failed; a file that somebody damaged says nothing."""
-    for path in sorted(log_dir.glob("failure-rank*.json")):
-        with contextlib.suppress(UserError):
-            record = read_json(path, "failure")
-            if (
-                isinstance(record, dict)
-                and not wrong_field(record, FAILURE, tuple(FAILURE))
-                and record["kind"] in FAILURES
-            ):
-                yield record
-
-
-def _rank_log(rank: int) -> str:
-    return f"rank{rank}.log"
-
-
-def _killed_rank(launch_log: Path) -> tuple[int, int] | None:
-    """(rank, exit code) that the launcher names as the first that did not end well."""
-    match = re.search(r"^rank (\d+) ended with exit code (-?\d+)$", _text(launch_log), re.MULTILINE)
-    return (int(match.group(1)), int(match.group(2))) if match else None
-
-
-def _how(exit_code: int) -> str:
-    if not exit_code:
-        return "ended with exit code 0 before all was done"
-    if exit_code > 0:
-        return f"ended with exit code {exit_code}"
-    try:
-        name = signal.Signals(-exit_code).name
-    except ValueError:
-        name = f"signal {-exit_code}"
-    return f"was killed by {name}"
-
+from distbench.spec import Job
+from distbench.spec.job import JOB_FILE
 
 # Whether the folders of a launch can be written, tried before it begins and when it has failed; where its logs are.
 

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from distbench.planning.direct_exchange import overlap, volume
-from distbench.planning.drawing import Drawing, Scene, drawing_of
+from distbench.planning.layout_drawing import Drawing, Scene, drawing_of
+from distbench.planning.placement_states import Box
+from distbench.planning.plan_request import Setting
 from distbench.planning.priced_plans import Advice, PlannedStep, time_words
-from distbench.planning.question import Setting
-from distbench.planning.states import Box
 from distbench.show.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, save_figure, styled
 from distbench.show.terminal import wrap
 from distbench.show.units import size_text

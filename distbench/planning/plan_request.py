@@ -9,8 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from distbench.planning.pricing import Problem
-from distbench.planning.profile import (
+from distbench.planning.cost_profile import (
     COLLECTIVES,
     MeasuredCost,
     MeshCost,
@@ -19,14 +18,15 @@ from distbench.planning.profile import (
     load_profile,
     measured_cost,
 )
-from distbench.planning.states import NotHandled, State, parse_state
+from distbench.planning.placement_states import NotHandled, State, parse_state
+from distbench.planning.pricing import Problem
 from distbench.processes.child import ask_child
 from distbench.records.run_file import DTYPE_BYTES
 from distbench.spec.devices import device_of, known_device
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
 from distbench.spec.placements import TORCH_PLANNERS, format_placements
-from distbench.spec.printable import count_text, cut
+from distbench.spec.safe_text import count_text, cut
 
 # What is asked, read from the words of the command line and checked: a tensor, a mesh, two layouts, a cost model.
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from itertools import pairwise, product
 
 from distbench.planning.direct_exchange import overlap
+from distbench.planning.placement_states import Box, State, box_of
+from distbench.planning.plan_request import Setting
 from distbench.planning.priced_plans import Plan, PlannedStep
-from distbench.planning.question import Setting
-from distbench.planning.states import Box, State, box_of
 from distbench.show.terminal import width_here, wrap
 
 # What there is to draw of a plan: which part of the tensor each rank holds after each step. Data only.

@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.observe.attribution import communications_of
 from distbench.observe.memory import predicted_peak_bytes
-from distbench.planning.states import State, parse_state
+from distbench.planning.placement_states import State, parse_state
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.case import OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, profile_of
@@ -116,7 +116,7 @@ def _send_answer(function: Callable[[Job], Answer], job: Job, sender: Connection
     sender.send(answer)
 
 
-# `python -m distbench.worker.questions`: the cases of some jobs, on a fake process group in one process.
+# `python -m distbench.worker.child_answers`: the cases of some jobs, on a fake process group in one process.
 #
 # For each job it answers {"ids": [case id, ...]} in their order, as the job chooses them, or {"user_error": sentence}.
 
@@ -137,7 +137,7 @@ def all_case_ids(records: Sequence[Mapping[str, Any]]) -> list[Answer]:
     return answers_of(case_ids, jobs_in(records), len(os.sched_getaffinity(0)))
 
 
-# `python -m distbench.worker.questions`: which paths torch's own planners take, for `distbench plan`.
+# `python -m distbench.worker.child_answers`: which paths torch's own planners take, for `distbench plan`.
 #
 # It reads one JSON object from stdin: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and
 # budget_s. Prints one as the last line: torch's version, why it makes no partial of a shard (null where it does), and
@@ -193,7 +193,7 @@ def _answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: Stat
         return {"error": f"torch raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 
-# `python -m distbench.worker.questions`: what each case of some jobs communicates, on a fake process group.
+# `python -m distbench.worker.child_answers`: what each case of some jobs communicates, on a fake process group.
 #
 # For each job it answers {"torch": version, "cases": {case id: {"paths": [communication, ...], "peak_bytes":
 # predicted or

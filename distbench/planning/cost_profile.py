@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distbench.spec.errors import UserError
-from distbench.spec.files import (
+from distbench.spec.file_io import (
     AMOUNT,
     BYTES,
     DURATION,

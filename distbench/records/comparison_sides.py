@@ -11,7 +11,7 @@ from distbench.records.nccl_tests import read_nccl_tests
 from distbench.records.results_folder import read_each, run_files_in
 from distbench.records.run_file import MAX_RUN_BYTES, no_garbage_collection, read_run
 from distbench.spec.errors import UserError
-from distbench.spec.files import opened
+from distbench.spec.file_io import opened
 
 SNIFFED_BYTES = 512
 

@@ -1,0 +1,16 @@
+"""From algbw to busbw, as nccl-tests defines them."""
+
+
+def busbw_factor(op: str, group_size: int) -> float:
+    """What algbw = S/t is multiplied by to give busbw, as nccl-tests' PERFORMANCE.md derives it.
+
+    `op` is one of COLLECTIVE_OPS or "send_recv", else ValueError; `group_size` is of the group that ran it.
+    """
+    n = group_size
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (n - 1) / n
+    if op in ("broadcast", "send_recv"):
+        return 1.0
+    raise ValueError(f"no busbw factor is known for {op!r}")
