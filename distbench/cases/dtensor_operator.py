@@ -21,7 +21,7 @@ from distbench.redistribute.expected_shards import Layout, dtensor_under, own_sh
 from distbench.redistribute.planners import Switch, check_planners, planning_by
 from distbench.spec import DTensorOperator, ParallelPlan, Scenario, UserError
 from distbench.spec.placements import TORCH_PLANNERS
-from distbench.torch_private import OwnPlans, Skipped
+from distbench.torch_private import SHARDED_INDICES, OwnPlans, Skipped, require
 
 PHASES = ("forward", "backward")
 # Of the largest value of what is compared.
@@ -29,6 +29,8 @@ TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 TOLERANCE_OF_OTHERS = 2e-2
 # How torch's min_cost begins where its graph lacks a placement: the masked Partial of an embedding, for one.
 NO_PATH = "No path found"
+# How backward of indexing begins on torch 2.11, where the indices are sharded.
+UNEVEN_VALUES = "shape mismatch: value tensor"
 
 
 @dataclass(frozen=True)
@@ -119,7 +121,7 @@ def _open(
     switch = Switch(planning)
     switch.on()
     try:
-        _try(run, planner)
+        try_once(run, planner)
         issued = communications_of(run, PHASES, ParallelPlan(), context)
         yield OpenedCase(
             run,
@@ -135,13 +137,20 @@ def _open(
         switch.off()
 
 
-def _try(run: "OperatorRun", planner: str) -> None:
-    """Run once; `Skipped` where the planner knows no path to what the operator wants of an input."""
+def try_once(run: "OperatorRun", planner: str) -> None:
+    """Run once.
+
+    Raises:
+        Skipped: the planner has no path to the placements that the operator requires of an input.
+        Unsupported: this torch is too old for the operator.
+    """
     try:
         run(no_stamp)
     except (AssertionError, RuntimeError) as error:
         if str(error).startswith(NO_PATH):
             raise Skipped(f"torch's {planner} cannot run this operator: {one_line(error)}") from error
+        if str(error).startswith(UNEVEN_VALUES):
+            require(SHARDED_INDICES)  # torch 2.11 shards the gradient of the result and not the indices
         raise
 
 

@@ -83,6 +83,7 @@ from distbench.torch_private.planners import (
 from distbench.torch_private.planning_by_profile import calibrated_planning
 from distbench.torch_private.probe import (
     PENDING,
+    SHARDED_INDICES,
     V_SCHEDULES,
     ZERO_FILLS,
     Internal,

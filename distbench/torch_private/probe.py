@@ -86,9 +86,10 @@ REDUCER = "DDP's reducer on a simulated device"
 FUSED = "DDP's buckets by compiled autograd"
 STAGES_AGREE = "pipelines on a fake process group"
 V_SCHEDULES = "schedules whose stages lie in a V, on gloo"
+SHARDED_INDICES = "backward of indexing by a sharded tensor"
 ZERO_FILLS = "redistribution from Shard to Partial by zero-fill"
 # Features that older versions of torch lack, to the first version that has them.
-LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), ZERO_FILLS: (2, 14)}
+LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), SHARDED_INDICES: (2, 12), ZERO_FILLS: (2, 14)}
 # Features that work around something that torch began to do in that version; older ones need no work-around.
 NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}
 # Feature, module of torch, and dotted name in it with the parameters that it must take; " or " divides alternatives.

@@ -1,19 +1,20 @@
 """Operators on DTensors: what is refused, that a wrong one comes out wrong, and the table of what each pays."""
 
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from distbench.cases.dtensor_operator import operator_cases
+from distbench.cases.dtensor_operator import operator_cases, try_once
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report.operators import operator_lines, tables
 from distbench.spec import DTensorOperator, Scenario, UserError
-from distbench.torch_private import fake_ranks
+from distbench.torch_private import Unsupported, fake_ranks
 
 
 def square() -> tuple[torch.Tensor, ...]:
@@ -100,3 +101,15 @@ def test_planners_that_pay_the_same_share_a_row_and_others_have_their_own() -> N
     ]
     assert lines[1] == "planners pay otherwise on 1 of them"
     assert told() == ([], [])
+
+
+@pytest.mark.parametrize(("version", "outcome"), [((2, 11), Unsupported), ((2, 12), RuntimeError)])
+def test_indexing_by_a_sharded_tensor_needs_a_newer_torch_than_2_11(
+    version: tuple[int, int], outcome: type[Exception], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run(stamp: object) -> None:
+        raise RuntimeError("shape mismatch: value tensor of shape [16, 32] cannot be broadcast")
+
+    monkeypatch.setattr(sys.modules["distbench.torch_private.probe"], "release", lambda _: version)
+    with pytest.raises(outcome, match=r"needs torch 2\.12 or newer" if outcome is Unsupported else "shape mismatch"):
+        try_once(run, "greedy")
