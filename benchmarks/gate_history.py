@@ -6,7 +6,7 @@ python -m benchmarks.gate_history
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.gate_series import recorded_here, shrunk
+from benchmarks.gate_series import quiet_here, recorded_here
 from distbench.judge.gate_quality import RecordedSeries
 from distbench.statistics.change_points import MIN_LAUNCHES, change_points
 
@@ -56,14 +56,15 @@ def placed(logs: Floats, num_windows: int, draw: np.random.Generator, is_shared:
 
 def figures(num_windows: int) -> dict[str, float]:
     """Shares of windows, by what was tried."""
-    draw, recorded = np.random.default_rng(SEED), recorded_here()
-    logs, quiet = logs_of(recorded), logs_of(shrunk(recorded, QUIET))
+    draw = np.random.default_rng(SEED)
+    busy, quiet = logs_of(recorded_here()), logs_of(quiet_here())
     made_up = [drifting(WINDOW, QUIET, 0.6, draw) for _ in range(num_windows)]
     return {
-        "history, recorded launches, unchanged, any change": unchanged(logs, num_windows, draw),
+        "history, busy machine, unchanged, any change": unchanged(busy, num_windows, draw),
+        "history, quiet machine, unchanged, any change": unchanged(quiet, num_windows, draw),
         "history, made-up launches, correlation 0.6, any change": sum(map(reported, made_up)) / num_windows,
-        "history, quiet, +20 % of one case placed": placed(quiet, num_windows, draw),
-        "history, quiet, +20 % of all cases placed": placed(quiet, num_windows, draw, is_shared=True),
+        "history, quiet machine, +20 % of one case placed": placed(quiet, num_windows, draw),
+        "history, quiet machine, +20 % of all cases placed": placed(quiet, num_windows, draw, is_shared=True),
     }
 
 

@@ -31,7 +31,7 @@ class Noise:
     drift: float
 
 
-RECORDED = Path(__file__).parent / "launches" / "collectives-busy.json"
+LAUNCHES = Path(__file__).parent / "launches"
 NOISES = {
     "quiet": Noise(between=0.05, shared=0.3, within=0.35, drift=0.005),
     "loaded": Noise(between=0.25, shared=0.5, within=0.7, drift=0.05),
@@ -74,4 +74,9 @@ def shrunk(series: RecordedSeries, spread: float) -> RecordedSeries:
 
 def recorded_here() -> RecordedSeries:
     """60 launches of `collectives --quick --passes 8`, 4 gloo ranks on 2 cores that others kept 62 to 84 % busy."""
-    return stored(RECORDED)
+    return stored(LAUNCHES / "collectives-busy.json")
+
+
+def quiet_here() -> RecordedSeries:
+    """50 launches of the same, on the same machine with little other work: a launch's p10 varies by 7 %."""
+    return stored(LAUNCHES / "collectives-quiet.json")
