@@ -15,6 +15,7 @@ from distbench.records.run_file import Run
 from distbench.spec import UserError
 from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import Floats
+from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_effect, holm, moderated_variance
 
 # The links of one run: what each rank, pair and group took, pass by pass.
 
@@ -200,7 +201,6 @@ THRESHOLD = 0.2  # slower by less is not worth a name
 MAX_LIKE_OTHERS = 0.1
 # What turns a median absolute deviation into a standard deviation, of normal values.
 TO_DEVIATION = 1.4826
-PRIOR_FREEDOM = 8
 # Of a fit by least absolute deviations: how often it is weighted again, and the residual that counts as none.
 ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
@@ -215,7 +215,7 @@ class Effects(NamedTuple):
     members: tuple[Ranks, ...]
     center: Floats
     error: Floats
-    freedom: int
+    freedom: float
 
 
 def of_hosts(links: LinkRun) -> Iterator[Effects]:
@@ -371,7 +371,7 @@ def effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...],
     spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
     # A variance of few passes is itself uncertain: that of its like counts as so many more of them.
     own, freedom = against.var(axis=0, ddof=1), num_passes - 1
-    moderated = (freedom * own + PRIOR_FREEDOM * np.median(own)) / (freedom + PRIOR_FREEDOM)
+    moderated = moderated_variance(freedom * own, np.median(own), freedom)
     # What noise alone makes its like scatter is in their errors already.
     scatter = max(spread**2 - float(np.median(own)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
@@ -385,8 +385,6 @@ def effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...],
 # how
 # far its like scatter (median absolute deviation). It is named where Student's t puts it above the threshold at a
 # family-wise level of 5 % (Holm; hosts, ranks, and links with groups have a third of it each).
-# Variances are moderated by those of its like, as in G. K. Smyth, "Linear models and empirical Bayes methods for
-# assessing differential expression in microarray experiments" (2004), with a fixed prior.
 
 LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
 
@@ -491,19 +489,12 @@ def _explained(quantity: str) -> tuple[str, ...]:
 
 
 def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
-    """Holm's step-down over all things of these kinds: those that are surely above the threshold."""
-    tests = []
-    for effects in family:
-        excess = (effects.center - np.log1p(threshold)) / np.maximum(effects.error, 1e-12)
-        p_values = stdtr(effects.freedom, -excess)
-        tests += [(float(p), effects, at) for at, p in enumerate(p_values)]
-    tests.sort(key=lambda test: test[0])
-    found = []
-    for place, (p, effects, at) in enumerate(tests):
-        if p * (len(tests) - place) > LEVEL / NUM_FAMILIES:
-            break
-        found.append(_outlier(effects, at, links))
-    return found
+    """Those of all things of these kinds that are surely above the threshold, by Holm's correction."""
+    tests = [(effects, at) for effects in family for at in range(len(effects.members))]
+    excesses = [(each.center - np.log1p(threshold)) / np.maximum(each.error, 1e-12) for each in family]
+    p = [stdtr(effects.freedom, -excess) for effects, excess in zip(family, excesses, strict=True)]
+    adjusted = holm(np.concatenate([*p, np.empty(0)]))
+    return [_outlier(*tests[test], links) for test in np.flatnonzero(adjusted <= LEVEL / NUM_FAMILIES).tolist()]
 
 
 def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
@@ -520,10 +511,7 @@ def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]
     num_tests = sum(len(effects.members) for effects in family)
     found: dict[str, float] = {}
     for effects in family:
-        needed = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests) + stdtrit(effects.freedom, 0.8)
-        reach = float(np.exp(np.log1p(threshold) + needed * np.median(effects.error)))
-        found[effects.quantity] = max(found.get(effects.quantity, 0.0), reach)
+        critical = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests)
+        beyond = detectable_effect(np.median(effects.error), critical, stdtrit(effects.freedom, POWER))
+        found[effects.quantity] = max(found.get(effects.quantity, 0.0), float(np.exp(np.log1p(threshold) + beyond)))
     return found
-
-
-__all__ = ["LinkRun", "LinkVerdict", "Outlier", "link_run_of", "verdict_of"]

@@ -80,22 +80,18 @@ def geometric_mean(values: Floats) -> float:
 
 
 def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
-    """The geometric mean, and the bounds of its interval as `geometric_mean_ci` gives them."""
-    return (geometric_mean(values), *geometric_mean_ci(values))
+    """Return the geometric mean over cases, and the bounds of its 95 % interval: Student's t of the logarithms.
 
-
-def geometric_mean_ci(values: Floats) -> tuple[float, float]:
-    """95 % interval of the geometric mean over cases: Student's t of the logarithms; (nan, nan) below MIN_FOR_MEAN_CI.
-
-    The cases are what varies: it tells how far the mean would move had other cases been chosen.
+    The cases are what varies: the interval shows how far the mean would move had other cases been chosen. Below
+    MIN_FOR_MEAN_CI cases its bounds are nan.
     """
     from scipy.special import stdtrit  # ranks use this file too, and not this function
 
     logs = np.log(values[np.isfinite(values) & (values > 0)])
     if logs.size < MIN_FOR_MEAN_CI:
-        return float("nan"), float("nan")
+        return geometric_mean(values), math.nan, math.nan
     reach = stdtrit(logs.size - 1, 0.975) * logs.std(ddof=1) / np.sqrt(logs.size)
-    return float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
+    return geometric_mean(values), float(np.exp(logs.mean() - reach)), float(np.exp(logs.mean() + reach))
 
 
 def median(values: Sequence[float]) -> float:
@@ -112,16 +108,11 @@ def median_ci_ranks(count: int) -> tuple[int, int]:
     """
     if count < 6:
         return 0, count - 1
-    tail, lower, total = 0.0, 0, 2.0**-count if count <= 1000 else 0.0
-    if total == 0.0:
-        lower = math.floor((count - 1.959964 * math.sqrt(count)) / 2)
-        return max(lower - 1, 0), min(count - lower, count - 1)
-    mass = total
-    while tail + mass <= 0.025:
-        tail += mass
-        mass *= (count - lower) / (lower + 1)
-        lower += 1
-    return lower - 1, count - lower
+    from scipy.special import bdtrik  # only where something is bounded
+
+    # At most 2.5 % of the samples' draws have this many or fewer below the median.
+    low = int(bdtrik(0.025, count, 0.5))
+    return low, count - 1 - low
 
 
 def median_ci(values: Sequence[float]) -> tuple[float, float]:

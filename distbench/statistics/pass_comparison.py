@@ -16,7 +16,14 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
-from distbench.statistics.significance import PRIOR_FREEDOM, Floats, leaning_error, sign_choices
+from distbench.statistics.significance import (
+    PRIOR_FREEDOM,
+    Floats,
+    SignFlips,
+    detectable_effect,
+    leaning_error,
+    sign_choices,
+)
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 # Of a table. Reports promise 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a verdict, at
@@ -24,7 +31,6 @@ from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 ALPHA = 0.02
 # Fewer leave too few choices of signs for a family of tests, and hardly know their own spread.
 MIN_PASSES = 8
-ROWS_AT_ONCE = 2000
 CLEAR = 0.001  # two-sided p of a row's own t test from which it is known to differ
 MAX_TOLD = 1000  # passes; nobody will take more
 LUCK = 0.84  # standard normal deviations: four times in five
@@ -137,32 +143,17 @@ def _error_and_critical(
     # A residual is short of its deviation by what the mean took.
     unshrunk = residuals * np.sqrt(count / (count - 1))[:, None]
     chance = np.where(is_clear[:, None], unshrunk, residuals + np.where(known, mean[:, None], 0.0))
-    spread = (chance**2).sum(axis=1)
-    prior = float(np.median(spread / count))
-    largest = _largest_by_chance(chance, spread, prior, count)
-    return leaning_error(squares, prior, count), float(np.quantile(largest, 1 - alpha, method="higher"))
+    flips = SignFlips.of(chance, count)
+    largest = flips.largest(sign_choices(chance.shape[1]), is_two_sided=True)
+    return leaning_error(squares, flips.prior, count), float(np.quantile(largest, 1 - alpha, method="higher"))
 
 
 def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> float:
-    """The noncentral t that exceeds `critical` four times in five (the normal approximation of Johnson and Kotz)."""
+    """The smallest slowdown that is found four times in five, at the median row."""
     freedom = float(np.median(count)) - 1 + PRIOR_FREEDOM
+    # The standard deviation of the noncentral t, by the normal approximation of Johnson and Kotz.
     luck = LUCK * math.sqrt(1 + critical**2 / (2 * freedom))
-    return float(np.expm1((critical + luck) * np.median(error)))
-
-
-def _largest_by_chance(chance: Floats, spread: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
-    """The largest statistic of the table under each choice of signs; `spread` has the rows' sums of squares."""
-    signs = sign_choices(chance.shape[1])
-    largest = np.zeros(len(signs))
-    for start in range(0, len(count), ROWS_AT_ONCE):
-        piece = slice(start, start + ROWS_AT_ONCE)
-        n = count[piece, None]
-        mean = chance[piece] @ signs.T / n
-        rest = np.maximum(spread[piece, None] - n * mean**2, 0.0)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            statistic = np.abs(mean) / leaning_error(rest, prior, n)
-        np.maximum(largest, np.nan_to_num(statistic, nan=0.0, posinf=np.inf).max(axis=0), out=largest)
-    return largest
+    return float(np.expm1(detectable_effect(np.median(error), critical, luck)))
 
 
 def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:

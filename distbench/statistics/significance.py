@@ -1,8 +1,12 @@
-"""Pairs of launches, differences of logarithms, and all tests of one comparison as one family (sign flips, or Holm)."""
+"""Pairs of launches, differences of logarithms, and all tests of one comparison as one family (sign flips, or Holm).
+
+Holm's correction, the detectable effect, the moderated variance and the flips of signs that other comparisons use
+(`pass_comparison.py`, `judge/links.py`) are here, too.
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, reduce
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,10 +185,9 @@ class LogDifference:
     def detectable(self, alpha: float, tolerance: Floats) -> Floats:
         """The smallest true slowdown that such data would have called a regression four times in five.
 
-        It must be significant at `alpha`, one-sided, and its estimate above the tolerance, which is in logarithms. The
-        noncentral t is taken for a shifted one, as usual for planning (Cohen, Statistical Power Analysis, 2.4).
+        It must be significant at `alpha`, one-sided, and its estimate above the tolerance, which is in logarithms.
         """
-        return _detectable(self.error, self.freedom, alpha, tolerance)
+        return detectable_effect(self.error, stdtrit(self.freedom, 1 - alpha), stdtrit(self.freedom, POWER), tolerance)
 
     def launches_to_settle(
         self,
@@ -210,15 +213,30 @@ class LogDifference:
         found_spread = spread if found_error is None else found_error * np.sqrt(self.num_launches)
         counts = _GRID[:, None].astype(float)
         freedom = counts - 1 if self.is_paired else 2 * (counts - 1)
-        detectable = _detectable(found_spread / np.sqrt(counts), freedom + prior_freedom, alpha, tolerance)
+        all_freedom = freedom + prior_freedom
+        critical, luck = stdtrit(all_freedom, 1 - alpha), stdtrit(all_freedom, POWER)
+        detectable = detectable_effect(found_spread / np.sqrt(counts), critical, luck, tolerance)
         reach = (stdtrit(freedom, 0.5 + confidence / 2) + stdtrit(freedom, POWER)) * spread / np.sqrt(counts)
         is_settled = (self.estimate >= detectable) | (self.estimate + reach <= tolerance)  # [counts, tests]
         return np.where(is_settled.any(axis=0), _GRID[is_settled.argmax(axis=0)], np.nan)
 
 
-def _detectable(error: Floats, freedom: Floats | float, alpha: float, tolerance: Floats) -> Floats:
-    luck = stdtrit(freedom, POWER)
-    return np.maximum((stdtrit(freedom, 1 - alpha) + luck) * error, tolerance + luck * error)
+def detectable_effect(
+    error: Floats, critical: Floats | float, luck: Floats | float, tolerance: Floats | float = -np.inf
+) -> Floats:
+    """Return the smallest true effect that is found with probability POWER: four times in five.
+
+    An effect is found where its estimate over `error` exceeds `critical`, and the estimate exceeds `tolerance`.
+
+    Args:
+        error: standard error of the estimate.
+        critical: what the estimate over its error must exceed.
+        luck: the quantile at POWER of that statistic about its expectation. Student's t is the usual choice for
+            planning: it takes the noncentral t for a shifted one (Cohen, Statistical Power Analysis, 2.4).
+        tolerance: in the unit of `error`.
+    """
+    effect: Floats = np.maximum(critical * error, tolerance) + luck * error
+    return effect
 
 
 def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifference:
@@ -315,9 +333,8 @@ def holm(p: Floats) -> Floats:
 # Where nothing changed, baseline and candidate of a pair are exchangeable, so the difference of every case in that pair
 # could as well have had the other sign, all cases together. The largest statistic over all tests under each choice of
 # signs is what chance alone gives (Westfall and Young, Resampling-Based Multiple Testing, 1993, single-step maxT).
-# Unlike
-# Holm's correction this loses nothing to cases that rise and fall together with their launch, and needs no normal
-# tails.
+# Unlike Holm's correction this loses nothing to cases that rise and fall together with their launch, and needs no
+# normal tails.
 #
 # The statistic is a mean over a standard error that leans on the other cases' spread (as Smyth, Stat. Appl. Genet. Mol.
 # Biol. 3, 2004): with 5 pairs a case's own spread is hardly known. How far it leans is a matter of power only, since
@@ -355,9 +372,7 @@ class Flipped:
         Args:
             tolerance: in logarithms, one a test.
         """
-        luck = stdtrit(self.freedom, POWER)
-        found: Floats = np.maximum(self.critical * self.error, tolerance) + luck * self.error
-        return found
+        return detectable_effect(self.error, self.critical, stdtrit(self.freedom, POWER), tolerance)
 
 
 def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[Flipped]:
@@ -370,17 +385,33 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
         alpha: family-wise level, for `critical`.
     """
     signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
-    parts = [_Block.of(block, min_pairs) for block in blocks]
-    largest = np.full(len(signs), -np.inf)
-    for part in parts:
-        for start in range(0, len(part.rows), ROWS_AT_ONCE):
-            piece = slice(start, start + ROWS_AT_ONCE)
-            np.maximum(largest, part.statistics(signs, piece).max(axis=0), out=largest)
+    tested_rows, flips = [], []
+    for block in blocks:
+        is_known = np.isfinite(block)
+        count = is_known.sum(axis=1)
+        rows = np.flatnonzero(count >= max(min_pairs, 2))
+        tested_rows.append(rows)
+        flips.append(SignFlips.of(np.where(is_known, block, 0.0)[rows], count[rows]))
+    largest = reduce(np.maximum, (each.largest(signs) for each in flips), np.full(len(signs), -np.inf))
     # So many choices of signs may reach a statistic that is still significant; the signs as given are one of them.
     allowed = int(alpha * len(largest) + 1e-9)
     others = np.sort(largest[1:])
     critical = float(others[-allowed]) if 0 < allowed <= len(others) else np.inf
-    return [part.judged(np.sort(largest), critical) for part in parts]
+    chance = np.sort(largest)
+    results = []
+    for block, rows, each in zip(blocks, tested_rows, flips, strict=True):
+        statistic, error = each.as_given()
+        columns = _reached(chance, statistic), _reached(chance, -statistic), error, each.count - 1 + PRIOR_FREEDOM
+        slower, faster, error, freedom = (_at(rows, values, len(block)) for values in columns)
+        results.append(Flipped(slower, faster, error, critical, freedom))
+    return results
+
+
+def _at(rows: NDArray[np.int64], values: Floats, num_rows: int) -> Floats:
+    """`num_rows` values: these at `rows`, nan elsewhere."""
+    column = np.full(num_rows, np.nan)
+    column[rows] = values
+    return column
 
 
 @lru_cache(maxsize=8)
@@ -395,65 +426,73 @@ def sign_choices(num_pairs: int) -> NDArray[np.float64]:
 
 
 @dataclass(frozen=True)
-class _Block:
-    """One block, without what is missing.
+class SignFlips:
+    """Rows of differences whose signs are flipped together, all rows of a column at once.
 
     Args:
-        num_rows: its tests.
-        rows: those that have enough pairs.
-        differences: of `rows`, 0 where missing: a sign does not matter there.
-        count: pairs of each of `rows`.
+        differences: [rows, columns], 0 where missing: a sign does not matter there.
+        count: differences of each row.
         squares: their sums of squares.
-        prior: the spread that they lean on: the median of mean squares, which flipping signs does not change.
+        prior: the spread that rows lean on: the median of mean squares, which flipping signs does not change.
     """
 
-    num_rows: int
-    rows: NDArray[np.int64]
     differences: Floats
     count: NDArray[np.int64]
     squares: Floats
     prior: float
 
     @classmethod
-    def of(cls, block: Floats, min_pairs: int) -> "_Block":
-        known = np.isfinite(block)
-        rows = np.flatnonzero(known.sum(axis=1) >= max(min_pairs, 2))
-        differences, count = np.where(known, block, 0.0)[rows], known.sum(axis=1)[rows]
+    def of(cls, differences: Floats, count: NDArray[np.int64]) -> "SignFlips":
+        """Return the flips of these rows."""
         squares = (differences**2).sum(axis=1)
-        prior = float(np.median(squares / count)) if len(rows) else 0.0
-        return cls(len(block), rows, differences, count, squares, prior)
+        return cls(differences, count, squares, float(np.median(squares / count)) if len(count) else 0.0)
 
-    def statistics(self, signs: Floats, piece: slice) -> Floats:
-        """Mean over error, [rows of the piece, choices of signs]."""
-        mean = self.differences[piece] @ signs[:, : self.differences.shape[1]].T / self.count[piece, None]
-        error = self._error(mean, piece)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            return np.where(error > 0, mean / error, np.where(mean == 0, 0.0, np.copysign(np.inf, mean)))
+    def largest(self, signs: Floats, is_two_sided: bool = False) -> Floats:
+        """Return the largest statistic of all rows under each choice of signs; -inf where there is no row.
 
-    def _error(self, mean: Floats, piece: slice) -> Floats:
-        """Standard error under each choice of signs: the mean takes its part of a sum of squares that stays."""
+        Args:
+            signs: [choices, columns]; further columns are not used.
+        """
+        largest = np.full(len(signs), -np.inf)
+        signs = signs[:, : self.differences.shape[1]]
+        for start in range(0, len(self.count), ROWS_AT_ONCE):
+            piece = slice(start, start + ROWS_AT_ONCE)
+            mean = self.differences[piece] @ signs.T / self.count[piece, None]
+            statistics, _ = self._statistics(mean, piece)
+            statistics = np.abs(statistics) if is_two_sided else statistics
+            np.maximum(largest, statistics.max(axis=0), out=largest)
+        return largest
+
+    def as_given(self) -> tuple[Floats, Floats]:
+        """Return each row's statistic and its standard error, with the signs that it has."""
+        mean = self.differences.sum(axis=1, keepdims=True) / self.count[:, None]
+        statistics, errors = self._statistics(mean, slice(None))
+        return statistics[:, 0], errors[:, 0]
+
+    def _statistics(self, mean: Floats, piece: slice) -> tuple[Floats, Floats]:
+        """Mean over error, and the error, [rows of the piece, choices of signs]."""
         count, squares = self.count[piece, None], self.squares[piece, None]
+        # The mean takes its part of a sum of squares that stays the same under each choice of signs.
         rest = squares - count * mean**2
         rest = np.where(rest <= 1e-12 * squares, 0.0, rest)
-        return leaning_error(rest, self.prior, count)
+        error = leaning_error(rest, self.prior, count)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            return np.where(error > 0, mean / error, np.where(mean == 0, 0.0, np.copysign(np.inf, mean))), error
 
-    def judged(self, chance: Floats, critical: float) -> Flipped:
-        """This block's tests against the largest statistics that chance gave, sorted."""
-        as_given = np.ones((1, self.differences.shape[1]))
-        found = self.statistics(as_given, slice(None))[:, 0]
-        mean = self.differences.sum(axis=1, keepdims=True) / self.count[:, None]
-        return Flipped(
-            slower=self._spread(_reached(chance, found)),
-            faster=self._spread(_reached(chance, -found)),
-            error=self._spread(self._error(mean, slice(None))[:, 0]),
-            critical=critical,
-            freedom=self._spread(self.count.astype(float) - 1 + PRIOR_FREEDOM),
-        )
 
-    def _spread(self, values: Floats) -> Floats:
-        whole = np.full(self.num_rows, np.nan)
-        whole[self.rows] = values
-        return whole
+def moderated_variance(squares: Floats, prior: Floats | float, freedom: Floats | float) -> Floats:
+    """Return variances that lean on `prior`, which counts for PRIOR_FREEDOM degrees of freedom.
+
+    This is the posterior variance of G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential
+    expression in microarray experiments" (Stat. Appl. Genet. Mol. Biol. 3, 2004), with a fixed prior.
+
+    Args:
+        squares: sums of squared deviations from the mean.
+        prior: the variance that the other rows lend.
+        freedom: degrees of freedom of `squares`.
+    """
+    variance: Floats = (squares + PRIOR_FREEDOM * prior) / (freedom + PRIOR_FREEDOM)
+    return variance
 
 
 def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
@@ -466,15 +505,15 @@ def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Fl
         prior: the variance that the other rows lend.
         count: values behind each mean.
     """
-    lent = np.sqrt((squares + PRIOR_FREEDOM * prior) / (count - 1 + PRIOR_FREEDOM) / count)
+    lent = np.sqrt(moderated_variance(squares, prior, count - 1) / count)
     return np.minimum(lent, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
 
 
-def _reached(chance: Floats, found: Floats) -> Floats:
-    """The share of choices of signs whose largest statistic is at least what was found."""
-    # A little less than found: the same sum in another order may differ in its last bit.
-    finite = np.where(np.isfinite(found), found, 0.0)
-    least = np.where(np.isfinite(found), finite - 1e-9 * (1 + np.abs(finite)), found)
+def _reached(chance: Floats, statistics: Floats) -> Floats:
+    """The share of choices of signs whose largest statistic is at least each of `statistics`."""
+    # A little less: the same sum in another order may differ in its last bit.
+    finite = np.where(np.isfinite(statistics), statistics, 0.0)
+    least = np.where(np.isfinite(statistics), finite - 1e-9 * (1 + np.abs(finite)), statistics)
     return 1 - np.searchsorted(chance, least, side="left") / len(chance)
 
 
