@@ -34,7 +34,7 @@ PRICE = "price"
 DRAWN_EVERY = 50  # drawing takes a hundred times as long as reading
 # What a command says of what it did not take; "raised": a case whose times are none.
 SAID = ("left out", '"raised"')
-FORMS = ("pytest-benchmark", "customSmallerIsBetter", "bmf", "otava")
+FORMS = ("pytest-benchmark", "customSmallerIsBetter")
 
 
 def main(kinds: Sequence[str] = tuple(KINDS), count: int = COUNT, seed: int = SEED) -> list[Row]:

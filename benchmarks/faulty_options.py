@@ -113,7 +113,7 @@ CALLS = (
     ("baseline", "baselines below a file", 'baseline save "$GOLD/steps.jsonl" --out afile', "cannot be written"),
     ("export", "a form that no tool reads", 'export xml "$GOLD/steps.jsonl"', "'xml' is not one of"),
     ("export", "two nccl-tests files", 'export run "$GOLD/steps.jsonl" "$GOLD/steps.jsonl"', "one nccl-tests file"),
-    ("export", "a folder as file", 'export bmf "$GOLD/steps.jsonl" -o .', "cannot be written"),
+    ("export", "a folder as file", 'export pytest-benchmark "$GOLD/steps.jsonl" -o .', "cannot be written"),
     ("ab", "nothing to launch", "ab . .", "Missing argument"),
     ("ab", "a revision outside of git", "ab none HEAD -- tp_mlp", "git"),
     ("ab", "a variable without a value", "ab . . --env-b NAME -- tp_mlp", "NAME"),

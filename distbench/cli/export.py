@@ -6,8 +6,7 @@ import click
 
 from distbench.cli.options import expanded, write
 from distbench.cli.output import say
-
-EXPORTS = ("pytest-benchmark", "customSmallerIsBetter", "bmf", "otava", "run")
+from distbench.records.exports import EXPORTS
 
 
 @click.command()
@@ -17,17 +16,15 @@ EXPORTS = ("pytest-benchmark", "customSmallerIsBetter", "bmf", "otava", "run")
 def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
     """Write runs in another tool's FORMAT, one value a launch, never raw samples.
 
-    FORMAT is pytest-benchmark, customSmallerIsBetter (github-action-benchmark), bmf (Bencher), otava (CSV), or run:
-    distbench's own run file, of an nccl-tests JSON file (-J), for distbench report.
+    FORMAT is pytest-benchmark, customSmallerIsBetter (github-action-benchmark), or run: distbench's own run file, of an
+    nccl-tests JSON file (-J), for distbench report.
 
     \b
     Examples:
       distbench export pytest-benchmark runs/ -o 0001_new.json
       distbench export run all_reduce.json -o results/all_reduce.jsonl
     """
-    from distbench.records.exports import exported
-
-    text = exported(form, expanded(paths))
+    text = EXPORTS[form](expanded(paths))
     if output is None:
         say(text, nl=False)
     else:

@@ -18,7 +18,7 @@ COMMANDS = (
     ["calibrate", "--plots", "FILE/x"],
     ["signature", "llama_2d", "tp_mlp", "-o", "FILE"],
     ["signature", "llama_2d", "-o", "FILE/x"],
-    ["export", "bmf", RUN, "-o", "FOLDER"],
+    ["export", "pytest-benchmark", RUN, "-o", "FOLDER"],
     ["baseline", "save", RUN, "--out", "FILE/x"],
     ["history", "--runs", str(GOLDEN), "--plots", "FILE/x"],
     ["report", RUN, "--page", "FOLDER"],

@@ -169,7 +169,7 @@ def test_an_option_that_would_be_ignored_is_refused(tmp_path: Path, options: lis
 def test_a_header_of_other_types_is_refused_by_name_and_left_out_of_a_folder(tmp_path: Path) -> None:
     odd = write(tmp_path / "odd.jsonl", records("odd", 1.0, {CASE: case([1.0])}, mesh="x"))
     steady_one = write(tmp_path / "one.jsonl", records("one", 2.0, {CASE: case([1.0])}))
-    for command in (["gate", odd, steady_one], ["export", "bmf", odd], ["history", "--runs", odd]):
+    for command in (["gate", odd, steady_one], ["export", "pytest-benchmark", odd], ["history", "--runs", odd]):
         done = CliRunner().invoke(main, [str(part) for part in command])
         assert done.exit_code == 2 and "odd.jsonl, line 1: job.mesh is 'x'" in done.stderr
     assert CliRunner().invoke(main, ["history", "--runs", str(tmp_path)]).exit_code == 0

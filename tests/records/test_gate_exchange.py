@@ -1,7 +1,5 @@
 """Stored baselines, other tools' formats out, nccl-tests' JSON in."""
 
-import csv
-import io
 import json
 import sys
 from pathlib import Path
@@ -25,7 +23,7 @@ def run(*arguments: object) -> Result:
     return CliRunner().invoke(main, [str(one) for one in arguments])
 
 
-FORMS = ("pytest-benchmark", "customSmallerIsBetter", "bmf", "otava")
+FORMS = ("pytest-benchmark", "customSmallerIsBetter")
 
 
 def two_cases(index: int) -> dict[str, dict[str, object]]:
@@ -143,17 +141,11 @@ def test_exports_hold_one_value_a_launch(tmp_path: Path) -> None:
     assert smaller["name"] == f"collectives: {CASE}" and smaller["unit"] == "ms"
     assert smaller["value"] == pytest.approx(0.995, abs=1e-3), "the median of 1.030, 0.980, 1.010, 0.970"
     assert other["extra"].startswith("3 launches"), "the one that was wrong is not exported"
-    bmf = json.loads(run("export", "bmf", runs).output)[f"collectives: {CASE}"]["latency"]
-    assert bmf["lower_value"] == pytest.approx(970446, abs=1) and bmf["upper_value"] == pytest.approx(1030455, abs=1)
-    rows = list(csv.reader(io.StringIO(run("export", "otava", runs).output)))
-    assert rows[0] == ["time", "commit", "branch", f"collectives: {CASE}", f"collectives: {OTHER}"]
-    assert len(rows) == 5 and rows[3][4] == "" and float(rows[1][3]) == pytest.approx(1.0305e-3, rel=1e-4)
-    assert rows[1][:2] == ["1970-01-01T00:16:40+00:00", "a" * 40]
 
 
 def test_exporting_nothing_is_refused(tmp_path: Path) -> None:
     runs = write_side(tmp_path / "runs", lambda index: {CASE: case(status="skipped")}, count=1)
-    done = run("export", "bmf", runs)
+    done = run("export", "pytest-benchmark", runs)
     assert done.exit_code == 2 and "nothing to export" in done.stderr
 
 

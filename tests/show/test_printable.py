@@ -89,7 +89,7 @@ def invoke(*words: object) -> Result:
     [
         "report FILE", "report FILE --format markdown", "report FILE --format csv", "report FILE --group-by variant",
         "gate GOOD FILE", "gate FILE GOOD --format markdown", "gate FILE GOOD --format json", "history --runs FILE",
-        "export otava FILE", "export bmf FILE", "history nothing --runs FILE",
+        "export pytest-benchmark FILE", "history nothing --runs FILE",
     ],
 )  # fmt: skip
 def test_no_command_prints_what_a_name_would_have_done(tmp_path: Path, command: str) -> None:

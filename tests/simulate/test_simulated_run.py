@@ -204,7 +204,7 @@ def test_a_simulated_step_stands_beside_a_measured_one(path: Path, tmp_path: Pat
     assert ",predicted,a simulation predicts a time and no interval,predicted,1,4,5.0," in frame[1]
 
 
-@pytest.mark.parametrize("command", [("gate",), ("export", "bmf"), ("baseline", "save")])
+@pytest.mark.parametrize("command", [("gate",), ("export", "customSmallerIsBetter"), ("baseline", "save")])
 def test_what_needs_measured_times_refuses_it(command: tuple[str, ...], path: Path, tmp_path: Path) -> None:
     sides = (path, measured(tmp_path, path)) if command == ("gate",) else (path,)
     done = ask(*command, *sides)
