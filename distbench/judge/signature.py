@@ -48,7 +48,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class CommunicationPath:
-    """One way that bytes take; the fields are those of `worker.tracing.communication.Communication`, layers folded."""
+    """One way that bytes take; the fields are those of `observe.attribution.Communication`, layers folded."""
 
     phase: str
     source: str
@@ -64,10 +64,12 @@ class CommunicationPath:
     def text(self) -> str:
         """As in a signature file, without the count."""
         text = f"{self.phase} {self.source} {self.kind} over {self.mesh_dim} ({self.group_size}), {self.dtype}"
-        text += f", {self.payload_bytes} B: {self.owner}"
-        if self.redistribution:
-            text += f", {'explicit' if self.explicit else 'implicit'} {self.redistribution}"
-        return text
+        return f"{text}, {self.payload_bytes} B: {self.owner}{self.cause}"
+
+    @property
+    def cause(self) -> str:
+        """The redistribution that it is part of, `, implicit S(1)->R`, or ""."""
+        return f", {'explicit' if self.explicit else 'implicit'} {self.redistribution}" if self.redistribution else ""
 
 
 @dataclass(frozen=True)
@@ -106,14 +108,13 @@ def _order(path: CommunicationPath) -> tuple[Any, ...]:
 
 
 def counted(communications: list[dict[str, Any]]) -> Counter[CommunicationPath]:
-    """Communications as `worker.tracing.communication.Communication` has them, counted by path."""
-    found: Counter[CommunicationPath] = Counter()
+    """Communications as `observe.attribution.Communication` has them, counted by path."""
+    names = [each.name for each in fields(CommunicationPath)]
+    counts: Counter[CommunicationPath] = Counter()
     for record in communications:
         owner = folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY
-        found[
-            CommunicationPath(**{one.name: record[one.name] for one in fields(CommunicationPath)} | {"owner": owner})
-        ] += 1
-    return found
+        counts[CommunicationPath(**{name: record[name] for name in names} | {"owner": owner})] += 1
+    return counts
 
 
 def parse(text: str, where: str) -> Signature:
@@ -124,72 +125,48 @@ def parse(text: str, where: str) -> Signature:
     version = lines[0].removeprefix(FIRST_LINE).strip()
     if version != str(VERSION):
         wrong = f"{where} is a signature of version {shown(version)}, not of {VERSION}, or newer than this distbench"
-        raise UserError(f"{wrong}; update distbench, or write the file anew")
-    reader = _Reader()
-    for number, line in enumerate(lines[1:], start=2):
-        try:
-            (reader.head if number <= HEAD_LINES else reader.body)(line)
-        except UserError as error:
-            raise UserError(f"{where}, line {number} {error}; write the file anew") from error
-    if lacking := [name for name in HEAD if name not in reader.found]:
-        raise UserError(f"{where} lacks its line {lacking[0]!r}; write the file anew")
-    return Signature(**reader.found, cases=reader.cases, peaks=reader.peaks)
+        raise UserError(f"{wrong}; update distbench, or write the file again")
+    head = {line.partition(" ")[0]: line.partition(" ")[2] for line in lines[1:HEAD_LINES] if line.isprintable()}
+    if lacking := [name for name in HEAD if name not in head]:
+        raise UserError(f"{where} lacks its line {lacking[0]!r}; write the file again")
+    try:
+        mesh = parse_mesh(head["mesh"])
+    except UserError as error:
+        raise UserError(f"{where}: its line 'mesh' holds no mesh: {error}; write the file again") from error
+    cases: dict[str, dict[CommunicationPath, int]] = {}
+    peaks: dict[str, int] = {}
+    for number, line in enumerate(lines[HEAD_LINES:], start=HEAD_LINES + 1):
+        if line not in ("", "nothing") and not _is_read(line, cases, peaks):
+            wrong = f"{where}, line {number} is no path, or one that its case has already: {shown(line)}"
+            raise UserError(f"{wrong}; write the file again")
+    return Signature(head["scenario"], mesh, head["torch"], cases, peaks)
 
 
-class _Reader:
-    """What the lines of a file have said so far; each method raises a UserError on a line that is wrong."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, Any] = {}
-        self.cases: dict[str, Counter[CommunicationPath]] = {}
-        self.peaks: dict[str, int] = {}
-        self._case = ""
-
-    def head(self, line: str) -> None:
-        if not line:
-            return
-        name, _, value = line.partition(" ")
-        if name not in HEAD or name in self.found or not value.isprintable():
-            raise UserError(f"is none of {', '.join(HEAD)}: {shown(line)}")
-        try:
-            self.found[name] = parse_mesh(value) if name == "mesh" else value
-        except UserError as error:
-            raise UserError(f"is no mesh: {error}") from error
-
-    def body(self, line: str) -> None:
-        if not line.isprintable():
-            raise UserError("holds control characters")
-        if line.startswith("[") and line.endswith("]"):
-            self._begin(line[1:-1])
-        elif (peak := PEAK_LINE.fullmatch(line)) and self.cases and self._case not in self.peaks:
-            self.peaks[self._case] = int(peak[1])
-        elif line and line != "nothing":
-            match = LINE.fullmatch(line)
-            if match is None or not self.cases:
-                raise UserError(f"is no path: {shown(line)}")
-            path, count = _path(match.groupdict()), int(match["count"])
-            if path in self.cases[self._case] or not count:
-                raise UserError("is a path that stands in its case already" if count else "is a path taken 0 times")
-            self.cases[self._case][path] = count
-
-    def _begin(self, case: str) -> None:
-        if case in self.cases:
-            raise UserError(f"begins case {shown(case)} a second time")
-        self._case = case
-        self.cases[case] = Counter()
+def _is_read(line: str, cases: dict[str, dict[CommunicationPath, int]], peaks: dict[str, int]) -> bool:
+    """Begin a case, or add a line to the last one; False for a line that does neither, or repeats one."""
+    if line.startswith("[") and line.endswith("]") and line.isprintable() and line[1:-1] not in cases:
+        cases[line[1:-1]] = {}
+        return True
+    if not cases or not line.isprintable():
+        return False
+    case = next(reversed(cases))
+    if (peak := PEAK_LINE.fullmatch(line)) and case not in peaks:
+        peaks[case] = int(peak[1])
+        return True
+    match = LINE.fullmatch(line)
+    if match is None or _path(match) in cases[case] or not int(match["count"]):
+        return False
+    cases[case][_path(match)] = int(match["count"])
+    return True
 
 
-def _path(found: dict[str, Any]) -> CommunicationPath:
-    del found["count"]
+def _path(match: re.Match[str]) -> CommunicationPath:
+    fields: dict[str, Any] = match.groupdict()
+    del fields["count"]
     for name in ("group_size", "payload_bytes"):
-        found[name] = int(found[name])
-    explicit = found["explicit"] and found["explicit"] == "explicit"
-    return CommunicationPath(**found | {"redistribution": found["redistribution"] or "", "explicit": explicit})
-
-
-def load(file: Path) -> Signature:
-    """Read a signature file; UserError where it cannot be read or is none."""
-    return parse(read_text(file, "signature"), f"signature {file}")
+        fields[name] = int(fields[name])
+    explicit = fields["explicit"] and fields["explicit"] == "explicit"
+    return CommunicationPath(**fields | {"redistribution": fields["redistribution"] or "", "explicit": explicit})
 
 
 # What the traced or simulated steps of a run file communicate, as the signature that `distbench signature` writes.
@@ -197,9 +174,9 @@ def load(file: Path) -> Signature:
 RUN_SUFFIX = ".jsonl"
 
 
-def load_either(file: Path) -> Signature:
+def load(file: Path) -> Signature:
     """A signature file, or by its suffix a run file; UserError where it cannot be read, is neither, or has no trace."""
-    return of_run_file(file) if file.suffix == RUN_SUFFIX else load(file)
+    return of_run_file(file) if file.suffix == RUN_SUFFIX else parse(read_text(file, "signature"), f"signature {file}")
 
 
 def of_run_file(file: Path) -> Signature:
@@ -263,9 +240,9 @@ def _of_case(base: Signature, new: Signature, case: str) -> list[str]:
     for path, count in list(gone.items()):
         other = next((new_path for new_path in come if _alike(path, new_path) and come[new_path] == count), None)
         if other is not None:
-            texts.append(f"{_where(path)}: {count} {_what(path)} of {size(path)} became {size(other)}")
+            texts.append(f"{_where(path)}: {count} {_what(path)} of {_size(path)} became {_size(other)}")
             del gone[path], come[other]
-    texts += [f"{_where(path)}: {change[path]:+} {_what(path)}, {size(path)}{_why(path)}" for path in (*come, *gone)]
+    texts += [f"{_where(path)}: {change[path]:+} {_what(path)}, {_size(path)}{path.cause}" for path in (*come, *gone)]
     return sorted(texts)
 
 
@@ -289,12 +266,7 @@ def _what(path: CommunicationPath) -> str:
     return f"{path.kind} over {path.mesh_dim} ({path.source})"
 
 
-def _why(path: CommunicationPath) -> str:
-    return f", {'explicit' if path.explicit else 'implicit'} {path.redistribution}" if path.redistribution else ""
-
-
-def size(path: CommunicationPath) -> str:
-    """Payload for a person, with its dtype: `8 MiB f32`."""
+def _size(path: CommunicationPath) -> str:
     return f"{size_text(path.payload_bytes)} {path.dtype}"
 
 
@@ -346,8 +318,8 @@ def compare(base: Path, new: Path) -> SignatureComparison:
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
     if not base.is_dir():
-        after = load_either(new)
-        return _compared({new.name: (load_either(stored_for(base, after.torch)), after)}, [])
+        after = load(new)
+        return _compared({new.name: (load(stored_for(base, after.torch)), after)}, [])
     names = {side: sorted({_name(path) for path in side.glob(f"*{SUFFIX}")}) for side in (base, new)}
     if not names[base] and not names[new]:
         raise UserError(f"{base} and {new} hold no *{SUFFIX} file; write some with distbench signature -o")
@@ -412,7 +384,7 @@ def update(base: Path, new: Path) -> list[Path]:
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]
     written = []
     for stored, source in targets:
-        after = load_either(source)
+        after = load(source)
         target, text = stored_for(stored, after.torch), after.to_text()
         with contextlib.suppress(UserError):  # what is no signature is replaced
             before = load(target)
@@ -497,7 +469,6 @@ FORMS: dict[str, Callable[[SignatureComparison], str]] = {
 }
 
 
-__all__ = ["Path", "Signature", "counted", "differences", "incomparable", "load", "parse", "signatures_of"]
 TIMEOUT_S = 600.0
 
 
