@@ -17,7 +17,7 @@ from benchmarks.claims import Claim, Row
 from benchmarks.gate_history import QUIET, figures
 from benchmarks.gate_made_up import disturbed, steady_among_noisy
 from benchmarks.gate_series import recorded_here, shrunk
-from distbench.judge.gate_quality import BESIDE_SPOILED, QualityTrial, rates
+from distbench.judge.gate_quality import BESIDE_SPOILED, rates
 
 NUM_CASES, NUM_LAUNCHES, NUM_SAMPLES = 10_000, 10, 20
 MAX_WALL_S = 20.0
@@ -100,9 +100,9 @@ def recorded_rates() -> list[Row]:
     rows: list[Row] = []
     for name, spread in SPREADS.items():
         series = recorded_here()
-        trial = QualityTrial(shrunk(series, spread) if spread else series)
+        series = shrunk(series, spread) if spread else series
         names = ("+20 %", f"none{BESIDE_SPOILED}", f"+20 %{BESIDE_SPOILED}")
-        slower, false, spoiled = (rates(trial, NUM_PAIRS, change, NUM_COMPARISONS, SEED) for change in names)
+        slower, false, spoiled = (rates(series, NUM_PAIRS, change, NUM_COMPARISONS, SEED) for change in names)
         rows += [
             (f"{name}, +20 % in one case, headed PASS", slower.headed_pass / NUM_COMPARISONS, MAX_HEADED_PASS),
             (f"{name}, +20 % in one case, found", slower.found / NUM_COMPARISONS, math.inf),

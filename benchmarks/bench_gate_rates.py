@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks import gate_record
 from benchmarks.claims import Row
-from distbench.judge.gate_quality import QualityTrial, rates, recorded
+from distbench.judge.gate_quality import rates, recorded
 from distbench.records.results_folder import run_files_in
 
 FOLDER = Path("build/gate_rates")
@@ -26,11 +26,11 @@ def main() -> list[Row]:
         missing = LAUNCHES - (len(run_files_in(folder)) if folder.is_dir() else 0)
         if missing > 0 and gate_record.main([str(folder), "--launches", str(missing), "--neighbours", str(neighbours)]):
             raise SystemExit(f"bench gate_rates: the launches in {folder} could not be recorded")
-        trial = QualityTrial(recorded(folder))
+        series = recorded(folder)
         for pairs in PAIRS:
-            none = rates(trial, pairs, "none", trial.num_starts(pairs), SEED)
+            none = rates(series, pairs, "none", series.num_starts(pairs), SEED)
             rows.append((f"{name}, {pairs} pairs, false alarms", none.false_jobs / none.num_comparisons, MAX_FALSE))
-        slower = rates(trial, max(PAIRS), "+20 %", COMPARISONS, SEED)
+        slower = rates(series, max(PAIRS), "+20 %", COMPARISONS, SEED)
         found = slower.found / slower.num_comparisons
         rows.append((f"{name}, {max(PAIRS)} pairs, +20 % found", found, -LEAST_FOUND[name]))
     return rows

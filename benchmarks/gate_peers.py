@@ -11,28 +11,28 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from distbench.judge.gate_quality import QualityTrial, Rule, TrialVerdicts, Window
+from distbench.judge.gate_quality import RecordedSeries, Rule, TrialVerdicts, Window
 from distbench.statistics.verdicts import INCONCLUSIVE, REGRESSION
 
 Floats = NDArray[np.float64]
 IsSlower = Callable[[Floats, Floats], NDArray[np.bool_]]
 
 
-def pooled(trial: QualityTrial, window: Window, candidate: bool) -> Floats:
+def pooled(series: RecordedSeries, window: Window, candidate: bool) -> Floats:
     """One side's samples of each case, launches forgotten: [cases, samples], equally many of each launch."""
-    series, indexes = trial.series.samples_s, window.candidate if candidate else window.baseline
-    fewest = min(len(of_case[index]) for of_case in series for index in indexes)
+    all_samples, indexes = series.samples_s, window.candidate if candidate else window.baseline
+    fewest = min(len(of_case[index]) for of_case in all_samples for index in indexes)
 
     def samples(row: int, index: int) -> Floats:
-        found = np.asarray(series[row][index])[:fewest]
+        found = np.asarray(all_samples[row][index])[:fewest]
         return window.slowed(row, index, found) if candidate else found
 
-    return np.array([np.concatenate([samples(row, index) for index in indexes]) for row in range(len(series))])
+    return np.array([np.concatenate([samples(row, index) for index in indexes]) for row in range(len(all_samples))])
 
 
-def peer_rule(trial: QualityTrial, window: Window, is_slower: IsSlower) -> TrialVerdicts:
+def peer_rule(series: RecordedSeries, window: Window, is_slower: IsSlower) -> TrialVerdicts:
     """A tool's verdicts on the pooled samples; it knows no other than slower."""
-    slower = is_slower(pooled(trial, window, False), pooled(trial, window, True))
+    slower = is_slower(pooled(series, window, False), pooled(series, window, True))
     return TrialVerdicts(np.where(slower, REGRESSION, INCONCLUSIVE), len(window.baseline))
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from benchmarks.gate_looks import looks_table
 from benchmarks.gate_peers import RULES
 from benchmarks.gate_series import NOISES, synthetic
-from distbench.judge.gate_quality import OURS, QualityTrial, RecordedSeries, gate_rule, recorded, table
+from distbench.judge.gate_quality import OURS, RecordedSeries, gate_rule, recorded, table
 from distbench.spec import UserError
 
 
@@ -45,13 +45,12 @@ def main(arguments: Sequence[str]) -> int:
             parser.error(
                 f"{one.name} has {one.num_launches} launches; {most} pairs take {2 * most}: ask for fewer pairs"
             )
-        trial = QualityTrial(one)
         print(f"{one.name}: {one.origin}\n")
         if given.ab is not None:
-            print(looks_table(trial, given.ab, given.comparisons, given.seed) + "\n", flush=True)
+            print(looks_table(one, given.ab, given.comparisons, given.seed) + "\n", flush=True)
             continue
         for num_pairs in given.pairs:
-            print(table(trial, num_pairs, given.comparisons, given.seed, {OURS: gate_rule, **RULES}) + "\n", flush=True)
+            print(table(one, num_pairs, given.comparisons, given.seed, {OURS: gate_rule, **RULES}) + "\n", flush=True)
     return 0
 
 

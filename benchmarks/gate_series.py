@@ -5,12 +5,14 @@ The variance is what was measured of 4 gloo ranks
 0.23 to 0.42 contended and 0 to 0.09 idle; a contended launch's minimum varies 2 to 5 times less than its mean.
 """
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from distbench.judge.gate_quality import RecordedSeries, stored
+from distbench.judge.gate_quality import ORIGIN, RecordedSeries
+from distbench.records.baselines import read_baseline
 from distbench.records.launches import Value
 
 
@@ -70,6 +72,15 @@ def shrunk(series: RecordedSeries, spread: float) -> RecordedSeries:
     times = np.exp(middle + factor * (logs - middle)).tolist()
     values = [[Value("ok", 1, *pair) for pair in row] for row in times]
     return RecordedSeries(f"{series.name}, shrunk", series.case_ids, (), series.origin, values)
+
+
+def stored(path: Path) -> RecordedSeries:
+    """The launches of a stored baseline, with the cases that all of them measured. Raises as `read_baseline`."""
+    launches = sorted(read_baseline(path), key=lambda launch: launch.started_at)
+    ids = [case_id for case_id in launches[0].cases if all(case_id in launch.cases for launch in launches)]
+    origin = json.dumps({name: launches[0].facts[name] for name in ORIGIN})
+    values = [[launch.cases[case_id] for launch in launches] for case_id in ids]
+    return RecordedSeries(path.stem, tuple(ids), (), origin, values)
 
 
 def recorded_here() -> RecordedSeries:

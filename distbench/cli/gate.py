@@ -41,7 +41,7 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     The paths are a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
     """
     from distbench.judge.ab import check_run_arguments, launch_unchanged
-    from distbench.judge.gate_quality import OURS, QualityTrial, gate_rule, recorded, table
+    from distbench.judge.gate_quality import OURS, gate_rule, recorded, table
 
     least = 2 * min(NUM_PAIRS)
     if num_launches < least:
@@ -52,18 +52,18 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
         check_run_arguments(paths)
         out = new_folder("self-test")
         folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
-    trial, rules = QualityTrial(recorded(folder)), {OURS: partial(gate_rule, options=options)}
+    series, rules = recorded(folder), {OURS: partial(gate_rule, options=options)}
     say(
         f"Unchanged code in {folder}, taken as ab would have launched it, a coin for the order of each pair.\n"
         "A slowdown is put into the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
         "In percent of comparisons."
     )
     for num_pairs in NUM_PAIRS:
-        if trial.num_starts(num_pairs):
-            say("\n" + table(trial, num_pairs, NUM_COMPARISONS, SEED, rules))
-    if trial.series.num_launches < 2 * max(NUM_PAIRS):
+        if series.num_starts(num_pairs):
+            say("\n" + table(series, num_pairs, NUM_COMPARISONS, SEED, rules))
+    if series.num_launches < 2 * max(NUM_PAIRS):
         most = max(NUM_PAIRS)
-        say(f"\n{most} pairs take {2 * most} launches; there are {trial.series.num_launches}.")
+        say(f"\n{most} pairs take {2 * most} launches; there are {series.num_launches}.")
 
 
 # What these use of the other options.

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distbench.judge.gate import Gated, gate
-from distbench.records.baselines import read_baseline
 from distbench.records.launches import Launch, Value, launch_of, value_of
 from distbench.records.results_folder import run_files_in
 from distbench.records.run_file import Header, Run, read_run
@@ -18,85 +17,14 @@ from distbench.spec.errors import UserError
 from distbench.statistics.significance import Floats
 from distbench.statistics.verdicts import IMPROVEMENT, PASS, REGRESSION, Options
 
-# Series of launches of unchanged code, to try the gate on.
-
 MIN_LAUNCHES = 10
 ORIGIN = ("machine", "num_cpus", "torch", "scheduler", "git_commit")
-
-
-@dataclass(frozen=True)
-class RecordedSeries:
-    """Launches of unchanged code, in the order in which they ran.
-
-    Args:
-        case_ids: the cases that every launch measured.
-        samples_s: seconds, [case][launch] to that launch's samples; empty where they come from a stored baseline.
-        origin: machine, CPUs, torch, scheduler and commit, as JSON.
-        values: [case][launch] to what the gate keeps of samples, where there are none; else empty.
-    """
-
-    name: str
-    case_ids: tuple[str, ...]
-    samples_s: Sequence[Sequence[Floats]]
-    origin: str
-    values: Sequence[Sequence[Value]] = ()
-
-    @property
-    def num_launches(self) -> int:
-        """Launches in the series."""
-        return len(self.values[0] if self.values else self.samples_s[0])
-
-
-def stored(path: Path) -> RecordedSeries:
-    """The launches of a stored baseline, with the cases that all of them measured. Raises as `read_baseline`."""
-    launches = sorted(read_baseline(path), key=lambda launch: launch.started_at)
-    ids = [one for one in launches[0].cases if all(one in each.cases for each in launches)]
-    origin = json.dumps({name: launches[0].facts[name] for name in ORIGIN})
-    return RecordedSeries(path.stem, tuple(ids), (), origin, [[each.cases[one] for each in launches] for one in ids])
-
-
-def recorded(folder: Path) -> RecordedSeries:
-    """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
-
-    Run files of one `distbench run` are one launch, whose cases are those of all its scenarios.
-
-    Raises:
-        UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
-    """
-    invocations: dict[str, list[tuple[Launch, Run]]] = {}
-    for run in map(read_run, run_files_in(folder)):
-        invocations.setdefault(run.about.invocation_id or str(run.path), []).append((launch_of(run), run))
-    whole = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
-    whole.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
-    if len(whole) < MIN_LAUNCHES:
-        failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(whole)) else ""
-        raise UserError(f"{folder} holds {len(whole)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
-    measured = [_samples(runs) for runs in whole]
-    keys = [key for key in measured[0] if all(key in launch for launch in measured)]
-    if not keys:
-        raise UserError(f"no case was measured by every launch below {folder}; record launches of the same scenarios")
-    several = len({scenario for scenario, _ in keys}) > 1
-    ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
-    origin = json.dumps({name: whole[0][0][0].facts[name] for name in ORIGIN})
-    return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
-
-
-def _samples(runs: Sequence[tuple[Launch, Run]]) -> dict[tuple[str, str], Floats]:
-    """(scenario, case id) to the samples of each case that was measured and right."""
-    return {
-        (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
-        for launch, run in runs
-        for record in run.cases
-        if record["status"] == "ok"
-    }
-
 
 # Comparisons made of a series of unchanged launches, a slowdown put into one case: what the gate says of them.
 #
 # Windows of consecutive launches are taken as `distbench ab` would have launched them, from every start, a coin for the
 # order of each pair. So what drifts, and what a launch leaves behind for the next one, is in them as it was.
-# Overlapping
-# windows are not independent: a rate is known no better than the launches allow.
+# Overlapping windows are not independent: a rate is known no better than the launches allow.
 
 TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
 SPOILED_FACTOR = 3.0
@@ -199,25 +127,39 @@ class Window:
 
 
 @dataclass
-class QualityTrial:
-    """A series with what is computed of it once: [case][launch] to what the gate keeps of its samples."""
+class RecordedSeries:
+    """Launches of unchanged code, in the order in which they ran.
 
-    series: RecordedSeries
-    values: Sequence[Sequence[Value]] = field(init=False)
+    Args:
+        case_ids: the cases that every launch measured.
+        samples_s: seconds, [case][launch] to that launch's samples; empty where they come from a stored baseline.
+        origin: machine, CPUs, torch, scheduler and commit, as JSON.
+        values: [case][launch] to what the gate keeps of samples, if not those of `samples_s`.
+    """
+
+    name: str
+    case_ids: tuple[str, ...]
+    samples_s: Sequence[Sequence[Floats]]
+    origin: str
+    values: Sequence[Sequence[Value]] = ()
 
     def __post_init__(self) -> None:
-        samples_s = self.series.samples_s
-        self.values = self.series.values or [[_value(samples) for samples in launches] for launches in samples_s]
+        self.values = self.values or [[_value(samples) for samples in launches] for launches in self.samples_s]
+
+    @property
+    def num_launches(self) -> int:
+        """Launches in the series."""
+        return len(self.values[0])
 
     def num_starts(self, num_pairs: int) -> int:
         """Launches at which a window of so many pairs can begin."""
-        return max(self.series.num_launches - 2 * num_pairs + 1, 0)
+        return max(self.num_launches - 2 * num_pairs + 1, 0)
 
     def window(self, number: int, num_pairs: int, change: Change, draw: np.random.Generator) -> Window:
         """The window of a number, modulo how many starts there are; orders and the changed case are drawn."""
         first = number % self.num_starts(num_pairs) + 2 * np.arange(num_pairs)
         is_second = draw.integers(2, size=num_pairs)  # the candidate
-        changed = int(draw.integers(len(self.series.case_ids)))
+        changed = int(draw.integers(len(self.case_ids)))
         seed = int(draw.integers(1 << 30))
         sides = (first + 1 - is_second).tolist(), (first + is_second).tolist()
         spoiled = int(first[0]) + seed % (2 * num_pairs) if change.spoils else None
@@ -229,28 +171,62 @@ class QualityTrial:
         return baseline, [self._launch(window, index, True) for index in window.candidate]
 
     def _launch(self, window: Window, index: int, candidate: bool) -> Launch:
-        cases = {case_id: self.values[row][index] for row, case_id in enumerate(self.series.case_ids)}
+        cases = {case_id: self.values[row][index] for row, case_id in enumerate(self.case_ids)}
         if candidate and window.factor != 1.0:
-            changed_id = self.series.case_ids[window.changed]
+            changed_id = self.case_ids[window.changed]
             if window.factor is None:
-                samples_s = np.asarray(self.series.samples_s[window.changed][index])
+                samples_s = np.asarray(self.samples_s[window.changed][index])
                 cases[changed_id] = _value(window.slowed(window.changed, index, samples_s))
             else:
                 cases[changed_id] = _times(cases[changed_id], window.factor)
         if index == window.spoiled:
             cases = {case_id: _times(value, SPOILED_FACTOR) for case_id, value in cases.items()}
-        return Launch(
-            f"launch-{index}", "", self.series.name, 1.0 + index, 1.5 + index, "", Header().facts, None, True, cases
-        )
+        return Launch(f"launch-{index}", "", self.name, 1.0 + index, 1.5 + index, "", Header().facts, None, True, cases)
 
     def judged(self, gated: Gated) -> TrialVerdicts:
         """A comparison's verdicts in the order of the series' cases, and its pairs."""
         verdicts = {case.case_id: case.verdict for case in gated.cases}
-        in_order = np.array([verdicts[case_id] for case_id in self.series.case_ids])
+        in_order = np.array([verdicts[case_id] for case_id in self.case_ids])
         return TrialVerdicts(in_order, gated.num_baseline, gated.exit_code() == 0 and not gated.is_open)
 
 
-Rule = Callable[[QualityTrial, Window], TrialVerdicts]
+def recorded(folder: Path) -> RecordedSeries:
+    """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
+
+    Run files of one `distbench run` are one launch, whose cases are those of all its scenarios.
+
+    Raises:
+        UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
+    """
+    invocations: dict[str, list[tuple[Launch, Run]]] = {}
+    for run in map(read_run, run_files_in(folder)):
+        invocations.setdefault(run.about.invocation_id or str(run.path), []).append((launch_of(run), run))
+    whole = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
+    whole.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
+    if len(whole) < MIN_LAUNCHES:
+        failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(whole)) else ""
+        raise UserError(f"{folder} holds {len(whole)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
+    measured = [_samples(runs) for runs in whole]
+    keys = [key for key in measured[0] if all(key in launch for launch in measured)]
+    if not keys:
+        raise UserError(f"no case was measured by every launch below {folder}; record launches of the same scenarios")
+    several = len({scenario for scenario, _ in keys}) > 1
+    ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
+    origin = json.dumps({name: whole[0][0][0].facts[name] for name in ORIGIN})
+    return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
+
+
+def _samples(runs: Sequence[tuple[Launch, Run]]) -> dict[tuple[str, str], Floats]:
+    """(scenario, case id) to the samples of each case that was measured and right."""
+    return {
+        (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
+        for launch, run in runs
+        for record in run.cases
+        if record["status"] == "ok"
+    }
+
+
+Rule = Callable[[RecordedSeries, Window], TrialVerdicts]
 
 
 def _value(samples_s: Floats) -> Value:
@@ -261,13 +237,13 @@ def _times(value: Value, factor: float) -> Value:
     return value._replace(mean_s=value.mean_s * factor, p10_s=value.p10_s * factor)
 
 
-def gate_rule(trial: QualityTrial, window: Window, options: Options | None = None) -> TrialVerdicts:
+def gate_rule(series: RecordedSeries, window: Window, options: Options | None = None) -> TrialVerdicts:
     """All pairs at once, as `distbench gate` does; usual terms unless given others."""
-    return trial.judged(gate(*trial.sides(window), options or Options()))
+    return series.judged(gate(*series.sides(window), options or Options()))
 
 
 def rates(
-    trial: QualityTrial, num_pairs: int, change: str, num_comparisons: int, seed: int, rule: Rule = gate_rule
+    series: RecordedSeries, num_pairs: int, change: str, num_comparisons: int, seed: int, rule: Rule = gate_rule
 ) -> Rates:
     """What a rule does in many comparisons.
 
@@ -280,10 +256,10 @@ def rates(
     """
     draw = np.random.default_rng(seed)
     found = Rates()
-    step = _coprime_step(trial.num_starts(num_pairs))
+    step = _coprime_step(series.num_starts(num_pairs))
     for number in range(num_comparisons):
-        window = trial.window(number * step, num_pairs, CHANGES[change], draw)
-        found.add(window, rule(trial, window))
+        window = series.window(number * step, num_pairs, CHANGES[change], draw)
+        found.add(window, rule(series, window))
     return found
 
 
@@ -295,7 +271,7 @@ def _coprime_step(count: int) -> int:
 OURS = "distbench gate"
 
 
-def table(trial: QualityTrial, num_pairs: int, num_comparisons: int, seed: int, rules: Mapping[str, Rule]) -> str:
+def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: int, rules: Mapping[str, Rule]) -> str:
     """A row a rule, a column a change, in percent of comparisons.
 
     Args:
@@ -306,8 +282,8 @@ def table(trial: QualityTrial, num_pairs: int, num_comparisons: int, seed: int, 
     """
     found = [name for name, change in CHANGES.items() if change.factor != 1.0]
     lines = [
-        f"{trial.series.name}: {num_pairs} pairs, {len(trial.series.case_ids)} cases, {trial.series.num_launches} "
-        f"launches: {num_comparisons} comparisons a column, in windows from {trial.num_starts(num_pairs)} starts",
+        f"{series.name}: {num_pairs} pairs, {len(series.case_ids)} cases, {series.num_launches} "
+        f"launches: {num_comparisons} comparisons a column, in windows from {series.num_starts(num_pairs)} starts",
         "",
         "| rule | any false alarm | "
         + " | ".join(f"{change} found" for change in found)
@@ -315,7 +291,7 @@ def table(trial: QualityTrial, num_pairs: int, num_comparisons: int, seed: int, 
         "|:---|---:|" + "---:|" * (len(found) + 2),
     ]
     for name, rule in rules.items():
-        of = {change: rates(trial, num_pairs, change, num_comparisons, seed, rule) for change in ("none", *found)}
+        of = {change: rates(series, num_pairs, change, num_comparisons, seed, rule) for change in ("none", *found)}
         none = of["none"]
         cells = [percent(none.false_jobs, none), *(percent(of[change].found, of[change]) for change in found)]
         slower = of["+20 %"]

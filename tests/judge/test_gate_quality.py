@@ -16,7 +16,7 @@ from benchmarks.gate_peers import PEERS, RULES
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
 from distbench.cli.main import main as cli
-from distbench.judge.gate_quality import CHANGES, QualityTrial, Rates, rates, recorded
+from distbench.judge.gate_quality import CHANGES, Rates, RecordedSeries, rates, recorded
 from distbench.spec import UserError
 
 FEW = 60
@@ -29,25 +29,25 @@ def fewer_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module", params=["quiet", "loaded"])
-def trial(request: pytest.FixtureRequest) -> QualityTrial:
+def trial(request: pytest.FixtureRequest) -> RecordedSeries:
     # Long enough that few windows overlap: comparisons are nearly independent.
-    return QualityTrial(synthetic(request.param, num_cases=30, num_launches=800, num_samples=20, seed=3))
+    return synthetic(request.param, num_cases=30, num_launches=800, num_samples=20, seed=3)
 
 
-def ours(trial: QualityTrial, num_pairs: int, change: str, count: int = FEW) -> Rates:
+def ours(trial: RecordedSeries, num_pairs: int, change: str, count: int = FEW) -> Rates:
     return rates(trial, num_pairs, change, count, seed=4)
 
 
 @pytest.mark.parametrize("num_pairs", [5, 10])
-def test_unchanged_code_is_called_slower_in_few_jobs(trial: QualityTrial, num_pairs: int) -> None:
+def test_unchanged_code_is_called_slower_in_few_jobs(trial: RecordedSeries, num_pairs: int) -> None:
     """At most 5 % by design; a true 5 % exceeds 9 in 60 once in 1,000 times."""
     assert ours(trial, num_pairs, "none").false_jobs <= 9
 
 
-def test_what_is_found_and_what_is_never_called_a_pass(trial: QualityTrial) -> None:
+def test_what_is_found_and_what_is_never_called_a_pass(trial: RecordedSeries) -> None:
     slow = ours(trial, 10, "+20 %")
     assert slow.passed == 0
-    if trial.series.name == "quiet":
+    if trial.name == "quiet":
         assert slow.found >= 0.95 * FEW
         assert ours(trial, 10, "+10 %").found >= 0.5 * FEW
         assert ours(trial, 5, "+20 %").found >= 0.8 * FEW
@@ -56,7 +56,7 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: QualityTrial) -> N
         assert ours(trial, 10, "+50 %").found >= 0.6 * FEW
 
 
-def test_other_tools_on_the_same_launches_cry_wolf(trial: QualityTrial) -> None:
+def test_other_tools_on_the_same_launches_cry_wolf(trial: RecordedSeries) -> None:
     assert ours(trial, 5, "none", 20).false_jobs <= 4
     peer = rates(trial, 5, "none", 20, seed=4, rule=RULES["pytest-benchmark mean:5%"])
     assert peer.false_jobs >= 10
@@ -93,7 +93,7 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_windows_are_consecutive_pairs_each_in_an_order_of_its_own() -> None:
-    trial = QualityTrial(synthetic("quiet", num_cases=2, num_launches=6, num_samples=5))
+    trial = synthetic("quiet", num_cases=2, num_launches=6, num_samples=5)
     draw = np.random.default_rng(1)
     windows = [trial.window(number, 2, CHANGES["none"], draw) for number in range(200)]
     sides = {(tuple(window.baseline), tuple(window.candidate)) for window in windows}
@@ -156,7 +156,7 @@ def test_a_disturbance_of_every_second_pair_is_no_slowdown_where_a_coin_gives_th
 
 def test_ab_finds_a_slowdown_at_its_first_look_and_cries_wolf_rarely() -> None:
     """Its looks share the 5 %; unchanged launches are looked at again, a plain slowdown is settled at once."""
-    quiet = QualityTrial(synthetic("quiet", num_cases=5, num_launches=54, num_samples=20, seed=5))
+    quiet = synthetic("quiet", num_cases=5, num_launches=54, num_samples=20, seed=5)
     table = looks_table(quiet, 20, num_comparisons=20, seed=1)
     assert "(looks after 7, 11, 16, 20), 5 cases, 54 launches: 20 comparisons a row" in table
     rows = {cells[1].strip(): cells[2:6] for line in table.splitlines() if len(cells := line.split("|")) == 7}
