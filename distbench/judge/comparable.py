@@ -8,6 +8,7 @@ from typing import Any
 from distbench.records.launches import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.spec.errors import UserError, nearest
+from distbench.spec.safe_text import listed
 from distbench.statistics.significance import Span
 
 DTYPE = "dtype"  # it stands in a case's id, not in the environment
@@ -91,7 +92,7 @@ def differences(baseline: Sequence[Launch], candidate: Sequence[Launch], fields:
     for name in fields:
         left, right = _values(baseline, name), _values(candidate, name)
         if left and right and left != right:
-            left_text, right_text = listed(left, " and "), listed(right, " and ")
+            left_text, right_text = listed(left, MAX_LISTED, " and "), listed(right, MAX_LISTED, " and ")
             found.append(f"{name}: {left_text} in the baseline, {right_text} in the candidate")
     return found
 
@@ -104,12 +105,6 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}={one}" for name, one in value.items()) or "none"
     return "not recorded" if value is None else str(value)
-
-
-def listed(values: Sequence[str], separator: str) -> str:
-    """The first three of them, and how many more there are."""
-    more = f" and {len(values) - MAX_LISTED} more" if len(values) > MAX_LISTED else ""
-    return separator.join(values[:MAX_LISTED]) + more
 
 
 def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:

@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from distbench.judge.comparable import DTYPE, Group, differences, groups_of, listed, spans_of, without_dtype
+from distbench.judge.comparable import DTYPE, MAX_LISTED, Group, differences, groups_of, spans_of, without_dtype
 from distbench.records.launches import FAILED, NOT_RUN, Launch, Value
 from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 from distbench.statistics.significance import (
     Block,
     Floats,
@@ -519,7 +519,7 @@ def _num_baseline_first(group: Group, pairing: Pairing) -> int:
 
 
 def _labelled(said: dict[str, list[str]]) -> list[str]:
-    return [f"{listed(labels, ', ')}: {text}" for text, labels in said.items()]
+    return [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in said.items()]
 
 
 def _design(group: Group, pairing: Pairing, options: Options) -> str:

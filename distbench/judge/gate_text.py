@@ -14,12 +14,12 @@ from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.records.baselines import load_record, read_baseline
 from distbench.records.launches import Value
 from distbench.records.run_file import MUST_AGREE
-from distbench.show.blocks import Block, Heading, Lines, Table, markdown_of
+from distbench.show.blocks import Block, Heading, Lines, Rows, Table, capped, markdown_of
 from distbench.show.ci import TOOL, CiOutcome, annotation, junit_xml
 from distbench.show.ci import annotations as annotation_lines
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, time_text
-from distbench.spec.safe_text import clean, count_text
+from distbench.spec.safe_text import capped_lines, clean, count_text
 from distbench.statistics.verdicts import BROKEN, INCONCLUSIVE, JUDGED, METRICS, NEW, PASS, REGRESSION
 
 # One stored baseline as a person reads it.
@@ -69,6 +69,7 @@ MAX_ROWS = 40
 MAX_PASSES = 10  # where all is well
 MAX_NAMED = 20
 MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
+MORE, MORE_LINES = "more: --format json", "... {} more such lines: --format json"
 SCENARIO = ("<scenario",)  # where there are several
 OPTIONAL = ("more", "finds", "scenario", "of", "baseline")
 COLUMNS = ("<verdict", "<case", "<of", "baseline", "change", "95 % interval", "finds", "more")
@@ -106,7 +107,7 @@ def _blocks(gated: Gated, strict: bool) -> list[Block]:
     lines += [f"differs: {sentence}" for sentence in gated.shown]
     lines += [f"warning: {sentence}" for sentence in gated.warnings]
     heading = Heading(f"gate: {gated.headline(strict)}", 1)
-    return [heading, Lines(tuple(_capped(lines))), *_tables(gated), *_bottom(gated)]
+    return [heading, Lines(tuple(capped_lines(lines, MAX_NAMED, MORE_LINES))), *_tables(gated), *_bottom(gated)]
 
 
 def _terms(gated: Gated) -> str:
@@ -118,33 +119,23 @@ def _terms(gated: Gated) -> str:
     return f"tolerance {tolerance}{floor}, alpha {options.alpha:g} over {count_text(gated.num_tests, 'test')}"
 
 
-def _capped(lines: Sequence[str]) -> list[str]:
-    more = [f"... {len(lines) - MAX_NAMED} more such lines: --format json"] if len(lines) > MAX_NAMED else []
-    return [*lines[:MAX_NAMED], *more]
-
-
 def _tables(gated: Gated) -> list[Block]:
     blocks: list[Block] = []
     several = len({case.scenario for case in gated.cases}) > 1
     untimed = [case for case in gated.cases if case.verdict not in JUDGED]
     if untimed:
-        reasons = [(case.verdict, *_names(case, several), case.reason) for case in untimed[:MAX_ROWS]]
-        left_out = _left_out(untimed, MAX_ROWS)
+        reasons = [(case.verdict, *_names(case, several), case.reason) for case in untimed]
         columns = ("<verdict", "<case", *SCENARIO[:several], "<why")
-        blocks.append(Table("cases without a comparison:", columns, reasons, left_out, prose="why"))
+        blocks.append(capped(Table("cases without a comparison:", columns, reasons, prose="why"), MAX_ROWS, MORE))
     timed = [case for case in gated.cases if case.metrics]
     worth = [case for case in timed if case.verdict != PASS] or timed
     if worth:
         cap = MAX_PASSES if worth[0].verdict == PASS else MAX_ROWS
-        rows = [_row(case, several) for case in worth[:cap]]
+        rows = Rows(worth, lambda case: _row(case, several))
         title = f"{len(worth)} of {len(timed)} compared cases:"
         columns = (*COLUMNS[:2], *SCENARIO[:several], *COLUMNS[2:])
-        blocks.append(Table(title, columns, rows, [*_left_out(worth, cap), NOTES], optional=OPTIONAL))
+        blocks.append(capped(Table(title, columns, rows, [NOTES], optional=OPTIONAL), cap, MORE))
     return blocks
-
-
-def _left_out(cases: Sequence[CaseVerdict], cap: int) -> list[str]:
-    return [f"... {len(cases) - cap} more: --format json"] if len(cases) > cap else []
 
 
 def _names(case: CaseVerdict, several: bool) -> tuple[str, ...]:
@@ -190,7 +181,7 @@ def _bottom(gated: Gated) -> list[Block]:
         lines.append(f"{len(passed)} pass; the least certain of them is at most {100 * worst:.1f} % slower")
     if gated.num_not_run:
         lines.append(f"{count_text(gated.num_not_run, 'case')} skipped or unsupported on both sides")
-    return [Lines(tuple(_capped(lines)))] if lines else []
+    return [Lines(tuple(capped_lines(lines, MAX_NAMED, MORE_LINES)))] if lines else []
 
 
 def _all_cases(case: CaseVerdict) -> str:

@@ -1,6 +1,6 @@
 """What a run says about its links: the verdict in sentences, the ranking, a matrix of bandwidths, a heat map."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -30,7 +30,8 @@ from distbench.show.plots import Spot, hover
 from distbench.show.units import bandwidth_text, brief_time_text, decimals_for, ratio_text
 from distbench.spec import UserError
 from distbench.spec.devices import DRIVER_FIELDS
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
+from distbench.statistics.intervals import Floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -99,17 +100,19 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
     """
     if (links := link_run_of(run)) is None:
         return None
-    links = _since(links, earlier) if earlier else links
+    if earlier:
+        if (before := link_run_of(earlier)) is None:
+            raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
+        links = relative_to(links, before)
     verdict = verdict_of(links)
     if verdict.why_not:
         return LinksVerdict((f"{UNKNOWN}{verdict.why_not}",), False, False)
-    named = [f"{sentence_of(one, links)}" for one in verdict.outliers[:MAX_NAMED]]
-    more = f" and {len(verdict.outliers) - MAX_NAMED} more" if len(verdict.outliers) > MAX_NAMED else ""
+    named = listed([sentence_of(one, links) for one in verdict.outliers], MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
     if not named:
         return LinksVerdict((f"{'' if is_conclusive else UNKNOWN}{_nothing(verdict)}",), False, is_conclusive)
-    return LinksVerdict((f"SLOW: {'; '.join(named)}{more}", _found_from(verdict)), True, is_conclusive)
+    return LinksVerdict((f"SLOW: {named}", _found_from(verdict)), True, is_conclusive)
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
@@ -127,14 +130,7 @@ def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
 
 
 def _hosts(names: Sequence[str]) -> str:
-    shown, more = ", ".join(names[:MAX_NAMED]), len(names) - MAX_NAMED
-    return f"{'hosts' if len(names) > 1 else 'host'} {shown}" + (f" and {more} more" if more > 0 else "")
-
-
-def _since(links: LinkRun, earlier: Run) -> LinkRun:
-    if (before := link_run_of(earlier)) is None:
-        raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
-    return relative_to(links, before)
+    return f"{'hosts' if len(names) > 1 else 'host'} {listed(names, MAX_NAMED)}"
 
 
 def sentence_of(one: Outlier, links: LinkRun) -> str:
@@ -160,14 +156,11 @@ def _found_from(verdict: LinkVerdict) -> str:
         said = [f"{passes} {more} differs too much, or the machine was busy; measure again, with more passes"]
     else:
         said = [f"{passes}: what takes {', '.join(found)} would have been found"]
-        said += [f"nothing could be told in {' and '.join(untold)}, where what is alike differs too much"] * bool(
-            untold
-        )
-    return "; ".join([*said, *([_left_out(verdict)] if verdict.too_few else [])])
-
-
-def _left_out(verdict: LinkVerdict) -> str:
-    return f"not compared are links of which there are too few of a kind: {', '.join(verdict.too_few)}"
+        if untold:
+            said.append(f"nothing could be told in {' and '.join(untold)}, where what is alike differs too much")
+    if verdict.too_few:
+        said.append(f"not compared are links of which there are too few of a kind: {', '.join(verdict.too_few)}")
+    return "; ".join(said)
 
 
 def link_tables(run: Run) -> list[Table]:
@@ -216,16 +209,19 @@ def _cell(pairs: dict[tuple[int, int], float], rank: int, other: int, quantity: 
 
 def pair_values(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
     """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds."""
-    found: dict[tuple[int, int], float] = {}
-    for alike in links.alike:
-        if alike.quantity == quantity:
-            found.update(zip(((a, b) for a, b in alike.members), _values(alike), strict=True))
-    return found
+    is_rate = quantity == BANDWIDTH
+    return _by_pair(links, quantity, lambda group, medians: group.size_bytes / medians / 1e9 if is_rate else medians)
 
 
-def _values(alike: ComparisonGroup) -> Sequence[float]:
-    medians = np.median(alike.times_s, axis=0)
-    values: list[float] = (alike.size_bytes / medians / 1e9 if alike.quantity == BANDWIDTH else medians).tolist()
+def _by_pair(
+    links: LinkRun, quantity: str, value_of: Callable[[ComparisonGroup, Floats], Floats]
+) -> dict[tuple[int, int], float]:
+    """Each pair's value, from its group and the group's median times over the passes."""
+    values: dict[tuple[int, int], float] = {}
+    for group in links.alike:
+        if group.quantity == quantity:
+            of_group = value_of(group, np.median(group.times_s, axis=0)).tolist()
+            values.update(zip(((a, b) for a, b in group.members), of_group, strict=True))
     return values
 
 
@@ -289,7 +285,7 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
     count, pairs = len(links.hosts), pair_values(links, quantity)
     slow = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
     colors = slow.with_extremes(bad=style.GRID)
-    ratios = _square({pair: np.log(ratio) for pair, ratio in _ratios(links, quantity).items()}, count)
+    ratios = _square(_by_pair(links, quantity, lambda _, medians: np.log(medians / np.median(medians))), count)
     # What may be chance is there to see, but not the first thing that is seen.
     opaque = np.where(_is_named(verdict, quantity, count) | np.isnan(ratios), 1.0, PALE)
     image = axes.imshow(
@@ -310,17 +306,7 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
     return image
 
 
-def _ratios(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
-    """Each pair's median time over that of the middle one of its like."""
-    found: dict[tuple[int, int], float] = {}
-    for alike in links.alike:
-        if alike.quantity == quantity:
-            medians = np.median(alike.times_s, axis=0)
-            found.update(zip(((a, b) for a, b in alike.members), medians / np.median(medians), strict=True))
-    return found
-
-
-def _square(pairs: dict[tuple[int, int], float], count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.float64]]":
+def _square(pairs: dict[tuple[int, int], float], count: int) -> Floats:
     """Values by row and column, each pair's in both of its places."""
     values = np.full((count, count), np.nan)
     for (first, second), value in pairs.items():

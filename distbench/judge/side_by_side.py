@@ -7,15 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from distbench.judge.comparable import MAX_LISTED
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
 from distbench.records.dataframe import frame_of
 from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
 from distbench.records.run_file_fields import Record
-from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
+from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, TableColumns, capped, changes_in, table_of
 from distbench.show.units import decimal_text, spread_of, time_ci_text, time_text
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 from distbench.statistics.intervals import median
 from distbench.statistics.significance import TURNS, Pairing
 from distbench.statistics.verdicts import (
@@ -235,15 +236,14 @@ def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -
         return f"{a} and {b} cannot be compared: {a} holds {held[0]}, {b} holds {held[1]}; give runs of one scenario"
     reasons = list(dict.fromkeys(case.why for case in cases if case.verdict == INCOMPARABLE))
     reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither holds a case"]
-    more = f" (and {len(reasons) - 1} more such reasons)" if len(reasons) > 1 else ""
+    reason = listed(reasons, 1, rest=" (and {} more such reasons)")
     allow = "; what may differ is named by --allow-different FIELD" if "in the candidate" in reasons[0] else ""
-    return f"nothing of {a} (the baseline) can be compared with {b} (the candidate): {reasons[0]}{more}{allow}"
+    return f"nothing of {a} (the baseline) can be compared with {b} (the candidate): {reason}{allow}"
 
 
 # Two sides of which one or both are simulated: predicted times side by side, and a ratio that nothing bounds.
 
 PREDICTED = "predicted"
-MAX_LISTED = 3
 
 
 def predicted_side_by_side(
@@ -256,17 +256,12 @@ def predicted_side_by_side(
     """
     sides = [_times(runs) for runs in (a, b)]
     if not sides[0].keys() & sides[1].keys():
-        held = [_listed([name for _, name in times]) for times in sides]
+        held = [listed([name for _, name in times], MAX_LISTED) or "no step" for times in sides]
         why = f"they have no step in common: the first holds {held[0]}, the second {held[1]}"
         raise UserError(f"{names[0]} and {names[1]} cannot be compared: {why}; simulate both with the same inputs")
     cases = [_predicted_case(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
     gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_said(a, b)])
     return SideBySide(names, cases, gated)
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"{', '.join(names[:MAX_LISTED])}{more}" if names else "no step"
 
 
 def _times(runs: Sequence[Run]) -> dict[Key, float]:
@@ -340,12 +335,6 @@ def blocks_of(found: SideBySide) -> list[Block]:
 
 def _predicted_blocks(found: SideBySide) -> list[Block]:
     both = [case for case in found.cases if case.num_launches]
-    columns: TableColumns = (
-        ("<case", lambda case: case.case_id),
-        ("A", lambda case: time_text(case.a_s)),
-        ("B", lambda case: time_text(case.b_s)),
-        ("B/A", lambda case: decimal_text(case.ratio)),
-    )
     notes = ["a simulation predicts a time and no interval, so there is no verdict; docs/simulation.md says how well"]
     title = "predicted times, and medians where a side is measured:"
     lines = [f"{letter}: {name}" for letter, name in zip("AB", found.names, strict=True)]
@@ -353,8 +342,21 @@ def _predicted_blocks(found: SideBySide) -> list[Block]:
         Heading(f"compare: {_span(both)}; predicted, so none is called faster or slower", 1),
         Lines((*lines, *found.gated.warnings)),
         *([_uncompared(found.uncompared)] if found.uncompared else []),
-        capped(table_of(title, columns, both, notes, _breaks(both)), MAX_ROWS, MORE),
+        _table(title, (CASE, A, B, RATIO), both, notes),
     ]
+
+
+CASE: TableColumn = ("<case", lambda case: case.case_id)
+A: TableColumn = ("A", lambda case: time_text(case.a_s))
+B: TableColumn = ("B", lambda case: time_text(case.b_s))
+RATIO: TableColumn = ("B/A", lambda case: decimal_text(case.ratio))
+
+
+def _table(
+    title: str, columns: TableColumns, cases: Sequence[ComparedCase], notes: Sequence[str] = (), *optional: str
+) -> Table:
+    breaks = changes_in([case.scenario for case in cases])
+    return capped(table_of(title, columns, cases, notes, breaks, optional), MAX_ROWS, MORE)
 
 
 def _headline(found: SideBySide) -> str:
@@ -381,7 +383,7 @@ def _uncompared(cases: Sequence[ComparedCase]) -> Table:
     for case in cases:
         groups.setdefault((case.verdict, case.why), []).append(case)
     rows = [
-        (verdict, why, some[0].case_id + (f"\nand {len(some) - 1} more" if len(some) > 1 else ""))
+        (verdict, why, listed([case.case_id for case in some], 1, rest="\nand {} more"))
         for (verdict, why), some in groups.items()
     ]
     table = Table(f"without a comparison: {count_text(len(cases), 'case')}", ("<verdict", "<why", "<case"), rows)
@@ -397,43 +399,22 @@ def _single(cases: Sequence[ComparedCase]) -> Table:
         ends = [found.get(name, math.nan) for name in (("ci_low_s", "ci_high_s") if is_ci else ("q1_s", "q3_s"))]
         return time_ci_text(found.get("median_s", math.nan), *ends)
 
-    columns: TableColumns = (
-        ("<case", lambda case: case.case_id),
-        ("A", lambda case: time_text(case.a_s)),
-        (spread, lambda case: bounds(case.a)),
-        ("B", lambda case: time_text(case.b_s)),
-        (spread, lambda case: bounds(case.b)),
-        ("B/A", lambda case: decimal_text(case.ratio)),
-    )
-    title = "one launch a side, median of each:"
-    return capped(table_of(title, columns, cases, (), _breaks(cases), optional=(spread,)), MAX_ROWS, MORE)
+    spread_a, spread_b = (spread, lambda case: bounds(case.a)), (spread, lambda case: bounds(case.b))
+    return _table("one launch a side, median of each:", (CASE, A, spread_a, B, spread_b, RATIO), cases, (), spread)
 
 
 def _repeated(found: SideBySide) -> Table:
-    columns: TableColumns = (
-        ("<case", lambda case: case.case_id),
-        ("<of", lambda case: case.of),
-        ("A", lambda case: time_text(case.a_s)),
-        ("B", lambda case: time_text(case.b_s)),
-        ("B/A", lambda case: decimal_text(case.ratio)),
-        ("95 % interval", _interval),
-        ("<verdict", lambda case: case.verdict),
-    )
-    cases = found.repeated
+    of, verdict = ("<of", lambda case: case.of), ("<verdict", lambda case: case.verdict)
+    columns: TableColumns = (CASE, of, A, B, RATIO, ("95 % interval", _interval), verdict)
     notes = ["B against A; verdicts hold for all cases together, with 5 % chance of any false one"]
-    optional = ("of", "A", "B", "95 % interval")
-    table = table_of("several launches a side:", columns, cases, notes, _breaks(cases), optional)
-    return capped(table, MAX_ROWS, MORE)
+    optional = "of", "A", "B", "95 % interval"
+    return _table("several launches a side:", columns, found.repeated, notes, *optional)
 
 
 def _interval(case: ComparedCase) -> str:
     if not math.isfinite(case.ratio_low + case.ratio_high):
         return "-"
     return f"[{case.ratio_low:.2f}, {case.ratio_high:.2f}]"
-
-
-def _breaks(cases: Sequence[ComparedCase]) -> list[int]:
-    return [row for row in range(1, len(cases)) if cases[row].scenario != cases[row - 1].scenario]
 
 
 def _designs(found: SideBySide) -> list[str]:

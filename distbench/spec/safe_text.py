@@ -3,6 +3,7 @@ system, text that turns around its neighbours, or megabytes."""
 
 import contextlib
 import re
+from collections.abc import Sequence
 from typing import Any
 
 MAX_TEXT = 20_000
@@ -22,6 +23,16 @@ def count_text(number: float, word: str, plural: str = "") -> str:
         plural: where an s after the word does not make it: "passes".
     """
     return f"{number:,} {word if number == 1 else plural or f'{word}s'}"
+
+
+def listed(texts: Sequence[str], most: int, separator: str = ", ", rest: str = " and {} more") -> str:
+    """The first `most` texts and how many more there are, as one: `a, b and 3 more`."""
+    return separator.join(texts[:most]) + (rest.format(len(texts) - most) if len(texts) > most else "")
+
+
+def capped_lines(lines: Sequence[str], most: int, rest: str = "... {} more") -> list[str]:
+    """The first `most` lines, and a line that says how many more there are."""
+    return [*lines[:most], *([rest.format(len(lines) - most)] if len(lines) > most else [])]
 
 
 def clean(text: str) -> str:
