@@ -21,11 +21,12 @@ from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.inference import cache_of, forward_alone, output_of
 from distbench.plans.materialise import load_initial_values, place_attributes
 from distbench.plans.model import Blueprint, as_built, blueprint, mapped, tensors_of, whole_on_cpu
-from distbench.ranks.context import BATCH_DIMS, RankContext, default_dtype_kept
+from distbench.ranks.context import RankContext, default_dtype_kept
 from distbench.ranks.device import random_states
 from distbench.ranks.failure import place_of
 from distbench.redistribute.expected_shards import chunk_of, own_shard
 from distbench.spec import Scenario
+from distbench.spec.mesh import BATCH_DIMS
 from distbench.torch_private import no_collectives
 
 # Why a step may come out otherwise than on one device, where its model, its batch or its loss is why: in sentences.

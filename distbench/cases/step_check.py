@@ -32,11 +32,12 @@ from distbench.plans.batch import batch_of
 from distbench.plans.inference import ForwardStep
 from distbench.plans.model import Blueprint, tensors_of
 from distbench.plans.training_step import TrainingStep
-from distbench.ranks.context import BATCH_DIMS, RankContext, default_dtype_kept, dtype_name
+from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
 from distbench.ranks.device import products_of_f32
 from distbench.ranks.failure import called_at, one_line, one_line_and_place, place_of
 from distbench.spec import Scenario, UserError
 from distbench.spec.devices import is_accelerator
+from distbench.spec.mesh import BATCH_DIMS
 from distbench.torch_private import (
     Unsupported,
     divide_factors,

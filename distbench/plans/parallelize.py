@@ -20,10 +20,11 @@ from distbench.plans.module_patterns import (
     styles_by_module,
     styles_by_parameter,
 )
-from distbench.ranks.context import BATCH_DIMS, RankContext
+from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed, one_line, place_of
 from distbench.redistribute.expected_shards import own_shard
 from distbench.spec import CpPlan, ParallelPlan, UserError
+from distbench.spec.mesh import BATCH_DIMS
 from distbench.torch_private import Unsupported, context_parallel, flatten_mesh, whole_sequence
 
 

@@ -24,10 +24,10 @@ from distbench.plans.module_patterns import (
     tp_patterns,
 )
 from distbench.plans.pipeline import check_split, num_layers, stage_of
-from distbench.ranks.context import BATCH_DIMS, RankContext, dtype_name
+from distbench.ranks.context import RankContext, dtype_name
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
-from distbench.spec.mesh import MESH_DIMS
+from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
 from distbench.spec.safe_text import count_text
 

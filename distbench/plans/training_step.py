@@ -15,10 +15,11 @@ from distbench.plans.materialise import load_initial_values, local_part, materia
 from distbench.plans.model import Blueprint, as_built, blueprint, kind_of, mapped, require_as_built, tensors_of
 from distbench.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
 from distbench.plans.pipeline import LocalStage, LocalStages, Pipeline, inputs_and_targets, local_stages
-from distbench.ranks.context import BATCH_DIMS, RankContext
+from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed, one_line, place_of
 from distbench.spec import CpPlan, Scenario, UserError
 from distbench.spec.devices import device_of, known_device
+from distbench.spec.mesh import BATCH_DIMS
 from distbench.torch_private import hooked_parameters, steps_until_buckets_stay, sum_then_divide, unit_policies
 
 # The sharded state of a model and its optimizer: copied out, put back, and whether both are exact.

@@ -18,8 +18,6 @@ from distbench.spec import Job, UserError
 # What a rank needs to know: its device, its coordinate on the mesh, and its process groups.
 
 GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
-# Mesh dims whose ranks have different parts of the batch.
-BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
 
 
 @dataclass(frozen=True)

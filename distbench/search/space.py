@@ -9,13 +9,11 @@ from typing import Any
 
 from distbench.spec import Entry, UserError, find, fit_mesh
 from distbench.spec.job import parse_choices, variants_of
-from distbench.spec.mesh import MAX_RANKS, MESH_DIMS, Mesh, format_mesh, mesh_size
+from distbench.spec.mesh import BATCH_DIMS, MAX_RANKS, MESH_DIMS, Mesh, format_mesh, mesh_size
 from distbench.spec.plan import ROTATIONS
 from distbench.spec.plan_changes import MESH, PREFIX, brief_mesh, is_knob
 from distbench.spec.safe_text import count_text
 
-# Mesh dims whose ranks have different parts of the batch, as the worker has them.
-BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # units that are gathered before they are needed
 AS_WRITTEN = "as written"

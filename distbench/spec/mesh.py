@@ -18,6 +18,7 @@ from distbench.spec.safe_text import count_text, cut
 
 MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")  # along these, ranks get different parts of the batch
 
 Mesh = dict[str, int]
 

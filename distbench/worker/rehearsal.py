@@ -24,11 +24,11 @@ from distbench.plans.model import blueprint, tensors_of, unregistered
 from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep
-from distbench.ranks.context import BATCH_DIMS, RankContext, dtype_name, shape_text
+from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import one_line, one_line_and_place, place_of
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
 from distbench.spec.job import Variant
-from distbench.spec.mesh import mesh_size
+from distbench.spec.mesh import BATCH_DIMS, mesh_size
 from distbench.spec.plan import SCHEDULES
 from distbench.spec.plan_changes import mesh_of
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
