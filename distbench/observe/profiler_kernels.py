@@ -24,6 +24,7 @@ from distbench.observe.attribution import Communication, Traced, TracedRow
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import profiler_activities, synchronize
+from distbench.spec.time_spans import Cover, Span, union
 from distbench.torch_private import FAMILIES, OTHERS, PEERS, kind_of, ranks_by_group_name
 
 # Where in the program the work of a device was launched: host calls, and phases of a step, out of a profiler's events.
@@ -41,7 +42,6 @@ ANNOTATION, HOST_OPERATOR, FLOW = "user_annotation", "cpu_op", "ac2g"
 HOST_CALLS = ("_runtime", "_driver", "hpu_op")  # CUDA's, ROCm's under the same name, XPU's, Gaudi's, ...
 PHASE = "distbench:"
 Event = Mapping[str, Any]
-Span = tuple[float, float]
 
 
 class HostCall(NamedTuple):
@@ -385,35 +385,6 @@ def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
     numel = facts.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
     itemsize = DTYPE_BYTES.get(str(facts.get("dtype")))
     return numel * itemsize if isinstance(numel, int) and itemsize is not None else None
-
-
-def union(spans: Iterable[Span]) -> list[Span]:
-    """Spans that overlap or touch made one, in order."""
-    merged: list[Span] = []
-    for begun, ended in sorted(spans):
-        if merged and begun <= merged[-1][1]:
-            merged[-1] = (merged[-1][0], max(merged[-1][1], ended))
-        else:
-            merged.append((begun, ended))
-    return merged
-
-
-class Cover:
-    """Times at which something runs; made once, then asked by bisection."""
-
-    def __init__(self, spans: Iterable[Span]) -> None:
-        merged = union(spans)
-        self._begins = [begun for begun, _ in merged]
-        self._ends = [ended for _, ended in merged]
-        self._before = [0.0, *accumulate(ended - begun for begun, ended in merged)]
-
-    def seconds(self, span: Span) -> float:
-        """Of a span, how long something runs."""
-        return max(0.0, self._until(span[1]) - self._until(span[0]))
-
-    def _until(self, moment: float) -> float:
-        place = bisect_right(self._begins, moment) - 1
-        return 0.0 if place < 0 else self._before[place] + min(moment, self._ends[place]) - self._begins[place]
 
 
 def matched(

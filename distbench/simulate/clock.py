@@ -9,7 +9,6 @@ The ranks of a pipeline are replayed together: a message begins when both of its
 generator that stops where the other end is not known yet, so they go on in the order in which messages let them.
 """
 
-import bisect
 import itertools
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
@@ -21,6 +20,7 @@ from distbench.simulate.costs import collective_s, on_host, operator_s
 from distbench.simulate.hardware_file import Hardware, HostFigures
 from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited, HostWaited, Operator, Recording
 from distbench.spec.errors import UserError
+from distbench.spec.time_spans import Cover, union
 
 # Messages between ranks of a pipeline: which send is whose receive, when both ends are there, how long it takes.
 
@@ -286,13 +286,13 @@ def parts_of(timed: TimedStep) -> Parts:
 
 def _bubble_s(timed: TimedStep) -> float:
     """Seconds in which another rank is waited for, and nothing runs."""
-    busy = _Covered(_union((span.start_s, span.end_s) for span in timed.spans))
-    return sum(end - start - busy.between(start, end) for start, end in _union(timed.awaited))
+    busy = Cover((span.start_s, span.end_s) for span in timed.spans)
+    return sum(end - start - busy.seconds((start, end)) for start, end in union(timed.awaited))
 
 
 def computing_of(timed: TimedStep) -> list[tuple[float, float]]:
     """When some operator runs, s: ascending stretches that do not touch."""
-    return _union((span.start_s, span.end_s) for span in timed.spans if isinstance(span.what, Operator))
+    return union((span.start_s, span.end_s) for span in timed.spans if isinstance(span.what, Operator))
 
 
 def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
@@ -300,41 +300,11 @@ def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
 
     Of several at once, that is the one that began first.
     """
-    computed, found, until = _Covered(computing_of(timed)), [], 0.0
+    computed, found, until = Cover(computing_of(timed)), [], 0.0
     for span in sorted((one for one in timed.spans if isinstance(one.what, Collective)), key=lambda one: one.start_s):
         start, alone_s = max(span.start_s, until), 0.0
         if span.end_s > start:
             until = span.end_s
-            alone_s = max(span.end_s - start - computed.between(start, span.end_s), 0.0)
+            alone_s = max(span.end_s - start - computed.seconds((start, span.end_s)), 0.0)
         found.append((span, alone_s))
     return found
-
-
-def _union(intervals: Iterable[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Ascending intervals that do not touch, covering the same."""
-    found: list[tuple[float, float]] = []
-    for start, end in sorted(intervals):
-        if found and start <= found[-1][1]:
-            found[-1] = (found[-1][0], max(found[-1][1], end))
-        else:
-            found.append((start, end))
-    return found
-
-
-class _Covered:
-    """How much of any interval a list of ascending intervals covers."""
-
-    def __init__(self, intervals: Sequence[tuple[float, float]]) -> None:
-        self._starts = [start for start, _ in intervals]
-        self._ends = [end for _, end in intervals]
-        self._before = [0.0, *itertools.accumulate(end - start for start, end in intervals)]
-
-    def between(self, start: float, end: float) -> float:
-        """Seconds of [start, end]."""
-        return self._until(end) - self._until(start)
-
-    def _until(self, moment: float) -> float:
-        place = bisect.bisect_right(self._starts, moment)
-        if not place:
-            return 0.0
-        return self._before[place] - max(self._ends[place - 1] - moment, 0.0)

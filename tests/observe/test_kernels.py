@@ -18,7 +18,6 @@ from distbench.observe import profiler_kernels
 from distbench.observe.attribution import Communication
 from distbench.observe.profiler_kernels import (
     UNNAMED,
-    Cover,
     HostCalls,
     Ran,
     collectives_among,
@@ -28,6 +27,7 @@ from distbench.observe.profiler_kernels import (
     phases_among,
     step_of_events,
 )
+from distbench.spec.time_spans import Cover
 
 Event = dict[str, Any]
 MAIN, AUTOGRAD, COMPUTE, NCCL = 100, 200, 7, 20
