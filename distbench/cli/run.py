@@ -17,6 +17,7 @@ from distbench.records.run_file_fields import MAX_PASSES
 from distbench.spec import Job, format_mesh
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import PLAN_PROBLEMS, UserError
+from distbench.spec.file_io import short_path
 from distbench.spec.job import CHECKS
 from distbench.spec.mesh import mesh_size
 from distbench.spec.safe_text import clean, count_text, cut
@@ -75,16 +76,11 @@ def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:
         from distbench.report import summary_of
 
         out = run_files[0].parents[1]
-        elsewhere = [] if out == Path("results").resolve() else ["--runs", str(shown_path(out))]
-        words = [str(shown_path(path)) for path in run_files] if is_resumed else elsewhere
+        elsewhere = [] if out == Path("results").resolve() else ["--runs", str(short_path(out))]
+        words = [str(short_path(path)) for path in run_files] if is_resumed else elsewhere
         if is_terminal():
             say("", err=True)  # what ranks did stands above
         say(summary_of(run_files, shlex.join(["distbench", "report", *words])))
-
-
-def shown_path(path: Path) -> Path:
-    """Relative to the working folder, where it lies below that."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 # `distbench run --fail-on-outlier` and `--against`: what is refused before measuring, and what is said after it.
@@ -401,7 +397,7 @@ def _say_what_became(job: Any, outcome: Any, silent: bool) -> None:
         say(f"{job.scenario}: no case matches -k", err=True)
     elif not silent and Path(job.run_file).exists():
         counts = ", ".join(f"{count} {status}" for status, count in sorted(outcome.num_by_status.items()))
-        say(f"{job.scenario}: {counts or 'no case finished'} -> {_relative(job.run_file)}", err=True)
+        say(f"{job.scenario}: {counts or 'no case finished'} -> {short_path(Path(job.run_file))}", err=True)
         if job.trace_paths:
             say(f"{job.scenario}: {_of_traces(Path(job.run_file))}", err=True)
 
@@ -414,7 +410,7 @@ def _why_not_ok(run_file: Path) -> str:
     if not bad:
         return ""
     first = f"{bad[0]['case']['id']} is {bad[0]['status']} ({str(bad[0].get('error'))[:MAX_REASON]})"
-    more = f"; {len(bad) - 1} more: see `distbench report {_relative(str(run_file))}`" if len(bad) > 1 else ""
+    more = f"; {len(bad) - 1} more: see `distbench report {short_path(run_file)}`" if len(bad) > 1 else ""
     return clean(first) + more
 
 
@@ -429,7 +425,7 @@ def _of_traces(run_file: Path) -> str:
     traced = [trace for trace in found.traces if "error" not in trace]
     if not traced:
         return "; ".join(["no step was traced", *failed])
-    notes = [f"traced {len(traced)} -> distbench report --paths {_relative(str(run_file))}"]
+    notes = [f"traced {len(traced)} -> distbench report --paths {short_path(run_file)}"]
     if ratios := [trace["overhead"]["ratio"] for trace in traced if trace["overhead"]["ratio"]]:
         notes.append(f"a traced step takes {max(ratios):.2f} times the CPU time of a bare one at most")
     # Forwarding groups have every time but the exposed one; a profiler may lack some, and says why.
@@ -437,8 +433,3 @@ def _of_traces(run_file: Path) -> str:
     if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
         notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
     return "; ".join([*notes, *failed])
-
-
-def _relative(path: str) -> str:
-    here = Path.cwd()
-    return str(Path(path).relative_to(here)) if Path(path).is_relative_to(here) else path

@@ -1,6 +1,5 @@
 """What stands where in a report: the verdict, the overview, the laboratory's story, then each run's own tables."""
 
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distbench.judge.links_text import link_tables
@@ -11,6 +10,7 @@ from distbench.report.overview import Contents, overview, spent_line
 from distbench.report.simulated_steps import simulated_tables
 from distbench.report.study import code_blocks, opening, story
 from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.spec.file_io import short_path
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -52,8 +52,3 @@ def tables_of(frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> lis
     others = [] if is_studied else redistributions.tables(frame, full)
     of_steps = [*steps.tables(frame, full), *inference.tables(frame, full)]
     return [*collectives.tables(frame), *operators.tables(frame), *of_steps, *calls.tables(frame), *others]
-
-
-def short_path(path: Path) -> Path:
-    """Relative to the working folder, where it lies below that."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path

@@ -33,6 +33,7 @@ from distbench.report.reproducer import Versions
 from distbench.show import units
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, capped, shorten
 from distbench.show.units import known, percent_text, ratio_text, size_text
+from distbench.spec.file_io import short_path
 from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS
 from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import Floats, Ints, geometric_mean
@@ -349,9 +350,7 @@ def _wrong_line(study: Study) -> str:
 def code_blocks(study: Study) -> list[Block]:
     """The lines of code for what the verdict says to use."""
     everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
-    profile = study.profile or "profile.json"
-    if Path(profile).is_relative_to(Path.cwd()):
-        profile = str(Path(profile).relative_to(Path.cwd()))
+    profile = str(short_path(Path(study.profile or "profile.json")))
     native = NATIVE if study.is_native else ""
     found: list[tuple[str, str]] = []
     if everywhere:

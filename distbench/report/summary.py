@@ -18,7 +18,6 @@ from distbench.report.inference import latency_lines
 from distbench.report.operators import operator_lines
 from distbench.report.overview import NOT_OK, Contents, busy_line, cautions_of, machine_line
 from distbench.report.redistributions import Comparison, Ratios
-from distbench.report.sections import short_path
 from distbench.report.simulated_steps import simulated_lines
 from distbench.report.steps import steps_of
 from distbench.report.study import verdict_lines
@@ -35,6 +34,7 @@ from distbench.show.units import (
     size_text,
     whole_text,
 )
+from distbench.spec.file_io import short_path
 from distbench.spec.mesh import format_mesh
 from distbench.spec.placements import BASELINE
 from distbench.spec.safe_text import count_text

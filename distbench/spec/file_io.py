@@ -349,6 +349,11 @@ def _what_it_is(value: Any, kind: Kind) -> str:
     return next((f"holds {shown(one)}" for one, part in parts if not kind.fits(part)), f"is {shown(value)}")
 
 
+def short_path(path: Path) -> Path:
+    """Relative to the working folder, where the path lies below that."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
 def shown(value: Any) -> str:
     """A value for a message: its beginning, on one line."""
     if isinstance(value, list | dict):
