@@ -19,18 +19,16 @@ from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import PLAN_PROBLEMS, UserError
 from distbench.spec.file_io import short_path
 from distbench.spec.job import CHECKS
-from distbench.spec.mesh import mesh_size
+from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
 from distbench.spec.safe_text import clean, count_text, cut
 
 # What `distbench run` says around a launch: a question before very many ranks, and the first screen of its results.
-
-# More ranks on a CPU measure little but each other, and a typing error in --mesh can bring a machine down.
-RANKS_PER_CPU = 4
 
 
 def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
     """Ask before more than RANKS_PER_CPU ranks a CPU are started here; a UserError where there is nobody to ask.
 
+    More of them measure little but each other, and a typing error in --mesh can bring a machine down.
     Without a known number of CPUs nothing is asked.
     """
     largest = max((job for job in jobs if job.device == "cpu"), key=lambda job: mesh_size(job.mesh), default=None)

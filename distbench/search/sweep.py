@@ -38,6 +38,7 @@ from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
 from distbench.spec.errors import UserError
+from distbench.spec.mesh import RANKS_PER_CPU
 from distbench.spec.safe_text import count_text, cut
 
 # Amounts with a unit, as the command line takes them: `80GB`, `10min`.
@@ -66,7 +67,6 @@ def amount(text: str, option: str, units: dict[str, int], default: str, most: fl
 
 
 MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
-MAX_RANKS_A_CPU = 4
 Say = Callable[[str], None]
 
 
@@ -241,7 +241,7 @@ def require_ranks(setup: Setup) -> None:
     if "real-size" in setup.entry.tags and accelerator_here()[0] == "cpu":
         raise UserError(f"{name} is a model at its real size, which no CPU runs; predict it: --hardware h100")
     device = accelerator_here()[0]
-    most = device_count(device) if device != "cpu" else MAX_RANKS_A_CPU * (os.cpu_count() or 1)
+    most = device_count(device) if device != "cpu" else RANKS_PER_CPU * (os.cpu_count() or 1)
     if setup.world > most:
         what = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
         raise UserError(f"{what}; predict it with --hardware, or give a smaller --world")

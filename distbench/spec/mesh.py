@@ -16,6 +16,7 @@ from distbench.spec.safe_text import count_text, cut
 
 # Device meshes as ordered {mesh dim name: size}; torch sees them only in the worker.
 
+RANKS_PER_CPU = 4  # more measure little but each other
 MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")  # along these, ranks get different parts of the batch
