@@ -24,7 +24,7 @@ from distbench.spec import Job, UserError
 from distbench.spec.case_filter import none_chosen
 from distbench.spec.file_io import write_whole
 from distbench.spec.job import JOB_FILE, digest_of
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 from distbench.spec.versions import installed_torch
 
 # What became of a job over its attempts: the cases that broke one, what is left to run, and the run file's footer.
@@ -67,9 +67,8 @@ class JobRecord:
         """One sentence for the user; empty where all went well."""
         if not self.lost:
             return self.summary
-        named = "; ".join(f"{case.id}: {why}" for case, why in self.lost[:NUM_NAMED])
-        more = f"; and {len(self.lost) - NUM_NAMED} more" if len(self.lost) > NUM_NAMED else ""
-        return f"{self.summary}: {named}{more}"
+        named = listed([f"{case.id}: {why}" for case, why in self.lost], NUM_NAMED, "; ", "; and {} more")
+        return f"{self.summary}: {named}"
 
     @property
     def summary(self) -> str:

@@ -28,7 +28,7 @@ from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec.devices import known_device
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import capped_lines, count_text
 from distbench.statistics.intervals import median
 from distbench.torch_private import Forwarding, Issued
 
@@ -211,8 +211,7 @@ def _text(row: Communication) -> str:
 
 def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
     found = [f"rank {rank}: {sentence}" for rank, theirs in enumerate(context.gather(own)) for sentence in theirs]
-    more = [f"and {len(found) - MAX_DIFFERENCES} more"] if len(found) > MAX_DIFFERENCES else []
-    return found[:MAX_DIFFERENCES] + more
+    return capped_lines(found, MAX_DIFFERENCES, "and {} more")
 
 
 def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:

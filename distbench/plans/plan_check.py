@@ -29,7 +29,7 @@ from distbench.spec import DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardPar
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 
 # What does not divide evenly, as a sentence with the sizes that would do; and problems of many layers told once.
 
@@ -96,9 +96,7 @@ def _sentence(reason: str, alike: Sequence[str | Undivided]) -> str:
     names = [problem.name for problem in alike if isinstance(problem, Undivided)]
     if not any(names):
         return f"{reason}: {len(alike)} layers"
-    listed = _listed(names)
-    more = f"; {len(listed) - MAX_NAMED} more" if len(listed) > MAX_NAMED else ""
-    return f"{reason}, as these need: {'; '.join(listed[:MAX_NAMED])}{more}"
+    return f"{reason}, as these need: {listed(_listed(names), MAX_NAMED, '; ', '; {} more')}"
 
 
 def _listed(names: Sequence[str]) -> list[str]:

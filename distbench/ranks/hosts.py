@@ -18,7 +18,7 @@ from distbench.ranks.device import device_facts
 from distbench.spec import Job, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.job import JOB_FILE
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 
 # Ranks and hosts that were given different things are refused before anything is measured, and named.
 #
@@ -90,14 +90,11 @@ def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> No
 
 def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
     """`rank 3`, or where there are several hosts `ranks 4, 5 (host b)`."""
-    shown, more = sorted(ranks)[:MAX_NAMED], len(ranks) - MAX_NAMED
-    text = ("ranks " if len(ranks) > 1 else "rank ") + ", ".join(map(str, shown))
-    text += f" and {more} more" if more > 0 else ""
+    text = f"{'ranks' if len(ranks) > 1 else 'rank'} {listed([str(rank) for rank in sorted(ranks)], MAX_NAMED)}"
     if len(set(hosts)) == 1:
         return text
     theirs = list(dict.fromkeys(hosts[rank] for rank in sorted(ranks)))
-    rest = f" and {len(theirs) - MAX_NAMED} more" if len(theirs) > MAX_NAMED else ""
-    return f"{text} ({'hosts' if len(theirs) > 1 else 'host'} {', '.join(theirs[:MAX_NAMED])}{rest})"
+    return f"{text} ({'hosts' if len(theirs) > 1 else 'host'} {listed(theirs, MAX_NAMED)})"
 
 
 def require_own_names(told: Sequence[GivenToRank]) -> None:

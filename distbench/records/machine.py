@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 
 # What drives this host's GPUs, how fast they are allowed to run, and how they are linked: what nvidia-smi tells.
 #
@@ -185,7 +185,7 @@ def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 def _pairs(pairs: Mapping[tuple[str, str], str], most: int = 3) -> str:
     named = [f"{one}-{other}" for one, other in pairs]
-    return ", ".join(named[:most]) + (f" and {len(named) - most} more" if len(named) > most else "")
+    return listed(named, most)
 
 
 def _row(name: str, ok: bool, found: str, advice: str) -> dict[str, Any]:

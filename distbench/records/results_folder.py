@@ -14,7 +14,7 @@ from distbench.records.baselines import FOLDER as BASELINES
 from distbench.records.machine import machine_name
 from distbench.records.run_file import Header, RecordReader, Run, header_of, read_run
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import capped_lines, count_text
 
 # Which run files a report is about: those that were named, or every scenario of the latest `distbench run`.
 
@@ -133,9 +133,7 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[s
             good.append(read(path))
         except UserError as error:
             refused.append(f"left out: {error}")
-    warnings += refused[:MAX_FILE_WARNINGS]
-    if len(refused) > MAX_FILE_WARNINGS:
-        warnings.append(f"{len(refused) - MAX_FILE_WARNINGS} more files were left out for such reasons")
+    warnings += capped_lines(refused, MAX_FILE_WARNINGS, "{} more files were left out for such reasons")
     return good
 
 

@@ -12,7 +12,7 @@ from distbench.report.study import Study, studies_of
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
 from distbench.show.units import brief_time_text, counts_text, known, percent_text, size_text
 from distbench.spec.mesh import format_mesh
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -169,6 +169,5 @@ def busy_line(runs: Sequence[Run]) -> Iterator[str]:
     busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]
     if busy:
         names = list(dict.fromkeys(name for name, _ in busy))
-        more = f" and {len(names) - MAX_BUSY} more" if len(names) > MAX_BUSY else ""
-        load, listed = max(load for _, load in busy), ", ".join(names[:MAX_BUSY])
-        yield f"caution: begun on a busy machine (load up to {load:.1f} a CPU): {listed}{more}"
+        load = max(load for _, load in busy)
+        yield f"caution: begun on a busy machine (load up to {load:.1f} a CPU): {listed(names, MAX_BUSY)}"

@@ -6,6 +6,7 @@ from typing import Any
 from distbench.records.run_file import SIMULATED, Run, guesses_text
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
+from distbench.spec.safe_text import listed
 
 Record = dict[str, Any]
 MAX_ROWS, MAX_ALIVE, MAX_LISTED = 40, 8, 6
@@ -65,15 +66,14 @@ def simulated_lines(run: Run) -> Iterator[str]:
     rows = sorted((row for row in _rows(run) if known(row.get("predicted_s"))), key=lambda row: row["predicted_s"])
     if not rows:
         return
-    listed = [
+    steps = [
         f"{row.get('variant') or 'a step'} {brief_time_text(row['predicted_s'])}, "
         f"{size_text(row.get('peak_reserved_bytes', float('nan')))} reserved"
         + ("" if row.get("fits", True) else " (does not fit)")
-        for row in rows[:MAX_LISTED]
+        for row in rows
     ]
-    more = f"; and {len(rows) - MAX_LISTED} more" if len(rows) > MAX_LISTED else ""
     on = f"{run.about.environment.device_name} ({guesses_text(run.about.simulated)})"
-    yield f"{SIMULATED} on {on}, not measured: {'; '.join(listed)}{more}"
+    yield f"{SIMULATED} on {on}, not measured: {listed(steps, MAX_LISTED, '; ', '; and {} more')}"
 
 
 def _rows(run: Run) -> list[Record]:

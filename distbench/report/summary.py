@@ -37,7 +37,7 @@ from distbench.show.units import (
 from distbench.spec.file_io import short_path
 from distbench.spec.mesh import format_mesh
 from distbench.spec.placements import BASELINE
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 from distbench.statistics.pass_comparison import BASELINE as HELD_AGAINST
 from distbench.statistics.pass_comparison import MIN_PASSES, TOO_FEW
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
@@ -68,8 +68,8 @@ def step_lines(frame: "pd.DataFrame") -> list[str]:
     if not others and is_forward:
         return []  # a line of latencies says it all
     if not others:
-        listed = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-        return [took] if len(rows) == 1 else [f"a {what} takes {_first_of(listed)}"]
+        times = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
+        return [took] if len(rows) == 1 else [f"a {what} takes {listed(times, MAX_NAMED)}"]
     again = [row for row in others if str(row["variant"]).endswith(AGAIN)]
     variants = [row for row in others if row not in again]
     faster, slower, same, too_few = (
@@ -112,9 +112,9 @@ def collective_lines(frame: "pd.DataFrame") -> Iterator[str]:
         largest = of_dim[of_dim["payload_bytes"] == of_dim["payload_bytes"].max()].drop_duplicates("op")
         rows = [row for row in records_of(largest) if known(row["busbw_gb_per_s"])]
         if rows:
-            listed = ", ".join(f"{_op_text(row)} {bandwidth_text(row['busbw_gb_per_s']).strip()}" for row in rows)
+            rates = ", ".join(f"{_op_text(row)} {bandwidth_text(row['busbw_gb_per_s']).strip()}" for row in rows)
             where = f"{mesh_dim} ({whole_text(rows[0]['group_size'])} ranks), {size_text(rows[0]['payload_bytes'])}"
-            yield f"{where}, busbw GB/s: {listed}"
+            yield f"{where}, busbw GB/s: {rates}"
 
 
 def _op_text(row: Row) -> str:
@@ -169,13 +169,8 @@ def call_lines(frame: "pd.DataFrame") -> list[str]:
     """Each call's median."""
     rows = records_of(measured_of(frame, "call"))
     names, _ = without_shared([str(row["id"]).removeprefix("call/") for row in rows])
-    listed = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-    return [f"a call takes {_first_of(listed)}"] if listed else []
-
-
-def _first_of(names: list[str]) -> str:
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more
+    calls = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
+    return [f"a call takes {listed(calls, MAX_NAMED)}"] if calls else []
 
 
 def trace_lines(run: Run) -> list[str]:
@@ -224,11 +219,11 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
     found.sort(key=lambda one: one[0])
     sections = [lines for _, lines, _ in found]
     most = MAX_RUNS if report else len(found)  # a page has them all
-    more = [f"... {len(found) - most} more"] if len(found) > most else []
+    shown = [*sections[:most], *([[f"... {len(found) - most} more"]] if len(found) > most else [])]
     return [
         Heading(f"distbench: {count}: {statuses}", 1),
         Lines((*dict.fromkeys(map(machine_line, runs)), *cautions)),
-        Lines((*(line for lines in sections[:most] for line in lines), *more)),
+        Lines(tuple(line for lines in shown for line in lines)),
         *_joined(Lines((*_too_few(sections),)), _next(runs, found[0][2].scenario, report) if report and found else []),
     ]
 

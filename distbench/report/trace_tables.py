@@ -9,7 +9,7 @@ from distbench.records.run_file import basis_text
 from distbench.report.trace_rows import NOBODY, PATH, Trace, bubbles_text, busy_share, costs, doubts, step_of
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.show.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import capped_lines, count_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -241,9 +241,8 @@ def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
     if not found:
         rows = f"all {agreement.get('num_rows')} collectives of a rank's step"
         return (f"{agreement['method']}, a second method, saw the same kind, group and bytes in {rows}",)
-    more = [f"... {len(found) - MAX_DIFFERENCES} more differences"] if len(found) > MAX_DIFFERENCES else []
     head = f"caution: {agreement['method']}, a second method, saw something else in the same step:"
-    return (head, *found[:MAX_DIFFERENCES], *more)
+    return (head, *capped_lines(found, MAX_DIFFERENCES, "... {} more differences"))
 
 
 def _memory(record: dict[str, Any]) -> tuple[str, ...]:

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from distbench.show import units
-from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, table_of
+from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.units import brief_time_text, rate_text, size_text, time_text
 from distbench.simulate.clock import Exposed
 from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest
@@ -183,16 +183,15 @@ def _share(seconds: float, step_s: float) -> str:
 
 def _memory(simulation: Simulation) -> Table:
     ranked = sorted(simulation.alive.items(), key=lambda item: -item[1])
-    rows = [(_held(held, owner), size_text(num_bytes)) for (held, owner), num_bytes in ranked[: MAX_ROWS + 4]]
+    rows = [(_held(held, owner), size_text(num_bytes)) for (held, owner), num_bytes in ranked]
     memory = simulation.memory
     mode = "expandable_segments:True" if simulation.expandable else "its default settings"
-    notes = [f"... {len(ranked) - len(rows)} more: --format json"] if len(ranked) > len(rows) else []
-    notes.append(
+    note = (
         f"the allocator, with {mode}, rounds that up to {size_text(memory.allocated_bytes)} and reserves "
         f"{size_text(memory.reserved_bytes)} for it: pools of different streams share nothing, and free blocks may be "
         "too small"
     )
-    return Table("alive at the peak", ("<what", "bytes"), rows, notes)
+    return capped(Table("alive at the peak", ("<what", "bytes"), rows, [note]), MAX_ROWS + 4, "more: --format json")
 
 
 def _held(held: str, owner: str) -> str:

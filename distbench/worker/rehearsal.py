@@ -31,6 +31,7 @@ from distbench.spec.job import Variant
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
 from distbench.spec.plan import SCHEDULES
 from distbench.spec.plan_changes import mesh_of
+from distbench.spec.safe_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
 from distbench.worker.child_answers import jobs_in, rank_of
 from distbench.worker.session import declared, load_scenario, variant_label
@@ -205,8 +206,7 @@ def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
     lacking = [name for name, parameter in named if parameter.grad is None]
     if not lacking:
         return []
-    others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    what = f"parameter {lacking[0]}{others} gets no gradient, and DDP waits for it"
+    what = f"parameter {listed(lacking, 1)} gets no gradient, and DDP waits for it"
     return [f"{what}; use DdpPlan(find_unused_parameters=True), or freeze it (requires_grad_(False))"]
 
 
