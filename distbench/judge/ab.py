@@ -270,16 +270,13 @@ def _out_of_reach(gated: Gated, num_left: int) -> str | None:
     """Where nearly every case passed, and the pairs left would probably not settle the few that look no slower."""
     still_open = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
     allowed = max(1, int(MAX_OPEN_SHARE * gated.num_judged))
-    if not gated.counts.get(PASS) or len(still_open) > allowed or not all(map(_looks_no_slower, still_open)):
+    look_no_slower = not any(case.suspected or case.excess >= 0 for case in still_open)
+    if not gated.counts.get(PASS) or len(still_open) > allowed or not look_no_slower:
         return None
     if not all(_needs(case) > num_left for case in still_open):
         return None
     few = "1 case is" if len(still_open) == 1 else f"{len(still_open)} cases are"
     return f"{few} open, looking no slower than the tolerance, and would need more than the {num_left} pairs left"
-
-
-def _looks_no_slower(case: CaseVerdict) -> bool:
-    return not case.suspected and all(metric.change < metric.tolerance for metric in case.metrics)
 
 
 def _needs(case: CaseVerdict) -> float:

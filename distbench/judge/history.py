@@ -5,7 +5,7 @@ import fnmatch
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from itertools import chain, pairwise
+from itertools import chain, compress, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,7 +94,11 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     """
     ordered = sorted(launches, key=lambda launch: launch.started_at)
     newest = {launch.scenario: launch for launch in ordered}
-    kept = [launch for launch in ordered if _alike(launch, newest[launch.scenario])]
+    kept = [
+        launch
+        for launch in ordered
+        if all(launch.facts.get(name) == newest[launch.scenario].facts.get(name) for name in MUST_AGREE)
+    ]
     left_out = f"{len(ordered) - len(kept)} of {count_text(len(ordered), 'launch', 'launches')} were left out"
     notes = [f"{left_out}: made on another machine, mesh or device than the newest"] if len(kept) < len(ordered) else []
     found: list[Series] = []
@@ -110,10 +114,6 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     return sorted(found, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
 
 
-def _alike(launch: Launch, other: Launch) -> bool:
-    return all(launch.facts.get(name) == other.facts.get(name) for name in MUST_AGREE)
-
-
 def _point(launch: Launch, seconds: float) -> Point:
     commit = launch.facts.get("git_commit")
     is_dirty = bool(launch.facts.get("git_dirty"))
@@ -126,16 +126,12 @@ def _matches(scenario: str, case_id: str, pattern: str) -> bool:
 
 def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
     """Launches oldest first, those of a commit together, where it was first launched: `ab` has commits take turns."""
-    first: dict[tuple[Any, ...], int] = {}
-    keys = [_commit_key(launch, index) for index, launch in enumerate(launches)]
-    for index, key in enumerate(keys):
-        first.setdefault(key, index)
-    return [launches[index] for index in sorted(range(len(launches)), key=lambda index: (first[keys[index]], index))]
-
-
-def _commit_key(launch: Launch, index: int) -> tuple[Any, ...]:
-    commit = launch.facts.get("git_commit")
-    return (commit, bool(launch.facts.get("git_dirty"))) if commit else (index,)
+    together: dict[tuple[Any, ...], list[Launch]] = {}
+    for index, launch in enumerate(launches):
+        commit = launch.facts.get("git_commit")
+        key = (commit, bool(launch.facts.get("git_dirty"))) if commit else (index,)
+        together.setdefault(key, []).append(launch)
+    return list(chain.from_iterable(together.values()))
 
 
 def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tuple[list[Series], list[str]]:
@@ -150,10 +146,7 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
             if (value := launch.cases.get(case_id)) and value.status == "ok":
                 logs[row, column] = math.log(value.p10_s)
     is_measured = np.isfinite(logs).any(axis=0)
-    logs, by_commit = (
-        logs[:, is_measured],
-        [one for one, is_kept in zip(by_commit, is_measured, strict=True) if is_kept],
-    )
+    logs, by_commit = logs[:, is_measured], list(compress(by_commit, is_measured))
     found = change_points(logs)
     shown = [(ids[row], logs[row], found.own[row]) for row in range(len(ids)) if _matches(scenario, ids[row], pattern)]
     if found.shared:

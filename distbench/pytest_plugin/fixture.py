@@ -4,7 +4,6 @@ import contextlib
 import inspect
 import math
 import os
-import statistics
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ from distbench.spec import Entry, Job
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size
 from distbench.spec.safe_text import count_text
-from distbench.statistics.intervals import median, median_ci
+from distbench.statistics.intervals import median, median_ci, summarise
 from distbench.statistics.verdicts import FASTER, SLOWER
 
 # What a test asks for: its marker, a function that ranks can find, and arguments that can travel to them.
@@ -280,10 +279,8 @@ class MeasuredCase:
     @property
     def quartiles_s(self) -> tuple[float, float]:
         """How the samples spread, seconds, which is not how well the median is known; (nan, nan) below 4 of them."""
-        if len(self.samples_s) < 4:
-            return (math.nan, math.nan)
-        low, _, high = statistics.quantiles(self.samples_s, n=4, method="inclusive")
-        return low, high
+        columns = summarise([self.samples_s])
+        return float(columns["q1_s"][0]), float(columns["q3_s"][0])
 
     def line(self) -> str:
         """For a terminal."""
