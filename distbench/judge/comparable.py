@@ -9,7 +9,6 @@ from distbench.records.launches import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.safe_text import listed
-from distbench.statistics.significance import Span
 
 DTYPE = "dtype"  # it stands in a case's id, not in the environment
 _DTYPE_IN_ID = re.compile(r"(?<=/)([a-z]+\d+)(?=\[)")
@@ -105,18 +104,6 @@ def _text(value: Any) -> str:
     if isinstance(value, dict):
         return ", ".join(f"{name}={one}" for name, one in value.items()) or "none"
     return "not recorded" if value is None else str(value)
-
-
-def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:
-    """When each launch of one side ran, by run id: one command that ran several scenarios is one launch here."""
-    together: dict[str, list[Launch]] = {}
-    for launch in launches:
-        together.setdefault(launch.invocation_id or launch.run_id, []).append(launch)
-    spans: dict[str, Span] = {}
-    for some in together.values():
-        start, end = min(one.started_at for one in some), max(one.ended_at for one in some)
-        spans |= {one.run_id: Span(one.run_id, start, end if one.ended_at else 0.0) for one in some}
-    return spans
 
 
 def without_dtype(case_id: str) -> tuple[str, str | None]:

@@ -14,7 +14,7 @@ from distbench.records.launches import Launch, Value, launch_of, value_of
 from distbench.records.results_folder import run_files_in
 from distbench.records.run_file import Header, Run, read_run
 from distbench.spec.errors import UserError
-from distbench.statistics.significance import Floats
+from distbench.statistics.intervals import Floats
 from distbench.statistics.verdicts import IMPROVEMENT, PASS, REGRESSION, Options
 
 MIN_LAUNCHES = 10

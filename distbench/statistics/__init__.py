@@ -1,1 +1,1 @@
-"""The one way two things are compared: intervals, pairs of launches, families of tests. Arrays in, arrays out."""
+"""The one way two things are compared: intervals, families of tests, change points. Arrays in, arrays out."""

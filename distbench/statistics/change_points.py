@@ -15,7 +15,8 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from distbench.statistics.intervals import Floats
+
 Cuts = tuple[Floats, NDArray[np.int64]]
 Search = Callable[[Floats], Cuts]
 

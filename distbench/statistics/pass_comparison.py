@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtrit
 
+from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import (
     PRIOR_FREEDOM,
-    Floats,
     SignFlips,
     detectable_effect,
     leaning_error,

@@ -1,4 +1,4 @@
-"""Pairs of launches, differences of logarithms, and all tests of one comparison as one family (sign flips, or Holm).
+"""Differences of logarithms, and all tests of one comparison as one family (sign flips, or Holm).
 
 Holm's correction, the detectable effect, the moderated variance and the flips of signs that other comparisons use
 (`pass_comparison.py`, `judge/links.py`) are here, too.
@@ -12,130 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import stdtr, stdtrit
 
-from distbench.statistics.intervals import side_of_bound
+from distbench.statistics.intervals import Floats, side_of_bound
 from distbench.statistics.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, SLOWER_SHARE, Options
-
-# Which launches are held against which: by when they ran, or all of one side against all of the other.
-#
-# Machines drift: over half an hour more than most regressions. Launches that took turns saw the same drift, so the
-# difference within a pair is free of it. Nobody has to say that they took turns: when they began and ended tells it.
-
-INTERLEAVED_SHARE = 0.75  # of the smaller side's launches that must have a neighbour on the other side
-# What may lie between the two launches of a pair: a build or a checkout, but not the time in which a machine drifts by
-# more than it does during the launches themselves.
-MAX_GAP_S = 600.0
-MAX_GAP_LAUNCHES = 3.0  # or so many times the longer launch of the two
-CLOCK_S = 1.0  # an overlap that short is none: clocks are set back, and some tools write whole seconds
-TURNS = "the launches did not take turns, and machines drift"
-
-
-@dataclass(frozen=True)
-class Span:
-    """When one launch ran.
-
-    Args:
-        name: the launch's, for sentences.
-        start: seconds since the epoch, 0 where unknown; likewise `end`.
-    """
-
-    name: str
-    start: float
-    end: float
-
-    @property
-    def is_known(self) -> bool:
-        """Whether both ends are known, and in order."""
-        return 0 < self.start <= self.end
-
-    def overlaps(self, other: "Span") -> bool:
-        """Whether both ran at one time, or began at the same moment."""
-        shared_s = min(self.end, other.end) - max(self.start, other.start)
-        return self.start == other.start or shared_s > CLOCK_S
-
-
-@dataclass(frozen=True)
-class Pairing:
-    """How two sides' launches go together.
-
-    Args:
-        baseline: indexes into the baseline's launches: of each pair its one, or all of them.
-        candidate: likewise, partners in the same order.
-        num_left_out: launches without a neighbour on the other side, left out of the pairs.
-        refusal: why they are compared unpaired, as launches of two occasions; "" where they took turns.
-        is_disturbed: whether two launches of different sides ran at the same time.
-    """
-
-    baseline: tuple[int, ...]
-    candidate: tuple[int, ...]
-    num_left_out: int = 0
-    refusal: str = ""
-    is_disturbed: bool = False
-
-    @property
-    def interleaved(self) -> bool:
-        """Whether launches took turns."""
-        return not self.refusal
-
-
-def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
-    """Neighbours in time as pairs, where that is how the launches were run."""
-    sides = (baseline, candidate)
-    # A launch that was killed has no end, so that nobody knows what it disturbed: it stands in no pair.
-    timeline = sorted(
-        (span.start, side, index) for side in (0, 1) for index, span in enumerate(sides[side]) if span.is_known
-    )
-    overlap = _overlap(*([span for span in side if span.is_known] for side in sides))
-    pairs, far = _neighbours(sides, timeline)
-    # One pair alone is also what two blocks, all of A and then all of B, have where they meet.
-    least = max(2, INTERLEAVED_SHARE * min(map(len, sides)))
-    if overlap is None and len(pairs) >= least:
-        left, right = zip(*pairs, strict=True)
-        return Pairing(left, right, len(baseline) + len(candidate) - 2 * len(pairs))
-    refusal = overlap or TURNS
-    if overlap is None and len(pairs) + len(far) >= least:
-        refusal = f"at least {min(far) / 60:.0f} min lie between launches of the two sides, and machines drift"
-    elif overlap is None and len(timeline) < len(baseline) + len(candidate):
-        refusal = "when some launches began or ended is not recorded, so that they cannot be paired"
-    return Pairing(
-        tuple(range(len(baseline))), tuple(range(len(candidate))), refusal=refusal, is_disturbed=overlap is not None
-    )
-
-
-def _neighbours(
-    sides: Sequence[Sequence[Span]], timeline: Sequence[tuple[float, int, int]]
-) -> tuple[list[tuple[int, int]], list[float]]:
-    """Pairs of neighbours as (baseline's index, candidate's), and the seconds between those too far apart."""
-    pairs, far, position = [], [], 0
-    while position + 1 < len(timeline):
-        (_, side, index), (_, next_side, next_index) = timeline[position], timeline[position + 1]
-        if side == next_side:
-            position += 1
-            continue
-        one, other = sides[side][index], sides[next_side][next_index]
-        gap_s, longer_s = other.start - one.end, max(one.end - one.start, other.end - other.start)
-        if gap_s > max(MAX_GAP_S, MAX_GAP_LAUNCHES * longer_s):
-            far.append(gap_s)
-            position += 1
-            continue
-        pairs.append((index, next_index) if side == 0 else (next_index, index))
-        position += 2
-    return pairs, far
-
-
-def _overlap(baseline: Sequence[Span], candidate: Sequence[Span]) -> str | None:
-    """One sentence on the first two launches of different sides that ran at the same time, else None."""
-    for one in baseline:
-        for other in candidate:
-            if one.overlaps(other):
-                return f"launches {one.name} and {other.name} ran at the same time and disturb each other"
-    return None
-
 
 # Differences of logarithms between two sides, tested, bounded and planned for: arrays in, arrays out, one row a test.
 #
 # A launch's value is a mean or a percentile of times, so the logarithm makes changes additive and tails short.
 
-Floats = NDArray[np.float64]
 POWER = 0.8
 MAX_LAUNCHES = 1000
 OUTLYING = 4.0  # times the median pair's size
@@ -239,15 +122,6 @@ def detectable_effect(
     return effect
 
 
-def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifference:
-    """The difference within pairs where launches took turns, else that of two independent samples.
-
-    The sides are logarithms, each [tests, launches]; nan where a launch lacks the value.
-    """
-    left, right = sides[0][:, list(pairing.baseline)], sides[1][:, list(pairing.candidate)]
-    return paired_difference(left, right) if pairing.interleaved else unpaired_difference(left, right)
-
-
 def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     """The mean of differences within pairs of logarithms, each [tests, pairs]; a pair with a nan is left out."""
     pairs = candidate - baseline
@@ -285,7 +159,8 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
 def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     """The difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
 
-    The sides are as in `difference_between`; their numbers of launches may differ.
+    The sides are logarithms, each [tests, launches], nan where a launch lacks the value; their numbers of launches may
+    differ.
     """
     (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
     left_part, right_part = left_variance / np.maximum(1, left_count), right_variance / np.maximum(1, right_count)
