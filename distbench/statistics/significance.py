@@ -118,7 +118,8 @@ def detectable_effect(
             planning: it takes the noncentral t for a shifted one (Cohen, Statistical Power Analysis, 2.4).
         tolerance: in the unit of `error`.
     """
-    effect: Floats = np.maximum(critical * error, tolerance) + luck * error
+    with np.errstate(invalid="ignore"):  # nothing is detected where `critical` is infinite, whatever the error
+        effect: Floats = np.maximum(critical * error, tolerance) + luck * error
     return effect
 
 
@@ -426,42 +427,41 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
     Regressions get SLOWER_SHARE of alpha, improvements the rest. Where some groups are paired, others are not, and both
     may fail a build, each design gets half of it.
     """
+    if not blocks:
+        return [], 0
     enough = [block.difference.num_launches >= options.least_launches(block.difference.is_paired) for block in blocks]
     num_tests = int(sum(each.sum() for each in enough))
     paired = [block.difference.pairs for block in blocks if block.difference.pairs is not None]
     designs = 2 if 0 < len(paired) < len(blocks) and options.dedicated else 1
     alpha = SLOWER_SHARE * options.alpha / designs
     flipped = iter(flip_tests(paired, options.least_launches(paired=True), alpha))
-    corrected = iter(_holm(blocks, enough))
-    found = []
-    each = alpha / max(num_tests, 1)
-    for difference, tolerance in ((block.difference, block.tolerance) for block in blocks):
+    corrected = zip(*(_holm(blocks, enough, sign) for sign in (1, -1)), strict=True)
+    of_one_test = alpha / max(num_tests, 1)
+    results = []
+    for block, p_values in zip(blocks, corrected, strict=True):
+        difference, tolerance = block.difference, block.tolerance
         if difference.is_paired:
-            of = next(flipped)
-            slower, faster, detectable = of.slower, of.faster, of.detectable(tolerance)
+            flips = next(flipped)
+            slower, faster, detectable = flips.slower, flips.faster, flips.detectable(tolerance)
             # How the largest statistic will behave with more pairs is not known; Bonferroni's bound on it is.
-            needed = difference.launches_to_settle(each, options.confidence, tolerance, of.error, PRIOR_FREEDOM)
+            error = flips.error, PRIOR_FREEDOM
+            needed = difference.launches_to_settle(of_one_test, options.confidence, tolerance, *error)
         else:
-            slower, faster = next(corrected)
-            detectable = difference.detectable(each, tolerance)
-            needed = difference.launches_to_settle(each, options.confidence, tolerance)
+            slower, faster = p_values
+            detectable = difference.detectable(of_one_test, tolerance)
+            needed = difference.launches_to_settle(of_one_test, options.confidence, tolerance)
         slower, faster = slower * designs / SLOWER_SHARE, faster * designs / (1 - SLOWER_SHARE)
-        found.append(Tested(np.minimum(slower, 1.0), np.minimum(faster, 1.0), detectable, needed))
-    return found, num_tests
+        results.append(Tested(np.minimum(slower, 1.0), np.minimum(faster, 1.0), detectable, needed))
+    return results, num_tests
 
 
-def _holm(blocks: Sequence[Block], enough: Sequence[np.ndarray]) -> list[tuple[Floats, Floats]]:
-    """Adjusted p of "not slower" and of "not faster" for each block whose launches are not paired."""
-    differences = (block.difference for block in blocks)
-    unpaired = [(one, each) for one, each in zip(differences, enough, strict=True) if not one.is_paired]
-    if not unpaired:
-        return []
-    bounds = np.cumsum([len(each) for _, each in unpaired])[:-1]
-    sides = []
-    for sign in (1, -1):
-        p = [np.where(each, difference.p_above(sign), np.nan) for difference, each in unpaired]
-        sides.append(np.split(holm(np.concatenate(p)), bounds))
-    return list(zip(*sides, strict=True))
+def _holm(blocks: Sequence[Block], enough: Sequence[NDArray[np.bool_]], sign: int) -> list[Floats]:
+    """Adjusted p of each block's tests, "not slower" (sign 1) or "not faster" (-1); nan where launches are paired."""
+    of_blocks = [
+        np.where(each & (not block.difference.is_paired), block.difference.p_above(sign), np.nan)
+        for block, each in zip(blocks, enough, strict=True)
+    ]
+    return np.split(holm(np.concatenate(of_blocks)), np.cumsum([len(each) for each in enough])[:-1])
 
 
 def tolerance_words(
