@@ -92,9 +92,7 @@ def markdown(gated: Gated, strict: bool = False) -> str:
     room = MAX_MARKDOWN_BYTES - len((page + head + tail).encode()) - 100
     folded = [_all_cases(case) for case in gated.cases]
     num_kept = sum(size <= room for size in accumulate(len(lines.encode()) + 1 for lines in folded))
-    kept = folded[:num_kept]
-    if num_kept < len(folded):
-        kept.append(f"... {len(folded) - num_kept} more cases: distbench gate --format json")
+    kept = capped_lines(folded, num_kept, "... {} more cases: distbench gate --format json")
     return page + head + "\n".join(kept) + tail
 
 

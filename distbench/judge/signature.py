@@ -22,7 +22,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_text, shown, write_whole
 from distbench.spec.mesh import format_mesh, parse_mesh
 from distbench.spec.plan import folded
-from distbench.spec.safe_text import count_text, printable
+from distbench.spec.safe_text import capped_lines, count_text, printable
 from distbench.spec.versions import release
 
 # A communication signature: what a scenario communicates, as text that is stable, reviewable and kept in git.
@@ -407,7 +407,8 @@ def update(base: Path, new: Path) -> list[Path]:
 
 # What the exact gate found, as a person reads it and as CI does. The worst first.
 
-MAX_SENTENCES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
+MAX_LINES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
+MORE_LINES = f"\n... {{}} more lines: {TOOL} --signature --format json"
 
 
 def text(found: SignatureComparison) -> str:
@@ -422,18 +423,10 @@ def text(found: SignatureComparison) -> str:
 
 def markdown(found: SignatureComparison) -> str:
     """For a step summary: a heading with the verdict, then a list a file."""
-    lines, room = [f"# exact gate: {found.headline}"], MAX_SENTENCES
+    changed: list[str] = []
     for name, sentences in found.changed.items():
-        lines += [
-            "",
-            f"**{markdown_text(name)}**",
-            "",
-            *(f"- {code_span(sentence)}" for sentence in sentences[:room]),
-        ]
-        room = max(room - len(sentences), 0)
-    num_sentences = sum(map(len, found.changed.values()))
-    if num_sentences > MAX_SENTENCES:
-        lines += ["", f"... {num_sentences - MAX_SENTENCES} more: {TOOL} --signature --format json"]
+        changed += ["", f"**{markdown_text(name)}**", "", *(f"- {code_span(sentence)}" for sentence in sentences)]
+    lines = [f"# exact gate: {found.headline}", *capped_lines(changed, MAX_LINES, MORE_LINES)]
     notes = [f"- {markdown_text(sentence)}" for sentence in (*found.uncompared, *found.shown)]
     lines += ["", *notes] if notes else []
     return "\n".join(lines)
