@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 from distbench.ranks.device import Clock, EventClock, delay, synchronize
 from distbench.spec import Settings
-from distbench.statistics.intervals import median, median_ci_ranks
+from distbench.statistics.intervals import is_steady, median
 
 # Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample.
 #
@@ -280,9 +280,7 @@ def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str
     """
     if len(samples) < settings.min_samples:
         return None
-    ordered = sorted(samples)
-    low, high = median_ci_ranks(len(ordered))
-    if ordered[high] - ordered[low] <= settings.target_ci * median(ordered):
+    if is_steady(samples, settings.target_ci):
         return "steady"
     if len(samples) >= settings.max_samples:
         return "max_samples"

@@ -122,3 +122,9 @@ def median_ci(values: Sequence[float]) -> tuple[float, float]:
     ordered = sorted(values)
     low, high = median_ci_ranks(len(ordered))
     return ordered[low], ordered[high]
+
+
+def is_steady(values: Sequence[float], target_ci: float) -> bool:
+    """Whether the median's 95 % confidence interval is at most `target_ci` times as wide as the median."""
+    low, high = median_ci(values)
+    return high - low <= target_ci * median(values)

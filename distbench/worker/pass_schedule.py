@@ -18,7 +18,7 @@ from distbench.ranks.case import CaseSpec, OpenedCase
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import free_bytes
 from distbench.spec import Settings
-from distbench.statistics.intervals import median, median_ci
+from distbench.statistics.intervals import is_steady
 from distbench.statistics.pass_comparison import MIN_PASSES
 
 SAMPLES_A_TURN = 5
@@ -142,15 +142,12 @@ class PassPlan:
         """
         if number >= self.num_passes:
             return False
-        return not (self.is_automatic and number >= MIN_PASSES and all(map(self._is_precise, medians)))
+        target_ci = self._settings.target_ci
+        return not (self.is_automatic and number >= MIN_PASSES and all(is_steady(case, target_ci) for case in medians))
 
     def must_be_seen(self, number: int) -> bool:
         """Whether what that many passes gave must be known: whether there is another one may depend on it."""
         return number >= min(MIN_PASSES, self.num_passes)
-
-    def _is_precise(self, medians: Sequence[float]) -> bool:
-        low, high = median_ci(medians)
-        return bool(high - low <= self._settings.target_ci * median(medians))
 
 
 def groups_of(
