@@ -371,7 +371,7 @@ def effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...],
     spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
     # A variance of few passes is itself uncertain: that of its like counts as so many more of them.
     own, freedom = against.var(axis=0, ddof=1), num_passes - 1
-    moderated = moderated_variance(freedom * own, np.median(own), freedom)
+    moderated = moderated_variance(freedom * own, float(np.median(own)), freedom)
     # What noise alone makes its like scatter is in their errors already.
     scatter = max(spread**2 - float(np.median(own)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
@@ -512,6 +512,6 @@ def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]
     found: dict[str, float] = {}
     for effects in family:
         critical = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests)
-        beyond = detectable_effect(np.median(effects.error), critical, stdtrit(effects.freedom, POWER))
+        beyond = detectable_effect(float(np.median(effects.error)), critical, stdtrit(effects.freedom, POWER))
         found[effects.quantity] = max(found.get(effects.quantity, 0.0), float(np.exp(np.log1p(threshold) + beyond)))
     return found

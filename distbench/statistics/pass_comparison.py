@@ -153,7 +153,7 @@ def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> flo
     freedom = float(np.median(count)) - 1 + PRIOR_FREEDOM
     # The standard deviation of the noncentral t, by the normal approximation of Johnson and Kotz.
     luck = LUCK * math.sqrt(1 + critical**2 / (2 * freedom))
-    return float(np.expm1(detectable_effect(np.median(error), critical, luck)))
+    return float(np.expm1(detectable_effect(float(np.median(error)), critical, luck)))
 
 
 def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:

@@ -105,7 +105,7 @@ class LogDifference:
 
 
 def detectable_effect(
-    error: Floats, critical: Floats | float, luck: Floats | float, tolerance: Floats | float = -np.inf
+    error: Floats | float, critical: Floats | float, luck: Floats | float, tolerance: Floats | float = -np.inf
 ) -> Floats:
     """Return the smallest true effect that is found with probability POWER: four times in five.
 
@@ -277,7 +277,8 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
     results = []
     for block, rows, each in zip(blocks, tested_rows, flips, strict=True):
         statistic, error = each.as_given()
-        columns = _reached(chance, statistic), _reached(chance, -statistic), error, each.count - 1 + PRIOR_FREEDOM
+        freedom = each.count.astype(float) - 1 + PRIOR_FREEDOM
+        columns = _reached(chance, statistic), _reached(chance, -statistic), error, freedom
         slower, faster, error, freedom = (_at(rows, values, len(block)) for values in columns)
         results.append(Flipped(slower, faster, error, critical, freedom))
     return results
@@ -356,7 +357,7 @@ class SignFlips:
             return np.where(error > 0, mean / error, np.where(mean == 0, 0.0, np.copysign(np.inf, mean))), error
 
 
-def moderated_variance(squares: Floats, prior: Floats | float, freedom: Floats | float) -> Floats:
+def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[np.int64] | float) -> Floats:
     """Return variances that lean on `prior`, which counts for PRIOR_FREEDOM degrees of freedom.
 
     This is the posterior variance of G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential
@@ -444,8 +445,9 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
             flips = next(flipped)
             slower, faster, detectable = flips.slower, flips.faster, flips.detectable(tolerance)
             # How the largest statistic will behave with more pairs is not known; Bonferroni's bound on it is.
-            error = flips.error, PRIOR_FREEDOM
-            needed = difference.launches_to_settle(of_one_test, options.confidence, tolerance, *error)
+            needed = difference.launches_to_settle(
+                of_one_test, options.confidence, tolerance, flips.error, PRIOR_FREEDOM
+            )
         else:
             slower, faster = p_values
             detectable = difference.detectable(of_one_test, tolerance)
