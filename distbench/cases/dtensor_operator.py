@@ -11,11 +11,12 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from distbench.observe.attribution import Communication, communications_of, wire_bytes_of
+from distbench.observe.attribution import Communication, communications_of
 from distbench.ranks.case import CaseSpec, OpenedCase
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import blamed, one_line
 from distbench.ranks.measure import Stamp, no_stamp
+from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.run_file import Case
 from distbench.redistribute.expected_shards import Layout, dtensor_under, own_shard, parse_placement
 from distbench.redistribute.planners import Switch, check_planners, planning_by
@@ -242,7 +243,8 @@ def row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankC
     }
     for phase, rows in paid.items():
         counters[f"{phase}_pays"] = "; ".join(map(_payment, rows))
-        counters[f"{phase}_wire_bytes"] = sum(wire_bytes_of(one) or 0 for one in rows)
+        sent = [wire_bytes(row.kind, row.payload_bytes, row.group_size) for row in rows]
+        counters[f"{phase}_wire_bytes"] = sum(filter(None, sent))
     return {
         "wire_bytes": sum(counters[f"{phase}_wire_bytes"] for phase in PHASES),
         "group_size": context.mesh.size(),

@@ -22,12 +22,12 @@ from torch import nn
 from distbench.plans.training_step import SCHEDULE
 from distbench.ranks.context import RankContext, dtype_name
 from distbench.ranks.measure import Call
-from distbench.records.bus_bandwidth import busbw_factor
+from distbench.records.bus_bandwidth import wire_bytes
+from distbench.records.run_file_fields import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS
 from distbench.spec import ParallelPlan
 from distbench.spec.plan import ULYSSES
 from distbench.torch_private import (
     BACKEND_OPS,
-    PEERS,
     CollectiveCall,
     Label,
     Labels,
@@ -149,14 +149,6 @@ class Communication:
 
 # The rows of a trace record: every rank's collectives and phases of every traced step.
 
-COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
-PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
-COLUMNS = (
-    *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
-    *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
-    *("issued_s", "completed_s", "exposed_s"),
-)
-
 
 class TracedRow(NamedTuple):
     """One collective of one traced step; moments are seconds of this rank's clock, None where not taken."""
@@ -199,7 +191,7 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
         # Of each step, or of none: who reads them takes the n-th for the n-th step's.
         "steps_s": lengths if len(lengths) == len(steps) else [],
         "phases": {"columns": PHASE_COLUMNS, "rows": phase_rows},
-        "columns": COLUMNS,
+        "columns": TRACE_COLUMNS,
         "rows": rows,
         **({"computing": {"columns": COMPUTING_COLUMNS, "rows": working}} if working else {}),
     }
@@ -215,25 +207,14 @@ def _rows_of(rank: int, step: int, rows: Sequence[TracedRow], zero: float, backe
             "step": step,
             "seq": seen[what.group],
             "backend_op": BACKEND_OPS.get((backend, what.kind), what.kind),
-            "wire_bytes": wire_bytes_of(what),
+            "wire_bytes": wire_bytes(what.kind, what.payload_bytes, what.group_size),
             "issued_s": None if issued_s is None else issued_s - zero,
             "completed_s": None if completed_s is None else completed_s - zero,
             "exposed_s": exposed_s,
         }
         seen[what.group] += 1
-        found.append([values[name] for name in COLUMNS])
+        found.append([values[name] for name in TRACE_COLUMNS])
     return found
-
-
-def wire_bytes_of(what: Communication) -> int | None:
-    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of. Who
-    receives a message sends nothing."""
-    if what.kind in PEERS:
-        return what.payload_bytes if what.kind == "send" else 0
-    try:
-        return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
-    except ValueError:
-        return None
 
 
 def communications_of(

@@ -14,3 +14,16 @@ def busbw_factor(op: str, group_size: int) -> float:
     if op in ("broadcast", "send_recv"):
         return 1.0
     raise ValueError(f"no busbw factor is known for {op!r}")
+
+
+def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int | None:
+    """Bytes that one rank must send, by the algorithm's own count; None where nccl-tests has no count of `kind`.
+
+    The receiver of a message sends nothing.
+    """
+    if kind in ("send", "recv"):
+        return payload_bytes if kind == "send" else 0
+    try:
+        return round(payload_bytes * busbw_factor(kind, group_size))
+    except ValueError:
+        return None

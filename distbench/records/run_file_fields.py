@@ -27,6 +27,14 @@ from distbench.spec.file_io import (
     wrong_field,
 )
 
+# Columns of a trace: a row per collective, per phase, and per stretch in which a rank computes.
+TRACE_COLUMNS = (
+    *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
+    *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
+    *("issued_s", "completed_s", "exposed_s"),
+)
+PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
+COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
 STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported")
 MAX_PASSES = 100_000  # a number of a pass beyond this is no number of a pass
 Record = dict[str, Any]

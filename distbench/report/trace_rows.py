@@ -9,7 +9,7 @@ import numpy as np
 
 from distbench.records.dataframe import PHASES, records_of
 from distbench.records.run_file import SIMULATED, Run
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file_fields import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS, Record
 from distbench.show.units import percent_text
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.plan import folded
@@ -24,11 +24,6 @@ if TYPE_CHECKING:
 
 ROOT, NOBODY = "(root)", "(unknown)"
 TIMES = ("issued_s", "completed_s", "exposed_s")
-WHAT = ("phase", "kind", "op", "backend_op", "mesh_dim", "dtype", "payload_bytes", "wire_bytes")
-WHOSE = ("owner", "owner_known", "source", "redistribution", "explicit")
-NEEDED = frozenset(("rank", "step", "group", "seq", "group_size", *WHAT, *WHOSE, *TIMES))
-PHASE_COLUMNS = frozenset(("rank", "step", "phase", "start_s", "end_s"))
-COMPUTING_COLUMNS = frozenset(("rank", "step", "start_s", "end_s"))
 
 
 @dataclass(frozen=True)
@@ -86,10 +81,9 @@ def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
 def _problem(record: Record) -> str | None:
     if record.get("error"):
         return str(record["error"])
-    lacking = [*NEEDED.difference(record["columns"]), *PHASE_COLUMNS.difference(record["phases"]["columns"])]
-    if computing := record.get("computing"):
-        lacking += COMPUTING_COLUMNS.difference(computing["columns"])
-    if lacking:
+    tables = [(TRACE_COLUMNS, record), (PHASE_COLUMNS, record["phases"])]
+    tables += [(COMPUTING_COLUMNS, computing)] if (computing := record.get("computing")) else []
+    if lacking := {name for columns, table in tables for name in columns if name not in table["columns"]}:
         return f"its record lacks {', '.join(sorted(lacking))}; trace it anew with this distbench"
     return None
 

@@ -7,25 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distbench.records.bus_bandwidth import busbw_factor
+from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.machine import slug
 from distbench.records.run_file import SCHEMA_VERSION, SIMULATED, append
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file_fields import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS, Record
 from distbench.simulate.clock import computing_of, exposed_spans
 from distbench.simulate.hardware_file import Hardware
-from distbench.simulate.recording import MESSAGES, SCHEDULE, Collective, Head, Operator
+from distbench.simulate.recording import SCHEDULE, Collective, Head, Operator
 from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import DAY_S, unique_stem
 
-# Of the three rows that a trace consists of; `traces.records` reads them.
-COLUMNS = (
-    *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
-    *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
-    *("issued_s", "completed_s", "exposed_s"),
-)
-PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
-COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
 # Shorter pauses of the operators than this share of a step are not drawn.
 LEAST_PAUSE = 1e-4
 MAX_ALIVE = 24
@@ -219,7 +211,7 @@ def _trace(ranks: Sequence[Simulation]) -> Record:
         "steps_s": [slowest(ranks).timed.step_s],
         "phases": {"columns": PHASE_COLUMNS, "rows": phases},
         "computing": {"columns": COMPUTING_COLUMNS, "rows": computing},
-        "columns": COLUMNS,
+        "columns": TRACE_COLUMNS,
         "rows": [row for one in ranks for row in _rows(one)],
     }
 
@@ -263,13 +255,13 @@ def _rows(step: Simulation) -> list[list[Any]]:
             "group": group,
             "seq": seen[group],
             "backend_op": span.what.kind,
-            "wire_bytes": _wire_bytes(span.what),
+            "wire_bytes": wire_bytes(span.what.kind, span.what.payload_bytes, span.what.group_size),
             "issued_s": span.start_s,
             "completed_s": span.end_s,
             "exposed_s": exposed_s[id(span)],
         }
         seen[group] += 1
-        rows.append([values[name] for name in COLUMNS])
+        rows.append([values[name] for name in TRACE_COLUMNS])
     return rows
 
 
@@ -278,17 +270,6 @@ def _group(what: Collective, rank: int) -> str:
     if what.peer is not None:
         return f"{rank},{what.peer}" if what.kind == "send" else f"{what.peer},{rank}"
     return "+".join(f"{count}x{stride}" for count, stride in what.ranks)
-
-
-def _wire_bytes(what: Collective) -> int | None:
-    """Bytes that one rank must send, by the algorithm's own count; None for what nccl-tests knows no count of. Who
-    receives a message sends nothing."""
-    if what.kind in MESSAGES:
-        return what.payload_bytes if what.kind == "send" else 0
-    try:
-        return round(what.payload_bytes * busbw_factor(what.kind, what.group_size))
-    except ValueError:
-        return None
 
 
 def _footer(records: Sequence[Record], started_at: float) -> Record:

@@ -19,10 +19,11 @@ from processes import Ranks
 
 from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
-from distbench.observe.attribution import COLUMNS, PHASE_COLUMNS, Communication, Traced, TracedRow, tables
+from distbench.observe.attribution import Communication, Traced, TracedRow, tables
 from distbench.observe.trace import StepTrace, differences
 from distbench.processes.child import ask_child
 from distbench.records.run_file import read_run
+from distbench.records.run_file_fields import PHASE_COLUMNS, TRACE_COLUMNS
 from distbench.spec import CompilePlan, Job, ParallelPlan, list_entries
 from distbench.torch_private import Forwarding, Unsupported, each_collective, fake_ranks, needs_newer, require
 from distbench.torch_private.probe import SPMD_MESH
@@ -53,8 +54,8 @@ def table(ranks: Sequence[Traced], clock_shared: bool) -> dict[str, Any]:
 
 def test_a_trace_has_a_row_a_collective_with_its_sequence_number_bytes_and_the_backends_own_op() -> None:
     found = table([told(100.0)], clock_shared=True)
-    assert found["columns"] == COLUMNS and found["steps_s"] == [9.0]
-    rows = [dict(zip(COLUMNS, row, strict=True)) for row in found["rows"]]
+    assert found["columns"] == TRACE_COLUMNS and found["steps_s"] == [9.0]
+    rows = [dict(zip(TRACE_COLUMNS, row, strict=True)) for row in found["rows"]]
     assert [(row["group"], row["seq"]) for row in rows] == [("0,1", 0), ("0,2", 0), ("0,1", 1)]
     assert [row["backend_op"] for row in rows] == ["all_gather", "all_reduce", "all_reduce"]
     assert [row["wire_bytes"] for row in rows] == [32, 32, 64]
@@ -66,7 +67,7 @@ def test_a_trace_has_a_row_a_collective_with_its_sequence_number_bytes_and_the_b
 def test_moments_count_from_the_last_rank_in_only_where_ranks_share_a_clock() -> None:
     ranks = [told(100.0), told(102.0)]
     shared, apart = (table(ranks, clock_shared) for clock_shared in (True, False))
-    issued = COLUMNS.index("issued_s")
+    issued = TRACE_COLUMNS.index("issued_s")
     assert [row[issued] for row in shared["rows"]] == [-1, 2, 5, 1, 4, 7]
     assert [row[issued] for row in apart["rows"]] == [1, 4, 7, 1, 4, 7]
 
@@ -249,7 +250,7 @@ def a_trace_is_whole(trace: dict[str, Any]) -> None:
     for _, matched in groupby(sorted(rows, key=lambda row: (key(row), row["rank"])), key):
         one, other = matched
         assert (one["rank"], other["rank"]) == (0, 1)
-        assert [one[name] for name in COLUMNS[3:12]] == [other[name] for name in COLUMNS[3:12]]
+        assert [one[name] for name in TRACE_COLUMNS[3:12]] == [other[name] for name in TRACE_COLUMNS[3:12]]
         # They are the same collective: neither rank is done before the other has begun.
         assert max(one["issued_s"], other["issued_s"]) <= min(one["completed_s"], other["completed_s"])
     of_rank = [row["issued_s"] for row in rows if (row["rank"], row["step"]) == (0, 0)]
