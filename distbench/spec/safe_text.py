@@ -26,12 +26,12 @@ def count_text(number: float, word: str, plural: str = "") -> str:
 
 
 def listed(texts: Sequence[str], most: int, separator: str = ", ", rest: str = " and {} more") -> str:
-    """The first `most` texts and how many more there are, as one: `a, b and 3 more`."""
+    """The first `most` texts and the number of the others, as one text: `a, b and 3 more`."""
     return separator.join(texts[:most]) + (rest.format(len(texts) - most) if len(texts) > most else "")
 
 
 def capped_lines(lines: Sequence[str], most: int, rest: str = "... {} more") -> list[str]:
-    """The first `most` lines, and a line that says how many more there are."""
+    """The first `most` lines, and one line with the number of the others."""
     return [*lines[:most], *([rest.format(len(lines) - most)] if len(lines) > most else [])]
 
 
