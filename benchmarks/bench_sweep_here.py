@@ -21,12 +21,12 @@ from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
 from distbench.records.dataframe import frame_of, measured_of
 from distbench.records.run_file import read_run
-from distbench.search.child import SweepChild
+from distbench.search.child import SweepChild, facts_of
 from distbench.search.measured import SCREENING
-from distbench.search.predicted import facts_of
 from distbench.search.space import Candidate, Setup, all_of, set_up
 from distbench.search.sweep import AskedSweep, run_sweep
 from distbench.spec import Settings
+from distbench.spec.job import variant_text
 from distbench.spec.plan_changes import MESH
 
 FOLDER = Path(__file__).parent.parent / "build" / "sweep_here"
@@ -113,7 +113,7 @@ def measured(setup: Setup, plans: Sequence[Candidate], settings: Settings, out: 
         launch_on(ranks, job, display)
     rows = measured_of(frame_of([read_run(Path(job.run_file))]), "step")
     found = dict(zip(rows["variant"], rows["median_s"], strict=True))
-    labels = (",".join(f"{name}={variant[name]}" for name in axes if name in variant) for variant in variants)
+    labels = [variant_text(variant, axes) for variant in variants]
     return {one.text: float(found[label]) for one, label in zip(plans, labels, strict=True) if label in found}
 
 

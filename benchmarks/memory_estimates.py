@@ -7,10 +7,8 @@ with 12 layers on 8 devices, drawn at random; a minute of CPU a plan. docs/sweep
 import random
 import sys
 
-from distbench.search.child import SweepChild
-from distbench.search.explore import Predictor
-from distbench.search.predicted import facts_of
-from distbench.search.prediction import layers_of
+from distbench.search.child import SweepChild, facts_of
+from distbench.search.prediction import Predictor, layers_of
 from distbench.search.space import all_of, set_up
 from distbench.simulate.hardware_file import load_hardware
 

@@ -30,7 +30,7 @@ def space(world: int = 4, **facts: Any) -> Space:
 
 def prediction(step_s: float, reserved: float = 1e9, fits: bool | None = True, **fields: Any) -> Prediction:
     candidate = fields.pop("candidate", Candidate((("dp_shard", 4),)))
-    given = {"parts_s": {}, "exposed_s": {}, "moved_bytes": {}, "implicit_s": {}, **fields}
+    given = {"parts_s": {}, "exposed_s": {}, "implicit_s": {}, **fields}
     return Prediction(
         candidate, step_s, reserved_bytes=reserved, is_whole=True, num_parameters=10, batch_size=4, num_tokens=100,
         fits=fits, **given,

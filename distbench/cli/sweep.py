@@ -10,7 +10,7 @@ from distbench.cli.options import FiniteRange, check_writable, make_folder, scen
 from distbench.cli.output import say
 
 if TYPE_CHECKING:
-    from distbench.search.text import SweepResult
+    from distbench.search.result import SweepResult
 
 INTERRUPTED = 130
 
@@ -67,7 +67,9 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
     found, interrupted = run_sweep(request, lambda line: say(line, err=True))
     # Said before it is written: a disk that is full by now must not cost what took minutes.
     if form == "json":
-        click.echo(json.dumps(found.to_record(), indent=1))
+        from distbench.search.text import record_of_result
+
+        click.echo(json.dumps(record_of_result(found), indent=1))
     else:
         from distbench.search.text import blocks_of
         from distbench.show.terminal import shown
@@ -80,10 +82,10 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
 def _write(found: "SweepResult", out: Path, page: Path | None) -> None:
     """The plans as data, the picture, and the page where one is asked for."""
     from distbench.cli.options import write
-    from distbench.search.text import pareto_figures
+    from distbench.search.text import pareto_figures, record_of_result
     from distbench.show import plots
 
-    write(out / "plans.json", json.dumps(found.to_record(), indent=1))
+    write(out / "plans.json", json.dumps(record_of_result(found), indent=1))
     files = plots.draw(pareto_figures(found.title, found.plans, found.best, found.capacity_bytes), out)
     if files:
         say(f"picture: {files[0]}", err=True)

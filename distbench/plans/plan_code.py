@@ -1,4 +1,4 @@
-"""A plan as Python that makes it again, with the imports that it takes."""
+"""A plan, or a change of one, as Python that makes it again, with the imports that it takes."""
 
 import functools
 import inspect
@@ -51,16 +51,33 @@ def plan_code(plan: ParallelPlan) -> list[str] | None:
 
     None where some value has no text that makes it again.
     """
+    return _assignment(lambda writer: writer.text(plan))
+
+
+def change_code(before: ParallelPlan, after: ParallelPlan) -> list[str] | None:
+    """Lines of Python, imports first, that make `after` of a plan that is `before`; [] where they are equal.
+
+    None where a value that differs has no text that makes it again.
+
+    >>> change_code(ParallelPlan(), ParallelPlan(microbatches=2))
+    ['from dataclasses import replace', 'plan = replace(plan, microbatches=2)']
+    """
+    if before == after:
+        return []
+    return _assignment(lambda writer: writer.difference(before, after, "plan"))
+
+
+def _assignment(write: "Callable[[_Writer], str]") -> list[str] | None:
     writer = _Writer()
     try:
-        text = writer.text(plan)
+        text = write(writer)
     except _NoText:
         return None
     return [*writer.imports(), f"plan = {text}"]
 
 
 class _Writer:
-    """Values to text; what they need is remembered."""
+    """Writes values as text, and collects the imports that this text needs."""
 
     def __init__(self) -> None:
         self._names: dict[str, set[str]] = {}
@@ -85,6 +102,18 @@ class _Writer:
         if isinstance(value, Mapping | tuple | list):
             return self._held(value, indent)
         return self._made(value, indent)
+
+    def difference(self, before: Any, after: Any, name: str) -> str:
+        """`replace(NAME, FIELD=..., ...)` with the fields that differ, on one line. Raises _NoText."""
+        self._names.setdefault("dataclasses", set()).add("replace")
+        changes = []
+        for one in fields(after):
+            old, new = getattr(before, one.name), getattr(after, one.name)
+            if isinstance(new, Declared) and type(old) is type(new) and old != new:
+                changes.append(f"{one.name}={self.difference(old, new, f'{name}.{one.name}')}")
+            elif old != new:
+                changes.append(f"{one.name}={' '.join(map(str.strip, self.text(new).splitlines()))}")
+        return f"replace({', '.join([name, *changes])})"
 
     def _held(self, value: Any, indent: str) -> str:
         if isinstance(value, Mapping):

@@ -10,10 +10,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 from distbench.processes import start_supervised, stop_supervised
 from distbench.processes.child import CHILD, ended_text, last_words
+from distbench.search.space import Candidate, Setup
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_json, write_whole
 from distbench.spec.job import digest_of
@@ -30,7 +31,7 @@ class Question:
     """What is asked of some variants on one mesh.
 
     Args:
-        ask: "facts", "record" or "check", as the child process has them.
+        ask: "facts", "record", "check" or "code", as the child process has them.
     """
 
     ask: str
@@ -122,12 +123,13 @@ class SweepChild:
         for variant in question.variants:
             self._kept(question, variant).unlink(missing_ok=True)
 
-    def one(self, question: Question) -> Any:
-        """The answer to a question of one variant; UserError where there is none."""
+    def answers(self, question: Question) -> list[Any]:
+        """The answers to a question, one a variant; UserError where there is none."""
         ((_, answer),) = self.ask([question])
         if "left_out" in answer:
             raise UserError(f"scenario {self._scenario!r} cannot be swept: {answer['left_out']}")
-        return answer["answers"][0]
+        answers: list[Any] = answer["answers"]
+        return answers
 
     def _known(self, question: Question) -> dict[str, Any] | None:
         if not self._resume or question.ask != "record":
@@ -201,3 +203,50 @@ class SweepChild:
         why = f"its process was {ended_text(code, said)}" if code < 0 else last_words(said)
         why = why or "its process printed no answer"
         return UserError(f"no step of {self._scenario} was recorded: {why}; see whether distbench check passes it")
+
+
+def facts_of(setup: Setup, child: SweepChild) -> dict[str, Any]:
+    """What the child process says of the scenario's plan and model."""
+    facts: dict[str, Any] = child.answers(Question("facts", [setup.base], setup.mesh))[0]
+    return facts
+
+
+def legal(
+    child: SweepChild, setup: Setup, candidates: Sequence[Candidate]
+) -> tuple[list[Candidate], dict[Candidate, str]]:
+    """Return the candidates whose plans can work, and why the others cannot."""
+    questions = [Question("check", [candidate.variant(setup.base)], candidate.mesh) for candidate in candidates]
+    wrong = {
+        candidates[place]: str(answer["left_out"]) for place, answer in child.ask(questions) if "left_out" in answer
+    }
+    return [candidate for candidate in candidates if candidate not in wrong], wrong
+
+
+class PlanCode(NamedTuple):
+    """A candidate as Python.
+
+    Args:
+        plan: imports, `mesh = ...` and `plan = ...`; the changes alone where a value of the plan has no text.
+        imports, changes: the lines that make it of the plan as written; a scenario's own parameter is a comment with
+            the option that sets it.
+    """
+
+    plan: list[str]
+    imports: list[str]
+    changes: list[str]
+
+
+def code_of(setup: Setup, child: SweepChild, candidates: Sequence[Candidate]) -> dict[Candidate, PlanCode]:
+    """Each candidate as Python, which the child process writes."""
+    variants = [setup.base, *(candidate.variant(setup.base) for candidate in candidates)]
+    _, *answers = child.answers(Question("code", variants, setup.mesh))
+    found = {}
+    for candidate, answer in zip(candidates, answers, strict=True):
+        *imports, change = answer["change"] or [""]
+        own = [f"# --set {name}={value}" for name, value in candidate.choices if not is_knob(name)]
+        changes = [line for line in (change, *own) if line]
+        as_it_is = f"# plan: as {setup.entry.file.name} has it, with a value that has no text of its own"
+        *plan_imports, plan = answer["plan"] or [*imports, "\n".join([as_it_is, *changes])]
+        lines = [*plan_imports, *([""] if plan_imports else []), f"mesh = {candidate.mesh!r}", *plan.splitlines()]
+        found[candidate] = PlanCode(lines, imports, changes)
+    return found

@@ -10,7 +10,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Container, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +19,15 @@ from distbench.launch.display import display_for
 from distbench.records.dataframe import PASSES, frame_of, measured_of, records_of
 from distbench.records.machine import machine_name
 from distbench.records.run_file import read_run
-from distbench.report.trace_rows import Trace, traces_of
-from distbench.search.child import Question, SweepChild, code_of_file, digest
-from distbench.search.explore import Limits
+from distbench.report.trace_rows import traces_of
+from distbench.search.child import code_of_file, digest
 from distbench.search.ranking import RankedPlan, judged
 from distbench.search.space import Candidate, Setup, Space
+from distbench.search.state import Limits, SweepState
 from distbench.spec import Job, Settings
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import NAME, Kind, Kinds, read_json, write_whole, wrong_field
+from distbench.spec.job import variant_text
 from distbench.spec.plan_changes import MESH
 from distbench.spec.safe_text import count_text
 
@@ -107,43 +108,15 @@ FINAL_IN_SCREENED = 3
 SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
 
-@dataclass
-class Measurements:
-    """What is known of each candidate.
-
-    Args:
-        plans: the latest measurement of each.
-        final: those of the last round, the recommended one first.
-        left_out: candidate to why.
-        traces: of those of the last round: what each communicates.
-        num_reused: rounds taken from an earlier sweep; None where none was asked for.
-    """
-
-    plans: dict[Candidate, RankedPlan] = field(default_factory=dict)
-    final: list[RankedPlan] = field(default_factory=list)
-    left_out: dict[Candidate, str] = field(default_factory=dict)
-    run_files: list[str] = field(default_factory=list)
-    traces: dict[Candidate, Trace] = field(default_factory=dict)
-    interrupted: bool = False
-    num_reused: int | None = None
-
-    @property
-    def ranked(self) -> list[RankedPlan]:
-        """The last round first, then all others by time."""
-        first = [plan.candidate for plan in self.final]
-        rest = sorted((one for one in self.plans.values() if one.candidate not in first), key=lambda one: one.step_s)
-        return [*self.final, *rest]
-
-
 def changes_of_best(space: Space, best: Sequence[Candidate]) -> list[Candidate]:
     """The single changes of the plan as written on each mesh: all of the fastest mesh's first, of a mesh those that
     change what a step computes and communicates most."""
+
+    def lateness(changed: Candidate) -> int:
+        return min((SOONEST.index(name) for name, _ in changed.choices if name in SOONEST), default=len(SOONEST))
+
     plain = [candidate for candidate in best if not candidate.choices]
-    return [changed for candidate in plain for changed in sorted(space.neighbours(candidate), key=_lateness)]
-
-
-def _lateness(changed: Candidate) -> int:
-    return min((SOONEST.index(name) for name, _ in changed.choices if name in SOONEST), default=len(SOONEST))
+    return [changed for candidate in plain for changed in sorted(space.neighbours(candidate), key=lateness)]
 
 
 def num_affordable(each_s: float, left_s: float, most: int) -> int:
@@ -156,26 +129,19 @@ def num_affordable(each_s: float, left_s: float, most: int) -> int:
     return max(min(most, max(LEAST_CHANGES, int(left_s / 2 / each_s)) if each_s else most), 0)
 
 
-def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, Any]) -> list[Candidate]:
+def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, RankedPlan]) -> list[Candidate]:
     """The two best changes of the best mesh that are each faster than the plan as written, both at once."""
     if not ranked:
         return []
     sizes = ranked[0].candidate.sizes
     written = known.get(Candidate(sizes))
-    single = [
-        plan
-        for plan in ranked
-        if plan.candidate.sizes == sizes
-        and len(plan.candidate.choices) == 1
-        and (written is None or plan.step_s < written.step_s)
-    ]
     different: dict[str, Any] = {}
-    for name, value in (plan.candidate.choices[0] for plan in single):
-        different.setdefault(name, value)
-    if len(different) < 2:
-        return []
-    found = Candidate(sizes, tuple(sorted(list(different.items())[:2])))
-    return [] if found in known else [found]
+    for plan in ranked:
+        is_single = plan.candidate.sizes == sizes and len(plan.candidate.choices) == 1
+        if is_single and (written is None or plan.step_s < written.step_s):
+            different.setdefault(*plan.candidate.choices[0])
+    both = Candidate(sizes, tuple(sorted(list(different.items())[:2])))
+    return [both] if len(different) > 1 and both not in known else []
 
 
 def with_written(kept: Sequence[Candidate], written: Candidate | None, known: Container[Candidate]) -> list[Candidate]:
@@ -186,15 +152,18 @@ def with_written(kept: Sequence[Candidate], written: Candidate | None, known: Co
 
 
 class Rounds:
-    """The rounds of one launch.
+    """The rounds of one launch; what they measure is in `state`, also where they are interrupted.
 
     Args:
         out: folder of run files, and of what a resumed sweep goes on from.
     """
 
-    def __init__(self, setup: Setup, limits: Limits, out: Path, resume: bool, quiet: bool) -> None:
-        self._setup, self._limits, self._out, self._resume, self._quiet = setup, limits, out, resume, quiet
-        self.measured = Measurements(num_reused=0 if resume else None)
+    def __init__(
+        self, setup: Setup, limits: Limits, state: SweepState, *, out: Path, resume: bool, quiet: bool
+    ) -> None:
+        self._setup, self._limits, self._state = setup, limits, state
+        self._out, self._resume, self._quiet = out, resume, quiet
+        state.num_reused = 0 if resume else None
         self._jobs = [self._job() for _ in ROUNDS]
         self._spent_s = 0.0
         self._code = digest(
@@ -202,42 +171,38 @@ class Rounds:
         )
 
     def run(
-        self,
-        starting: Sequence[Candidate],
-        changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]],
-        written: Candidate | None = None,
-    ) -> Measurements:
+        self, starting: Sequence[Candidate], changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]]
+    ) -> None:
         """All rounds, or as many as there were until it was interrupted.
 
         Args:
             changes: of candidates, the fastest first, what to try next, so many at most.
-            written: has a turn in the last round too, where others are held against it.
         """
+        state = self._state
         with self._kept_if_interrupted(), RankProcesses(self._jobs, None, MODULE) as ranks:
             self._round(ranks, 0, starting, SCREENING)
-            if not self.measured.interrupted and (
-                more := changes(self._best(len(starting)), self._num_changes(len(starting)))
-            ):
+            if not state.interrupted and (more := changes(self._best(len(starting)), self._num_changes(len(starting)))):
                 self._round(ranks, 1, more, SCREENING)
-            kept = self._best(max(NUM_FINAL, math.ceil(len(self.measured.plans) / KEPT_SHARE)))
-            has_room = len(self.measured.plans) < self._limits.max_plans
-            more = combined(self.measured.ranked, self.measured.plans) if has_room else []
+            kept = self._best(max(NUM_FINAL, math.ceil(len(state.measured) / KEPT_SHARE)))
+            has_room = len(state.measured) < self._limits.max_plans
+            more = combined(state.ranked_measured, state.measured) if has_room else []
             if len(kept) <= NUM_FINAL:
                 kept = [*more, *kept]
-            elif not self.measured.interrupted:
+            elif not state.interrupted:
                 again = replace(SCREENING, min_samples=6, max_samples=6, passes=3)
                 self._round(ranks, 2, [*kept, *more], again)
                 measured_twice = {*kept, *more}
-                kept = [one for one in self._best(len(self.measured.plans)) if one in measured_twice][:NUM_FINAL]
-            if not self.measured.interrupted and kept:
-                self._last_round(ranks, with_written(kept[: self._num_final()], written, self.measured.plans))
-        return self.measured
+                kept = [one for one in self._best(len(state.measured)) if one in measured_twice][:NUM_FINAL]
+            if not state.interrupted and kept:
+                # As many as there is time for; two at least, for a verdict.
+                each_s = self._final_s()
+                count = max(2, min(NUM_FINAL, int(self._limits.left_s() / each_s))) if each_s else NUM_FINAL
+                self._last_round(ranks, with_written(kept[:count], state.written, state.measured))
 
-    def run_last(self, kept: Sequence[Candidate]) -> Measurements:
+    def run_last(self, kept: Sequence[Candidate]) -> None:
         """The last round alone, of candidates that were chosen otherwise."""
         with self._kept_if_interrupted(), RankProcesses(self._jobs[-1:], None, MODULE) as ranks:
             self._last_round(ranks, kept)
-        return self.measured
 
     @contextlib.contextmanager
     def _kept_if_interrupted(self) -> Iterator[None]:
@@ -245,32 +210,26 @@ class Rounds:
         try:
             yield
         except KeyboardInterrupt:
-            self.measured.interrupted = True
+            self._state.interrupted = True
 
     def _last_round(self, ranks: RankProcesses, kept: Sequence[Candidate]) -> None:
         left_s = self._limits.left_s()
-        beside_s = len(kept) * self._final_s()
-        budget_s = max(min(FINAL_BUDGET_SHARE * left_s, left_s - beside_s), LEAST_FINAL_S)
+        budget_s = max(min(FINAL_BUDGET_SHARE * left_s, left_s - len(kept) * self._final_s()), LEAST_FINAL_S)
         self._round(ranks, len(ROUNDS) - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
 
     def _num_changes(self, num_measured: int) -> int:
         """As many as there is time for, or as the sweep that is resumed had."""
-        before = self._before(1)
-        left_s = self._limits.left_s(SCREEN_SHARE)
-        most = num_affordable(self._spent_s / max(num_measured, 1), left_s, self._limits.max_plans - num_measured)
-        return len(before[1]) if before else most
-
-    def _num_final(self) -> int:
-        """As many as there is time for; two at least, for a verdict."""
-        each_s = self._final_s()
-        return max(2, min(NUM_FINAL, int(self._limits.left_s() / each_s))) if each_s else NUM_FINAL
+        if before := self._before(1):
+            return len(before[1])
+        each_s = self._spent_s / max(num_measured, 1)
+        return num_affordable(each_s, self._limits.left_s(SCREEN_SHARE), self._limits.max_plans - num_measured)
 
     def _final_s(self) -> float:
-        """What a plan of the last round takes beside its timed steps; 0 where nobody knows."""
-        return FINAL_IN_SCREENED * self._spent_s / max(len(self.measured.plans), 1)
+        """What a plan of the last round takes beside its timed steps; 0 where that is not known."""
+        return FINAL_IN_SCREENED * self._spent_s / max(len(self._state.measured), 1)
 
     def _best(self, count: int) -> list[Candidate]:
-        return [plan.candidate for plan in sorted(self.measured.plans.values(), key=lambda one: one.step_s)][:count]
+        return [plan.candidate for plan in self._state.fastest_measured[:count]]
 
     def _job(self) -> Job:
         setup = self._setup
@@ -290,23 +249,23 @@ class Rounds:
         is_final = number == len(ROUNDS) - 1
         job = replace(self._jobs[number], variants=variants, axes=axes, settings=settings, profile=None, note="")
         job = replace(job, trace_paths=is_final)
-        labels = {_label(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
+        labels = {variant_text(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
         before = self._before(number)
         run_file = before[0] if labels and before and before[1] == [*labels] and before[0].is_file() else None
-        if self.measured.num_reused is not None:
-            self.measured.num_reused += run_file is not None
+        if self._state.num_reused is not None:
+            self._state.num_reused += run_file is not None
         if run_file is None:
-            # A display of its own: each round counts its cases anew.
+            # A display of its own: each round counts its cases from 0.
             with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
                 outcome = launch_on(ranks, job, display)
-            self.measured.interrupted = outcome.status == "interrupted"
+            self._state.interrupted = outcome.status == "interrupted"
             if outcome.user_can_fix:
                 raise UserError(outcome.message)
             run_file = Path(job.run_file)
             if outcome.status == "complete":
                 keep_round(self._round_file(number), run_file, [*labels], self._code)
         if run_file.is_file():
-            self.measured.run_files.append(str(run_file))
+            self._state.run_files.append(str(run_file))
             self._take_in(run_file, labels, is_final)
 
     def _before(self, number: int) -> tuple[Path, list[str]] | None:
@@ -317,26 +276,26 @@ class Rounds:
         return self._out / f"round-{number + 1}.json"
 
     def _take_in(self, run_file: Path, labels: Mapping[str, Candidate], is_final: bool) -> None:
-        run = read_run(run_file)
+        run, state = read_run(run_file), self._state
         self._spent_s += sum((run.footer or {}).get("spent_s", {}).values())
         for record in run.cases:
             candidate = labels.get(str(record["case"]["params"].get("variant")))
-            is_cut = self.measured.interrupted and record["status"] == "aborted"
+            is_cut = state.interrupted and record["status"] == "aborted"
             if candidate is not None and record["status"] != "ok" and not is_cut:
-                self.measured.left_out[candidate] = f"{record['status']}: {record.get('error')}"
-                self.measured.plans.pop(candidate, None)
+                state.left_out[candidate] = f"{record['status']}: {record.get('error')}"
+                state.measured.pop(candidate, None)
         rows = measured_of(frame_of([run]), "step")
         rows = rows[rows["variant"].isin(list(labels))]
-        found = [_plan(row, labels[str(row["variant"])]) for row in records_of(rows)]
-        self.measured.plans |= {plan.candidate: plan for plan in found}
-        if is_final and found:
-            self.measured.final = judged(found, rows[PASSES].tolist())
-            traced = [
+        plans = [_plan(row, labels[str(row["variant"])]) for row in records_of(rows)]
+        state.measured |= {plan.candidate: plan for plan in plans}
+        if is_final and plans:
+            state.final = judged(plans, rows[PASSES].tolist())
+            traced = (
                 (labels.get(str(one.case["case"]["params"].get("variant"))), one)
                 for one in traces_of([run])[0]
                 if one.case
-            ]
-            self.measured.traces = {candidate: trace for candidate, trace in traced if candidate is not None}
+            )
+            state.traces = {candidate: trace for candidate, trace in traced if candidate is not None}
 
 
 def _plan(row: Mapping[Any, Any], candidate: Candidate) -> RankedPlan:
@@ -344,19 +303,3 @@ def _plan(row: Mapping[Any, Any], candidate: Candidate) -> RankedPlan:
     rate = row["tokens_per_s"] if math.isfinite(row["tokens_per_s"]) else row["samples_per_s"]
     known = float(memory) if math.isfinite(memory) else None
     return RankedPlan(candidate, float(row["median_s"]), float(rate), known, "measured", True)
-
-
-def _label(variant: Mapping[str, Any], axes: Sequence[str]) -> str:
-    """As a case of it is named."""
-    return ",".join(f"{name}={variant[name]}" for name in axes if name in variant)
-
-
-def legal(
-    recorder: SweepChild, setup: Setup, candidates: Sequence[Candidate]
-) -> tuple[list[Candidate], dict[Candidate, str]]:
-    """Those whose plans can work, and of the others why not."""
-    questions = [Question("check", [candidate.variant(setup.base)], candidate.mesh) for candidate in candidates]
-    wrong = {
-        candidates[place]: str(answer["left_out"]) for place, answer in recorder.ask(questions) if "left_out" in answer
-    }
-    return [candidate for candidate in candidates if candidate not in wrong], wrong

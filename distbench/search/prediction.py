@@ -6,14 +6,16 @@ does not: its free blocks are a smaller share of more layers. It is an estimate 
 
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
+from distbench.search.child import Question, SweepChild
 from distbench.search.space import Candidate
 from distbench.show.units import disk_text
 from distbench.simulate.hardware_file import Figure, Hardware
-from distbench.simulate.recording import Recording
+from distbench.simulate.recording import Collective, Recording, load_recordings
 from distbench.simulate.simulation import Simulation, fullest, slowest
 from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
@@ -26,7 +28,7 @@ FEW = (2, 4)
 CLOSE = 0.01  # predicted times that are nearer are not told apart
 SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for what it asks for
 COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
-Path = tuple[str, str, str]
+CommunicationPath = tuple[str, str, str]
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,6 @@ class Prediction:
     Args:
         parts_s: `compute`, `idle` (no kernel runs, for the host has issued none) and, of a pipeline, `bubble`, seconds.
         exposed_s: exposed communication by (mesh dim, collective, owner).
-        moved_bytes: payload of collectives by (mesh dim, collective, owner).
         implicit_s: exposed communication of redistributions that nobody asked for, by (owner, redistribution).
         reserved_bytes: by the allocator at its peak.
         live_bytes: of that, alive at the peak.
@@ -50,8 +51,7 @@ class Prediction:
     candidate: Candidate
     step_s: float
     parts_s: Mapping[str, float]
-    exposed_s: Mapping[Path, float]
-    moved_bytes: Mapping[Path, float]
+    exposed_s: Mapping[CommunicationPath, float]
     implicit_s: Mapping[tuple[str, str], float]
     reserved_bytes: float
     is_whole: bool
@@ -116,7 +116,6 @@ def predicted(
         step_s=_line(low.step_s, high.step_s, share),
         parts_s=_lines(low.parts_s, high.parts_s, share),
         exposed_s=_lines(low.exposed_s, high.exposed_s, share),
-        moved_bytes=_lines(low.moved_bytes, high.moved_bytes, share),
         implicit_s=_lines(low.implicit_s, high.implicit_s, share),
         reserved_bytes=live * high.reserved_bytes / high.live_bytes if high.live_bytes else high.reserved_bytes,
         live_bytes=live,
@@ -134,26 +133,21 @@ def _of(
 ) -> Prediction:
     ranks = Simulation.all_of(recordings, hardware, expandable=False, float8=float8)
     simulation = slowest(ranks)
-    recording, parts = simulation.recording, simulation.parts
-    head = recording.head
+    head, parts = simulation.recording.head, simulation.parts
     bubble = {BUBBLE: parts.bubble_s} if head.pipeline is not None else {}
-    exposed: dict[Path, float] = defaultdict(float)
+    exposed: dict[CommunicationPath, float] = defaultdict(float)
     for key, seconds in simulation.exposed_s.items():
         exposed[key.mesh_dim, key.kind, key.owner] += seconds
-    moved: dict[Path, float] = defaultdict(float)
     implicit: dict[tuple[str, str], float] = defaultdict(float)
-    for one in recording.collectives:
-        moved[one.mesh_dim, one.kind, folded(one.owner)] += one.payload_bytes
-        if one.explicit is False:
-            implicit[folded(one.owner), one.redistribution] += 0.0
-    _implicit_times(simulation, implicit)
+    for span in simulation.timed.spans:
+        if isinstance(span.what, Collective) and span.what.explicit is False:
+            implicit[folded(span.what.owner), span.what.redistribution] += span.end_s - span.start_s
     fits = all(one.memory_usable.out_of_memory is None for one in ranks)
     return Prediction(
         candidate=candidate,
         step_s=simulation.timed.step_s,
         parts_s={COMPUTE: parts.compute_s, IDLE: max(parts.idle_s, 0.0), **bubble},
         exposed_s=exposed,
-        moved_bytes=moved,
         implicit_s=implicit,
         reserved_bytes=fullest(ranks).memory.reserved_bytes,
         live_bytes=fullest(ranks).memory.live_bytes,
@@ -166,15 +160,6 @@ def _of(
         takes_reserve=not fits and all(one.memory_here.out_of_memory is None for one in ranks),
         assumed=assumptions(simulation),
     )
-
-
-def _implicit_times(simulation: Simulation, found: dict[tuple[str, str], float]) -> None:
-    """How long redistributions that nobody asked for take, exposed or not."""
-    for span in simulation.timed.spans:
-        what = span.what
-        key = (folded(what.owner), getattr(what, "redistribution", ""))
-        if key in found and getattr(what, "explicit", None) is False:
-            found[key] += span.end_s - span.start_s
 
 
 def _line(low: float, high: float, share: float) -> float:
@@ -190,10 +175,8 @@ def _lines(low: Mapping[Any, float], high: Mapping[Any, float], share: float) ->
 def require_same_work(first: Prediction, other: Prediction) -> str | None:
     """Why two candidates cannot be compared; None where they compute the same."""
     if first.num_parameters != other.num_parameters:
-        return (
-            f"its model has {count_text(other.num_parameters, 'parameter')}, and the plan as written "
-            f"{first.num_parameters:,}"
-        )
+        parameters = count_text(other.num_parameters, "parameter")
+        return f"its model has {parameters}, and the plan as written {first.num_parameters:,}"
     if first.batch_size != other.batch_size:
         return f"its global batch is {other.batch_size}, and that of the plan as written {first.batch_size}"
     if first.num_tokens != other.num_tokens:
@@ -232,3 +215,86 @@ def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardw
     unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
     enough = f"{math.ceil(memory_for(hardware, need * SURELY) / unit)}{name}"
     return UserError(f"{what}; {near}; give --memory {enough} or more, a larger --world, or a smaller batch")
+
+
+@dataclass
+class Predictor:
+    """Candidates to predictions, by the child process.
+
+    Args:
+        base: all parameters of the scenario, as the user chose them.
+        tell: is called as questions are put and answered: (asked, answered).
+        float8: patterns of modules whose matmuls are in float8.
+        layers: the parameter of the number of layers, where few of them are recorded.
+    """
+
+    recorder: SweepChild
+    base: dict[str, Any]
+    hardware: Hardware
+    tell: Callable[[int, int], None]
+    float8: tuple[str, ...] = ()
+    layers: str | None = None
+    _few_layers_work: bool = field(default=False, init=False)
+
+    def outcomes(self, candidates: Sequence[Candidate], whole: bool = False) -> Iterator[tuple[Candidate, Any]]:
+        """(candidate, prediction or why there is none) as answers come."""
+        self.tell(len(candidates), 0)
+        failed: list[tuple[Candidate, str]] = []
+        for candidate, outcome in self._answers(candidates, whole):
+            if isinstance(outcome, str) and self.layers and not whole and not self._few_layers_work:
+                failed.append((candidate, outcome))
+                continue
+            self._few_layers_work = self._few_layers_work or not isinstance(outcome, str)
+            self.tell(0, 1)
+            yield candidate, outcome
+        for answer in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
+            self.tell(0, 1)
+            yield answer
+
+    def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
+        """Outcomes of candidates of which none works with few layers: a plan may name layers that those lack."""
+        self._few_layers_work = True
+        first, *others = (candidate for candidate, _ in failed)
+        ((_, outcome),) = self._answers([first], whole=True)
+        if isinstance(outcome, str):
+            yield from failed
+            return
+        self.layers = None
+        yield first, outcome
+        yield from self._answers(others, whole=True)
+
+    def _answers(self, candidates: Sequence[Candidate], whole: bool) -> Iterator[tuple[Candidate, Any]]:
+        few: list[dict[str, Any]] = [{self.layers: count} for count in FEW] if self.layers and not whole else [{}]
+        questions = [
+            Question("record", [{**one.variant(self.base), **count} for count in few], one.mesh) for one in candidates
+        ]
+        damaged = []
+        for place, answer in self.recorder.ask(questions):
+            try:
+                recordings = _loaded(answer)
+            except UserError:  # of a recording that an earlier sweep left
+                damaged.append(place)
+                continue
+            yield candidates[place], self._outcome(candidates[place], answer, recordings)
+        for place in damaged:
+            self.recorder.forget(questions[place])
+        for index, answer in self.recorder.ask([questions[place] for place in damaged]):
+            candidate = candidates[damaged[index]]
+            yield candidate, self._outcome(candidate, answer, _loaded(answer))
+
+    def _outcome(
+        self, candidate: Candidate, answer: dict[str, Any], recordings: Sequence[Sequence[Recording]]
+    ) -> Prediction | str:
+        if "left_out" in answer:
+            return str(answer["left_out"])
+        is_few = len(recordings) > 1
+        numbers, num_layers = (FEW, int(self.base[str(self.layers)])) if is_few else ((0,), 0)
+        try:
+            points = list(zip(numbers, recordings, strict=True))
+            return predicted(candidate, points, num_layers, self.hardware, self.float8)
+        except UserError as error:
+            return str(error)
+
+
+def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
+    return [load_recordings(Path(file)) for file in answer.get("answers", ())]

@@ -7,19 +7,16 @@ from typing import Any
 
 import numpy as np
 
+from distbench.search.child import PlanCode
 from distbench.search.prediction import BUBBLE, COMPUTE, IDLE, Prediction
 from distbench.search.space import Candidate
 from distbench.show.units import brief_time_text, size_text
-from distbench.spec.plan import ULYSSES
-from distbench.spec.plan_changes import PREFIX
 from distbench.statistics.pass_comparison import as_table, compare_passes
 
 HOUR_S = 3600.0
 MAX_REASONS = 4
 LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
 TIGHT, RESERVE = " (tight)", " (reserve)"
-# A policy as `plan.mixed_precision=bf16` has it.
-POLICY = "MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)"
 
 
 @dataclass(frozen=True)
@@ -63,13 +60,14 @@ def plan_of(prediction: Prediction) -> RankedPlan:
 def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
     """The fastest first, the others each with its verdict against that one."""
     best = int(np.argmin([plan.step_s for plan in plans]))
-    found = compare_passes(as_table(passes), [best] * len(plans))
-    bounds = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), strict=True)
-    told = [
-        replace(plan, verdict=verdict if place != best else "recommended", measured=None if place == best else bound)
-        for place, (plan, verdict, bound) in enumerate(zip(plans, found.verdict, bounds, strict=True))
+    comparison = compare_passes(as_table(passes), [best] * len(plans))
+    bounds = zip(comparison.ratio.tolist(), comparison.low.tolist(), comparison.high.tolist(), strict=True)
+    others = [
+        replace(plan, verdict=verdict, measured=bound)
+        for place, (plan, verdict, bound) in enumerate(zip(plans, comparison.verdict, bounds, strict=True))
+        if place != best
     ]
-    return [told[best], *sorted((one for one in told if one is not told[best]), key=lambda one: one.step_s)]
+    return [replace(plans[best], verdict="recommended"), *sorted(others, key=lambda plan: plan.step_s)]
 
 
 def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
@@ -99,13 +97,12 @@ def reasons(best: RankedPlan, other: RankedPlan) -> list[str]:
     ours, theirs = best.prediction, other.prediction
     if not ours.exposed_s and not theirs.exposed_s and not ours.parts_s:
         return []
-    found: list[tuple[float, str]] = []
-    for name, called in (
-        (COMPUTE, "compute"),
-        (IDLE, "idle time, in which the host has issued nothing yet"),
-        (BUBBLE, "bubble, in which another stage is waited for"),
-    ):
-        found.append((theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called))
+    parts = {
+        COMPUTE: "compute",
+        IDLE: "idle time, in which the host has issued nothing yet",
+        BUBBLE: "bubble, in which another stage is waited for",
+    }
+    found = [(theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called) for name, called in parts.items()]
     for key in {*ours.exposed_s, *theirs.exposed_s}:
         mesh_dim, kind, owner = key
         change = theirs.exposed_s.get(key, 0.0) - ours.exposed_s.get(key, 0.0)
@@ -174,11 +171,12 @@ class Change:
     """One change of the plan as written, and what it does.
 
     Args:
-        code: lines that make it, after `imports_of` them and the plan as written.
+        imports, code: lines that make it, after the plan as written; none where they could not be asked for.
         time_share: of the step as written that it adds; negative where it is faster.
-        memory_bytes: that it adds; None where nobody knows.
+        memory_bytes: that it adds; None where that is not known.
     """
 
+    imports: Sequence[str]
     code: Sequence[str]
     time_share: float
     memory_bytes: float | None
@@ -186,76 +184,23 @@ class Change:
 
 
 def changes_of(
-    plans: Sequence[RankedPlan], written: Candidate | None, facts: Mapping[str, Any] | None = None
+    plans: Sequence[RankedPlan], written: Candidate | None, codes: Mapping[Candidate, PlanCode]
 ) -> list[Change]:
-    """Every plan but the one as written, held against that one, the most worth making first.
-
-    Args:
-        facts: of the plan as written, as the child process answers them: which modules could be checkpointed.
-    """
+    """Every plan but the one as written, compared with that one, the most worth making first."""
     own = next((plan for plan in plans if plan.candidate == written), None)
     if own is None:
         return []
-    found = []
+    changes = []
     for plan in plans:
         if plan is not own:
             both = plan.memory_bytes is not None and own.memory_bytes is not None
             more = float(plan.memory_bytes or 0) - float(own.memory_bytes or 0) if both else None
-            found.append(
-                Change(code_lines(plan.candidate, own.candidate, facts or {}), plan.step_s / own.step_s - 1, more, plan)
-            )
-    return sorted(found, key=lambda one: (one.plan.fits is False, one.time_share))
-
-
-def code_lines(candidate: Candidate, own: Candidate, facts: Mapping[str, Any]) -> list[str]:
-    """A candidate's difference from another one as Python."""
-    if candidate.sizes != own.sizes:
-        return [f"mesh = {candidate.mesh!r}"]
-    return change_lines([choice for choice in candidate.choices if choice not in own.choices], facts)
-
-
-def change_lines(choices: Sequence[tuple[str, Any]], facts: Mapping[str, Any]) -> list[str]:
-    """Changes as Python that follows `plan = ...`; a scenario's own parameter as the option that sets it.
-
-    Args:
-        facts: of the plan as written, as the child process answers them.
-    """
-    return [_line_of(name, value, facts) for name, value in choices]
-
-
-def imports_of(lines: Sequence[str]) -> list[str]:
-    """What lines of changes take."""
-    known = {
-        "replace(": ["from dataclasses import replace"],
-        "MixedPrecisionPolicy(": ["import torch", "from torch.distributed.fsdp import MixedPrecisionPolicy"],
-        "CompilePlan(": ["from distbench.spec import CompilePlan"],
-    }
-    return [statement for word, needed in known.items() if any(word in line for line in lines) for statement in needed]
-
-
-def _line_of(name: str, value: Any, facts: Mapping[str, Any]) -> str:
-    word = name.removeprefix(PREFIX)
-    if word == name:
-        return f"# --set {name}={value}"
-    if word == "checkpoint":
-        modules = tuple(facts.get("checkpointable", ())) if value == "full" else ()
-        context = ", checkpoint_context=None" if facts.get("is_selective") else ""
-        return f"plan = replace(plan, checkpoint={modules!r}{context})"
-    if word == "compile":
-        compiled = (
-            None if value == "none" else f"CompilePlan({tuple(facts.get('compilable', ('',)))!r}, backend={value!r})"
-        )
-        return f"plan = replace(plan, compile={compiled})"
-    if word in ("rotate", "load_balance"):
-        balance = ", load_balance=None" if value == ULYSSES else ""
-        return f"plan = replace(plan, cp=replace(plan.cp, {word}={value!r}{balance}))"
-    if word == "microbatches":
-        return f"plan = replace(plan, microbatches={value})"
-    of_fsdp = {
-        "prefetch": f"prefetch_forward={value}, prefetch_backward={value}",
-        "mixed_precision": f"mixed_precision={POLICY if value == 'bf16' else None}",
-    }
-    return f"plan = replace(plan, fsdp=replace(plan.fsdp, {of_fsdp.get(word, f'{word}={value!r}')}))"
+            code = codes.get(plan.candidate, PlanCode([], [], []))
+            lines = code.changes
+            if plan.candidate.sizes != own.candidate.sizes:
+                lines = [f"mesh = {plan.candidate.mesh!r}"]
+            changes.append(Change(code.imports, lines, plan.step_s / own.step_s - 1, more, plan))
+    return sorted(changes, key=lambda change: (change.plan.fits is False, change.time_share))
 
 
 def layouts_of(written: Prediction | None) -> list[str]:

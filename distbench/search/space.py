@@ -90,7 +90,7 @@ class Space:
     @cached_property
     def unsplit_meshes(self) -> list[Candidate]:
         """The meshes that the batch cannot be split over, in the same order."""
-        return [one for one in self._all_meshes if not self._splits(one.mesh, self.facts["microbatches"])]
+        return [one for one in self._all_meshes if one not in self.meshes]
 
     @cached_property
     def _all_meshes(self) -> list[Candidate]:
@@ -98,7 +98,7 @@ class Space:
         for sizes in factorizations(self.world, len(names)):
             mesh = dict(zip(names, sizes, strict=True))
             found.append(Candidate(tuple((name, n) for name, n in mesh.items() if n > 1 or name in self.declared)))
-        return sorted(found, key=lambda one: (one.mesh.get("tp", 1) * one.mesh.get("cp", 1), _replicas(one.mesh)))
+        return sorted(found, key=_link_needs)
 
     def _ordered_dims(self) -> list[str]:
         """The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
@@ -152,6 +152,10 @@ class Space:
         least = min((ratio for ratio, _ in found), default=1.0)
         return [other for ratio, other in found if ratio == least]
 
+    def around(self, candidate: Candidate) -> list[Candidate]:
+        """The candidates that differ from one by one change, or by one factor of the mesh."""
+        return [*self.neighbours(candidate), *self.moved_meshes(candidate)]
+
     def _of_fsdp(self, fsdp: Mapping[str, Any]) -> dict[str, list[Any]]:
         reshards = fsdp["reshard_after_forward"]
         found: dict[str, list[Any]] = {
@@ -176,8 +180,10 @@ def num_parts(mesh: Mapping[str, int], microbatches: int) -> int:
     return math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
 
 
-def _replicas(mesh: Mapping[str, int]) -> int:
-    return mesh.get("dp_replicate", 1)
+def _link_needs(candidate: Candidate) -> tuple[int, int]:
+    """Ranks that exchange activations, which needs fast links, and replicas, which shard nothing."""
+    mesh = candidate.mesh
+    return mesh.get("tp", 1) * mesh.get("cp", 1), mesh.get("dp_replicate", 1)
 
 
 def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -9,31 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from distbench.launch.display import Display, display_for
-from distbench.search.child import SweepChild
-from distbench.search.explore import ExploredPlans, Limits, no_plan_error
-from distbench.search.measured import (
-    NUM_FINAL,
-    Measurements,
-    Rounds,
-    changes_of_best,
-    claim_folder,
-    legal,
-    require_folder,
-)
-from distbench.search.predicted import (
-    around_of,
-    best_measured,
-    code_of,
-    facts_of,
-    measured_result,
-    predicted_around,
-    predicted_result,
-    predicted_sweep,
-    require_some,
-)
-from distbench.search.prediction import with_memory
-from distbench.search.space import Candidate, Setup, count_of, set_up
-from distbench.search.text import SweepResult
+from distbench.search.child import PlanCode, SweepChild, code_of, facts_of, legal
+from distbench.search.measured import NUM_FINAL, Rounds, changes_of_best, claim_folder, require_folder
+from distbench.search.predicted import no_plan_error, predict, require_fitting
+from distbench.search.prediction import Predictor, layers_of, with_memory
+from distbench.search.result import SweepResult, plans_of, result_of
+from distbench.search.space import Candidate, Setup, set_up
+from distbench.search.state import Limits, SweepState
 from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
@@ -54,15 +36,14 @@ def amount(text: str, option: str, units: dict[str, int], default: str, most: fl
     Args:
         default: the unit of a bare number.
     """
-    found = _AMOUNT.fullmatch(text.strip())
+    parts = _AMOUNT.fullmatch(text.strip())
     by_name = {name.lower(): size for name, size in units.items()}
-    size = by_name.get((found[2] or default).lower()) if found else None
-    value = float(found[1]) * size if found and size else math.nan
+    size = by_name.get((parts[2] or default).lower()) if parts else None
+    value = float(parts[1]) * size if parts and size else math.nan
     if value > most:
         raise UserError(f"{option} {cut(text)} is too much; give at most {most / units[default]:g}{default}")
     if not value > 0:
-        known = ", ".join(units)
-        raise UserError(f"{option} {cut(text)} cannot be used; give a positive number with one of {known}")
+        raise UserError(f"{option} {cut(text)} cannot be used; give a positive number with one of {', '.join(units)}")
     return value
 
 
@@ -75,13 +56,12 @@ class AskedSweep:
     """A command line, checked.
 
     Args:
-        memory_bytes: of a device, where --memory says.
+        hardware: with as much memory as --memory says; None to measure.
         price: of a device and hour.
     """
 
     setup: Setup
     hardware: Hardware | None
-    memory_bytes: float | None
     limits: Limits
     price: float | None
     around: bool
@@ -110,7 +90,6 @@ class AskedSweep:
         return cls(
             setup=setup,
             hardware=hardware and with_memory(hardware, memory),
-            memory_bytes=memory,
             limits=Limits(given["max_plans"], budget_s),
             price=given["price"],
             around=given["around_my_plan"],
@@ -121,69 +100,104 @@ class AskedSweep:
 
 
 def run_sweep(asked: AskedSweep, say: Say) -> tuple[SweepResult, bool]:
-    """What was found, and whether it was interrupted.
+    """The result of the sweep, and whether it was interrupted.
 
     Raises:
         UserError: no plan works or fits, or nothing was known yet when it was interrupted.
     """
-    entry = asked.setup.entry
-    claim_folder(asked.out, asked.setup)
-    if asked.setup.note:
-        say(f"{entry.name}: {asked.setup.note}")
+    setup, entry = asked.setup, asked.setup.entry
+    claim_folder(asked.out, setup)
+    if setup.note:
+        say(f"{entry.name}: {setup.note}")
     try:
-        with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as recorder:
+        with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as child:
             try:
-                if asked.hardware is not None:
-                    return _predicted(asked, asked.hardware, recorder)
-                return _measured(asked, recorder)
+                if asked.hardware is None:
+                    require_ranks(setup)
+                space = setup.space(facts_of(setup, child))
+                setup.require_meshes(space)
+                state = SweepState(space, setup.as_written(space) if asked.around else None)
+                if asked.hardware is None:
+                    _measure(asked, child, state)
+                else:
+                    _predict(asked, asked.hardware, child, state)
+                codes = _codes(asked, child, state)
+                return result_of(setup, state, asked.hardware, codes, asked.price), state.interrupted
             finally:
                 if asked.resume and asked.hardware is not None:
-                    say(f"--resume took {count_text(recorder.num_reused, 'recording')} of the earlier sweep")
-                for ended in recorder.again:
+                    say(f"--resume took {count_text(child.num_reused, 'recording')} of the earlier sweep")
+                for ended in child.again:
                     say(f"a process that records steps was {ended}; it was started once more")
     except KeyboardInterrupt:
         say(f"too early for a ranking; what was recorded and measured is in {asked.out}, and --resume goes on")
         raise
 
 
-def _predicted(asked: AskedSweep, hardware: Hardware, recorder: SweepChild) -> tuple[SweepResult, bool]:
-    explored, interrupted = ExploredPlans(), False
+def _predict(asked: AskedSweep, hardware: Hardware, child: SweepChild, state: SweepState) -> None:
+    """Predict plans; on a hardware file of this machine, measure the best of them in turn."""
+    setup = asked.setup
+    # Stages of a pipeline have layers each: all are recorded there.
+    layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
     with display_for("sweep", asked.quiet) as display:
-        sweep = predicted_around if asked.around else predicted_sweep
+        tell = RecordingProgress(display)
         try:
-            sweep(asked.setup, recorder, hardware, asked.limits, RecordingProgress(display), explored)
+            predict(state, Predictor(child, setup.base, hardware, tell, setup.float8, layers), asked.limits)
         except KeyboardInterrupt:
-            if not explored.found:
+            if not state.predictions:
                 raise
-            interrupted, explored.stopped = True, "it was interrupted; --resume goes on"
-    require_some(asked.setup, explored, hardware)
-    if not interrupted and is_here(asked.setup, hardware):
-        measured = _measured_best(asked, explored)
-        interrupted = measured.interrupted
-        if measured.final:
-            code, stopped = _code(asked, recorder, measured.final[0].candidate, interrupted)
-            return best_measured(asked.setup, code, hardware, explored, measured, asked.price), stopped
-    code, interrupted = _code(asked, recorder, explored.ranked[0].candidate, interrupted)
-    return predicted_result(asked.setup, code, hardware, explored, asked.price), interrupted
+            state.interrupted, state.stopped = True, "it was interrupted; --resume goes on"
+    require_fitting(setup, state, hardware)
+    if not state.interrupted and is_here(setup, hardware):
+        usable = [one.candidate for one in state.ranked_predictions if one.fits is not False]
+        best = dict.fromkeys([*([state.written] if state.written else []), *usable])
+        _rounds(asked, state).run_last([*best][:NUM_FINAL])
 
 
-def _code(asked: AskedSweep, recorder: SweepChild, candidate: Candidate, interrupted: bool) -> tuple[list[str], bool]:
-    """The candidate as code, by a process that has nothing else to answer any more, and whether the sweep was
-    interrupted; no code where it is now."""
+def _measure(asked: AskedSweep, child: SweepChild, state: SweepState) -> None:
+    """Measure plans, of which the child process says whether they can work."""
+    setup, space, written = asked.setup, state.space, state.written
+    starting = ([written] if written else space.meshes)[: asked.limits.max_plans]
+    working, wrong = legal(child, setup, starting)
+    if not working:
+        if written:
+            raise UserError(f"the plan as written does not work: {wrong[written]}")
+        state.left_out = wrong
+        state.stopped = asked.limits.reached if len(starting) < len(space.meshes) else ""
+        raise no_plan_error(setup, state, None)
+
+    def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
+        candidates = space.around(written) if written else changes_of_best(space, best)
+        changed, others = legal(child, setup, candidates[:most])
+        wrong.update(others)
+        return changed
+
+    _rounds(asked, state).run(working, changes)
+    if not state.measured:
+        if state.interrupted:
+            raise KeyboardInterrupt
+        why = next(iter(state.left_out.values()), "no case was measured")
+        raise UserError(f"no plan of {setup.entry.name} could be measured: {why}")
+    state.left_out |= wrong
+
+
+def _rounds(asked: AskedSweep, state: SweepState) -> Rounds:
+    return Rounds(asked.setup, asked.limits, state, out=asked.out, resume=asked.resume, quiet=asked.quiet)
+
+
+def _codes(asked: AskedSweep, child: SweepChild, state: SweepState) -> dict[Candidate, PlanCode]:
+    """The best plan and the changes of the plan as written as code; none where this is interrupted."""
+    ranked = [plan.candidate for plan in plans_of(state, asked.hardware)]
+    changed = [*state.predictions, *state.measured] if state.written else []
+    candidates = list(dict.fromkeys([ranked[0], *changed]))
     try:
-        if not interrupted:
-            return code_of(asked.setup, recorder, candidate), False
-        with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as again:
-            return code_of(asked.setup, again, candidate), True
+        if not state.interrupted:
+            return code_of(asked.setup, child, candidates)
+        # The interrupted one has other questions to answer first.
+        with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as another:
+            return code_of(asked.setup, another, candidates)
     except KeyboardInterrupt:
-        return [], True
-
-
-def _measured_best(asked: AskedSweep, explored: ExploredPlans) -> Measurements:
-    """The best predicted ones, measured in turn."""
-    usable = [one.candidate for one in explored.ranked if one.fits is not False]
-    best = list(dict.fromkeys([*([explored.written] if explored.written else []), *usable]))[:NUM_FINAL]
-    return Rounds(asked.setup, asked.limits, asked.out, asked.resume, asked.quiet).run_last(best)
+        state.interrupted = True
+        return {}
 
 
 def is_here(setup: Setup, hardware: Hardware) -> bool:
@@ -199,48 +213,14 @@ def is_here(setup: Setup, hardware: Hardware) -> bool:
     return True
 
 
-def _measured(asked: AskedSweep, recorder: SweepChild) -> tuple[SweepResult, bool]:
-    setup = asked.setup
-    require_ranks(setup)
-    space = setup.space(facts_of(setup, recorder))
-    setup.require_meshes(space)
-    written = setup.as_written(space) if asked.around else None
-    starting = ([written] if written else space.meshes)[: asked.limits.max_plans]
-    fine, wrong = legal(recorder, setup, starting)
-    if not fine:
-        if written:
-            raise UserError(f"the plan as written does not work: {wrong[written]}")
-        stopped = asked.limits.reached if len(starting) < len(space.meshes) else ""
-        tried = ExploredPlans(
-            left_out=wrong, num_legal=count_of(space), unsplit=setup.unsplit_text(space), stopped=stopped
-        )
-        raise no_plan_error(setup.entry.name, tried, None)
-
-    def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
-        found = around_of(space, written) if written else changes_of_best(space, best)
-        works, others = legal(recorder, setup, found[:most])
-        wrong.update(others)
-        return works
-
-    measured = Rounds(setup, asked.limits, asked.out, asked.resume, asked.quiet).run(fine, changes, written)
-    if not measured.plans:
-        if measured.interrupted:
-            raise KeyboardInterrupt
-        why = next(iter(measured.left_out.values()), "no case was measured")
-        raise UserError(f"no plan of {setup.entry.name} could be measured: {why}")
-    measured.left_out |= wrong
-    code, interrupted = _code(asked, recorder, measured.ranked[0].candidate, measured.interrupted)
-    return measured_result(setup, code, space, measured, written, asked.price), interrupted
-
-
 def require_ranks(setup: Setup) -> None:
     """Refuse to measure what this machine cannot run."""
     from distbench.records.machine import accelerator_here, device_count
 
-    name = setup.entry.name
-    if "real-size" in setup.entry.tags and accelerator_here()[0] == "cpu":
-        raise UserError(f"{name} is a model at its real size, which no CPU runs; predict it: --hardware h100")
     device = accelerator_here()[0]
+    if "real-size" in setup.entry.tags and device == "cpu":
+        name = setup.entry.name
+        raise UserError(f"{name} is a model at its real size, which no CPU runs; predict it: --hardware h100")
     most = device_count(device) if device != "cpu" else RANKS_PER_CPU * (os.cpu_count() or 1)
     if setup.world > most:
         what = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
@@ -251,13 +231,13 @@ class RecordingProgress:
     """Recordings asked for and made, as a display shows cases."""
 
     def __init__(self, display: Display) -> None:
-        self._display, self._asked = display, 0
+        self._display, self._num_asked = display, 0
 
     def __call__(self, asked: int, answered: int) -> None:
         """So many more."""
         if asked:
-            self._asked += asked
-            self._display.event({"event": "plan", "num_cases": self._asked})
+            self._num_asked += asked
+            self._display.event({"event": "plan", "num_cases": self._num_asked})
             self._display.event({"event": "case", "id": "sweep/recording steps"})
         for _ in range(answered):
             self._display.event({"event": "done", "id": "", "status": "ok"})

@@ -1,13 +1,11 @@
-"""What a sweep found, as a person reads it: a recommendation, why, what else there is, what to paste, and the
+"""The result of a sweep, as a person reads it: a recommendation, why, what else there is, what to paste, and the
 picture."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 from distbench.report.trace_diff import path_changes
-from distbench.report.trace_rows import Trace
 from distbench.search.prediction import CLOSE
 from distbench.search.ranking import (
     MAX_REASONS,
@@ -15,7 +13,6 @@ from distbench.search.ranking import (
     RankedPlan,
     cost_a_billion,
     cost_a_step,
-    imports_of,
     is_tight,
     memory_text,
     reasons,
@@ -23,7 +20,7 @@ from distbench.search.ranking import (
     takes_reserve,
     undominated,
 )
-from distbench.search.space import Candidate
+from distbench.search.result import SweepResult
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.plots import Spot, hover
@@ -33,130 +30,47 @@ from distbench.spec.safe_text import count_text
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-# What a sweep found, as a person reads it: a recommendation, why, what else there is, and what to paste.
-
 MAX_ROWS = 20
 MAX_FRONT = 8
 NUM_CHANGES = 10
-EQUAL = 0.001
 # Estimated memory over that of all layers, less one, of the nine plans in docs/sweep.md.
 SAMPLED = (-0.10, 0.11)
 
 
-@dataclass(frozen=True)
-class SweepResult:
-    """What a sweep ends with.
-
-    Args:
-        title: of the whole.
-        plans: the best first; what does not fit last.
-        where: "predicted on h100", "measured on this machine".
-        world: devices.
-        capacity_bytes: memory of one, where it counts.
-        reserve_bytes: of that, what is left free.
-        unit: what is counted a second: "tokens" or "samples".
-        code: Python to paste.
-        command: to measure the recommended plan.
-        notes: what was assumed, tried and left out.
-        changes: of the plan as written, each on its own, where that was asked for.
-        written_sizes: of the mesh of the plan as written, where that was asked for.
-        layouts: what else could be changed in it.
-        traces: what measured plans communicate, where that was traced.
-        estimates: estimated memory over that of all layers, of each plan for which both are known.
-        predicted: where `plans` are the best of predicted ones, measured: all of those.
-    """
-
-    title: str
-    plans: Sequence[RankedPlan]
-    where: str
-    world: int
-    unit: str
-    code: Sequence[str]
-    command: str
-    capacity_bytes: float | None = None
-    reserve_bytes: float = 0.0
-    price: float | None = None
-    notes: Sequence[str] = field(default_factory=list)
-    changes: Sequence[Change] = ()
-    written_sizes: tuple[tuple[str, int], ...] = ()
-    layouts: Sequence[str] = ()
-    traces: Mapping[Candidate, Trace] = field(default_factory=dict)
-    predicted: Sequence[RankedPlan] = ()
-    estimates: Sequence[float] = ()
-
-    @property
-    def best(self) -> RankedPlan:
-        """The recommended plan."""
-        return self.plans[0]
-
-    @property
-    def runner_up(self) -> RankedPlan | None:
-        """The next one that may be used, one that is told apart before others."""
-        usable = [plan for plan in self.plans[1:] if plan.fits is not False]
-        told = (plan for plan in usable if plan.verdict or abs(plan.step_s / self.best.step_s - 1) > EQUAL)
-        return next(told, usable[0] if usable else None)
-
-    def to_record(self) -> dict[str, Any]:
-        """All of it as plain data."""
-        return {
-            "title": self.title,
-            "where": self.where,
-            "world": self.world,
-            "unit": self.unit,
-            "capacity_bytes": self.capacity_bytes,
-            "reserve_bytes": self.reserve_bytes,
-            "price": self.price,
-            "recommendation": recommendation(self),
-            "why": why(self),
-            "plans": [record_of(plan, self.world, self.price) for plan in self.plans],
-            "predicted": [record_of(plan, self.world, self.price) for plan in self.predicted],
-            "undominated": [self.plans.index(plan) for plan in undominated(self.plans)],
-            "changes": [
-                {"code": list(one.code), "time_share": one.time_share, "memory_bytes": one.memory_bytes}
-                | {"mesh": one.plan.candidate.mesh, "changes": dict(one.plan.candidate.choices)}
-                for one in self.changes
-            ],
-            "memory_estimates": list(self.estimates),
-            "layouts": list(self.layouts),
-            "code": list(self.code),
-            "command": self.command,
-            "notes": list(self.notes),
-        }
-
-
-def recommendation(found: SweepResult) -> str:
+def recommendation(result: SweepResult) -> str:
     """One sentence."""
-    best = found.best
+    best = result.best
     changes = f" with {best.candidate.changes_text}" if best.candidate.choices else ", the plan as written"
-    rate = f"{rate_text(best.tokens_per_s / found.world)} {found.unit}/s a device"
-    parts = [f"{brief_time_text(best.step_s)} a step {found.where} ({rate})"]
+    rate = f"{rate_text(best.tokens_per_s / result.world)} {result.unit}/s a device"
+    parts = [f"{brief_time_text(best.step_s)} a step {result.where} ({rate})"]
     if best.memory_bytes is not None:
-        parts.append(_memory_of(best, found))
-    if found.price is not None:
-        step = cost_a_step(found.price, found.world, best.step_s)
-        billion = cost_a_billion(found.price, found.world, best.tokens_per_s)
+        parts.append(_memory_of(best, result))
+    if result.price is not None:
+        step = cost_a_step(result.price, result.world, best.step_s)
+        billion = cost_a_billion(result.price, result.world, best.tokens_per_s)
         parts.append(
-            f"{step:.3g} a step and {billion:,.4g} a billion {found.unit} at {found.price:g} a device and hour"
+            f"{step:.3g} a step and {billion:,.4g} a billion {result.unit} at {result.price:g} a device and hour"
         )
     return f"use --mesh {best.candidate.mesh_text}{changes}: {', '.join(parts)}"
 
 
-def _memory_of(plan: RankedPlan, found: SweepResult) -> str:
-    capacity_bytes = found.capacity_bytes
+def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
+    capacity_bytes = result.capacity_bytes
     if is_tight(plan) and capacity_bytes:
-        need, there = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - found.reserve_bytes)
+        need, there = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - result.reserve_bytes)
         return f"{need} at the peak, squeezed into {there} because the allocator gives back what it cached"
     of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
-    kept = f" ({size_text(found.reserve_bytes)} are kept free)" if of and found.reserve_bytes else ""
+    kept = f" ({size_text(result.reserve_bytes)} are kept free)" if of and result.reserve_bytes else ""
     return f"{memory_text(plan)}{of} at the peak{kept}"
 
 
-def why(found: SweepResult) -> list[str]:
+def why(result: SweepResult) -> list[str]:
     """How the next plan differs."""
-    best, other = found.best, found.runner_up
+    best, other = result.best, result.runner_up
     if other is None:
-        return ["no other plan that was tried fits" if found.plans[1:] else "there is no other plan to hold it against"]
+        return [
+            "no other plan that was tried fits" if result.plans[1:] else "there is no other plan to hold it against"
+        ]
     said = []
     if other.measured is not None:
         said.append(f"next, {other.candidate.text}: {ratio_text(*other.measured)} times its time ({other.verdict})")
@@ -164,8 +78,8 @@ def why(found: SweepResult) -> list[str]:
         more = other.step_s / best.step_s - 1
         near = ", too near to tell: measure both" if abs(more) <= CLOSE else ""
         said.append(f"next, {other.candidate.text}: {100 * more:+.1f} % time{near}{_more_memory(best, other)}")
-    if found_reasons := _other_paths(found, best, other) or reasons(best, other):
-        said.append("against the recommended plan it has " + "; ".join(found_reasons))
+    if differences := _other_paths(result, best, other) or reasons(best, other):
+        said.append("against the recommended plan it has " + "; ".join(differences))
     return said
 
 
@@ -177,52 +91,81 @@ def _more_memory(best: RankedPlan, other: RankedPlan) -> str:
     return f"; it takes {size_text(more)} more memory"
 
 
-def _other_paths(found: SweepResult, best: RankedPlan, other: RankedPlan) -> list[str]:
+def _other_paths(result: SweepResult, best: RankedPlan, other: RankedPlan) -> list[str]:
     """What the other one communicates more or less of, where both were traced."""
-    if best.candidate not in found.traces or other.candidate not in found.traces:
+    if best.candidate not in result.traces or other.candidate not in result.traces:
         return []
-    return path_changes(found.traces[other.candidate], found.traces[best.candidate])[:MAX_REASONS]
+    return path_changes(result.traces[other.candidate], result.traces[best.candidate])[:MAX_REASONS]
 
 
-def blocks_of(found: SweepResult) -> list[Block]:
+def record_of_result(result: SweepResult) -> dict[str, Any]:
+    """All of it as plain data."""
+    return {
+        "title": result.title,
+        "where": result.where,
+        "world": result.world,
+        "unit": result.unit,
+        "capacity_bytes": result.capacity_bytes,
+        "reserve_bytes": result.reserve_bytes,
+        "price": result.price,
+        "recommendation": recommendation(result),
+        "why": why(result),
+        "plans": [record_of(plan, result.world, result.price) for plan in result.plans],
+        "predicted": [record_of(plan, result.world, result.price) for plan in result.predicted],
+        "undominated": [result.plans.index(plan) for plan in undominated(result.plans)],
+        "changes": [
+            {"code": list(one.code), "time_share": one.time_share, "memory_bytes": one.memory_bytes}
+            | {"mesh": one.plan.candidate.mesh, "changes": dict(one.plan.candidate.choices)}
+            for one in result.changes
+        ],
+        "memory_estimates": list(result.estimates),
+        "layouts": list(result.layouts),
+        "code": list(result.code),
+        "command": result.command,
+        "notes": list(result.notes),
+    }
+
+
+def blocks_of(result: SweepResult) -> list[Block]:
     """Everything."""
     return [
-        Heading(found.title),
-        Lines((recommendation(found), *why(found))),
-        *_changes(found),
-        *_front(found),
-        _table("plans", found, found.plans),
-        *([_table("as predicted", found, found.predicted)] if found.predicted else []),
+        Heading(result.title),
+        Lines((recommendation(result), *why(result))),
+        *_changes(result),
+        *_front(result),
+        _table("plans", result, result.plans),
+        *([_table("as predicted", result, result.predicted)] if result.predicted else []),
         Heading("to paste", 3),
-        *([Code(tuple(found.code))] if found.code else []),
-        Code((found.command,)),
-        Lines(tuple(found.notes)),
+        *([Code(tuple(result.code))] if result.code else []),
+        Code((result.command,)),
+        Lines(tuple(result.notes)),
     ]
 
 
-def _changes(found: SweepResult) -> list[Block]:
-    if not found.changes:
+def _changes(result: SweepResult) -> list[Block]:
+    if not result.changes:
         return []
-    rows = found.changes[:NUM_CHANGES]
+    rows = result.changes[:NUM_CHANGES]
     numbers = {id(change): number for number, change in enumerate(rows, start=1)}
     columns: TableColumns = (
         ("", lambda change: str(numbers[id(change)])),
-        ("<change", lambda change: _called(change, found)),
+        ("<change", lambda change: _called(change, result)),
         ("step", lambda change: f"{100 * change.time_share:+.1f} %"),
         ("memory", _memory_change),
         ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
     )
     title = f"{count_text(len(rows), 'change')} of the plan as written, each on its own, the most worth making first"
     table = table_of(title, columns, rows, (), (), ("verdict",))
+    imports = dict.fromkeys(line for change in rows for line in change.imports)
     lines = [f"{line}  # {number}" for number, change in enumerate(rows, start=1) for line in change.code]
-    code = Code((*imports_of(lines), *([""] if imports_of(lines) else []), *lines))
-    return [table, code, *([Lines(tuple(found.layouts))] if found.layouts else [])]
+    code = [Code((*imports, *([""] if imports else []), *lines))] if lines else []
+    return [table, *code, *([Lines(tuple(result.layouts))] if result.layouts else [])]
 
 
-def _called(change: Change, found: SweepResult) -> str:
+def _called(change: Change, result: SweepResult) -> str:
     """As the other tables call it: another mesh, or changes of the plan."""
     candidate = change.plan.candidate
-    return candidate.mesh_text if candidate.sizes != found.written_sizes else candidate.changes_text
+    return candidate.mesh_text if candidate.sizes != result.written_sizes else candidate.changes_text
 
 
 def _memory_change(change: Change) -> str:
@@ -230,8 +173,8 @@ def _memory_change(change: Change) -> str:
     return "-" if more is None else f"{'-' if more < 0 else '+'}{size_text(abs(round(more)))}"
 
 
-def _front(found: SweepResult) -> list[Block]:
-    front = undominated(found.plans)
+def _front(result: SweepResult) -> list[Block]:
+    front = undominated(result.plans)
     if len(front) < 2:
         return []
     columns: TableColumns = (
@@ -255,21 +198,21 @@ def _of_estimates(estimates: Sequence[float]) -> str:
     return said
 
 
-def _table(title: str, found: SweepResult, plans: Sequence[RankedPlan]) -> Table:
+def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Table:
     best = plans[0]
     columns: list[tuple[str, object]] = [
         ("<mesh", lambda plan: plan.candidate.mesh_text),
         ("<changes", lambda plan: plan.candidate.changes_text),
         ("step", lambda plan: time_text(plan.step_s)),
         ("to best", lambda plan: f"{plan.step_s / best.step_s:.2f}"),
-        (f"{found.unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
+        (f"{result.unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
         ("memory", memory_text),
     ]
-    if found.price is not None:
-        price = found.price
-        columns.append(("a step", lambda plan: f"{cost_a_step(price, found.world, plan.step_s):.3g}"))
+    if result.price is not None:
+        price = result.price
+        columns.append(("a step", lambda plan: f"{cost_a_step(price, result.world, plan.step_s):.3g}"))
         columns.append(
-            (f"a billion {found.unit}", lambda plan: f"{cost_a_billion(price, found.world, plan.tokens_per_s):,.4g}")
+            (f"a billion {result.unit}", lambda plan: f"{cost_a_billion(price, result.world, plan.tokens_per_s):,.4g}")
         )
     if any(plan.predicted_s for plan in plans):
         columns.append(("predicted", lambda plan: time_text(plan.predicted_s) if plan.predicted_s else "-"))
@@ -277,17 +220,17 @@ def _table(title: str, found: SweepResult, plans: Sequence[RankedPlan]) -> Table
         columns.append(("<verdict", lambda plan: plan.verdict or "-"))
     notes = []
     if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
-        notes.append(_of_estimates(found.estimates))
+        notes.append(_of_estimates(result.estimates))
     if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
         notes.append("without a verdict: times of an earlier, shorter round, which are not held against the last one's")
     if any(plan.fits is False and not takes_reserve(plan) for plan in plans):
         notes.append("(no): it does not fit")
     if any(map(takes_reserve, plans)):
-        kept = size_text(found.reserve_bytes)
+        kept = size_text(result.reserve_bytes)
         notes.append(f"(reserve): not recommended, it leaves less than the {kept} that are kept free")
     if any(map(is_tight, plans)):
         notes.append("(tight): it fits because the allocator gives back what it cached, whose time is not counted")
-    table = table_of(title, columns, plans, notes, (), (f"{found.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
+    table = table_of(title, columns, plans, notes, (), (f"{result.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
     return capped(table, MAX_ROWS, "more rows: --format json")
 
 

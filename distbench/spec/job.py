@@ -184,6 +184,11 @@ def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) 
     return [dict(zip(sweeps, values, strict=True)) for values in itertools.product(*sweeps.values())]
 
 
+def variant_text(variant: Variant, axes: Sequence[str]) -> str:
+    """`rotate=alltoall,load_balance=True`: a variant as its cases are named; empty where nothing is swept."""
+    return ",".join(f"{name}={variant[name]}" for name in axes if name in variant)
+
+
 def axis_names(variants: Sequence[Variant], entry: Entry) -> list[str]:
     """Parameters that tell the variants apart: the declared axes, and whatever else takes several values."""
     return [

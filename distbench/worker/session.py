@@ -42,7 +42,7 @@ from distbench.records.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
 from distbench.spec.case_filter import MAX_NAMED, CaseChoice
 from distbench.spec.devices import backend_for, is_accelerator
-from distbench.spec.job import Variant
+from distbench.spec.job import Variant, variant_text
 from distbench.spec.placements import BASELINE, NATIVE
 from distbench.spec.plan_changes import mesh_of
 from distbench.torch_private import backend_class
@@ -269,7 +269,7 @@ def _again(case_spec: CaseSpec) -> CaseSpec:
 
 def variant_label(job: Job, variant: Variant) -> str:
     """`"cp_attention/rotate=alltoall,load_balance=True"`; the bare name where nothing is swept."""
-    axes = ",".join(f"{name}={variant[name]}" for name in job.axes if name in variant)
+    axes = variant_text(variant, job.axes)
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 

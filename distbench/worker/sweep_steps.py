@@ -6,6 +6,7 @@ The first line of its input says {"file", "scenario", "num_at_once"}. Each furth
 - "facts": what the plan and the model are, see `_facts`
 - "record": {}, once the recording of a step was saved in its file, by each rank that the others may wait for
 - "check": {}, where the plan can work
+- "code": the plan as Python, and its difference from the first variant's, see `_code`
 
 or {"id", "left_out": why there is no answer, "lasts": whether asking again would be answered likewise}.
 
@@ -30,10 +31,10 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 
 from distbench.plans.batch import batch_of
-from distbench.plans.changed_plan import checkpointable, compilable, mesh_dims_of, sharding_dims_of
+from distbench.plans.changed_plan import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of
 from distbench.plans.model import blueprint, tensors_of
 from distbench.plans.plan_check import problems
-from distbench.plans.plan_code import plan_code
+from distbench.plans.plan_code import change_code, plan_code
 from distbench.plans.training_step import state_of
 from distbench.processes.child import ended_text, last_words
 from distbench.ranks.context import RankContext
@@ -42,6 +43,7 @@ from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks
 from distbench.simulate.recording import save_recordings
 from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import MESH_DIMS
+from distbench.spec.plan_changes import split_variant
 from distbench.torch_private import ShapesOnly, Unsupported, fake_ranks
 from distbench.worker.session import declared, load_scenario
 
@@ -49,7 +51,7 @@ STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
 
 
 def _answer(head: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
-    asked = {"facts": _facts, "record": _record, "check": _check}[question["ask"]]
+    answer_of = {"facts": _facts, "record": _record, "check": _check, "code": _code}[question["ask"]]
     try:
         function = load_scenario(Path(head["file"]), head["scenario"])
         found: list[dict[str, Any]] = []
@@ -61,7 +63,8 @@ def _answer(head: dict[str, Any], question: dict[str, Any]) -> dict[str, Any]:
                 raise UserError(
                     "it runs forward alone, and a sweep changes what training has; try plans with run --set"
                 )
-            found.append(asked(scenario, {**question, "scenario": head["scenario"], "file": file}))
+            asked = {**question, "scenario": head["scenario"], "file": file, "variant": variant, "function": function}
+            found.append(answer_of(scenario, asked))
         return {"answers": found}
     except (UserError, Unsupported) as error:
         return {"left_out": str(error), "lasts": True}
@@ -92,8 +95,19 @@ def _check(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
+def _code(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
+    """`plan`: lines that make the variant's plan. `change`: lines that make it of the same scenario's plan with the
+    changes of the first variant alone. Each is None where some value has no text."""
+    own, changes = split_variant(question["variant"])
+    _, first_changes = split_variant(question["variants"][0])
+    # Of one call: objects without an equality of their own are equal to themselves alone.
+    plan = question["function"](**own).plan
+    change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
+    return {"plan": plan_code(scenario.plan), "change": change}
+
+
 def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
-    """Of the plan: the mesh dims that it uses, those that shard parameters, what of it can be changed, and its text.
+    """Of the plan: the mesh dims that it uses, those that shard parameters, and what of it can be changed.
     Of the model: its parameters, those that are trained, and the optimizer's bytes for each byte of these."""
     assert scenario.build_model and scenario.make_batch
     plan = scenario.plan
@@ -119,14 +133,12 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
         "checkpoint": list(plan.checkpoint),
         "is_selective": plan.checkpoint_context is not None,
         "checkpointable": list(checkpointable(plan)),
-        "compilable": list(compilable(plan)),
         "microbatches": plan.microbatches,
         "parameter_bytes": _num_bytes(model.parameters()),
         "trained_bytes": _num_bytes(trained),
         "optimizer_share": _optimizer_share(scenario),
         "batch_size": batch.length,
         "num_tokens": scenario.num_tokens(batch.tree) if callable(scenario.num_tokens) else scenario.num_tokens,
-        "plan": plan_code(plan),
     }
     return facts
 

@@ -3,6 +3,7 @@
 import math
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,9 +22,8 @@ from torch.distributed.tensor.parallel import (
     parallelize_module,
 )
 
-from distbench.plans.changed_plan import changed_plan, checkpointable, compilable
-from distbench.plans.plan_code import plan_code
-from distbench.search.ranking import change_lines, imports_of
+from distbench.plans.changed_plan import changed_plan
+from distbench.plans.plan_code import change_code, plan_code
 from distbench.spec import CpPlan, Entry, FsdpPlan, ParallelPlan, list_entries
 from distbench.spec.job import variants_of
 from distbench.worker.session import declared, load_scenario
@@ -145,11 +145,20 @@ def test_what_has_no_text_is_not_written(plan: ParallelPlan) -> None:
     ],
 )
 def test_each_change_as_code_is_the_change(name: str, value: Any) -> None:
-    facts = {
-        "checkpointable": list(checkpointable(PLAN)),
-        "compilable": list(compilable(PLAN)),
-        "is_selective": False,
-    }
-    lines = change_lines([(name, value)], facts)
-    changed = pasted([*imports_of(lines), *lines], plan=PLAN)
-    assert repr(changed) == repr(changed_plan(PLAN, {name: value}))
+    changed = changed_plan(PLAN, {name: value})
+    lines = change_code(PLAN, changed)
+    assert lines is not None
+    assert repr(pasted(lines, plan=PLAN) if lines else PLAN) == repr(changed)
+
+
+def test_a_change_names_what_differs_alone() -> None:
+    selective = replace(PLAN, checkpoint_context=own_names)
+    assert change_code(selective, changed_plan(selective, {"plan.checkpoint": "full"})) == [
+        "from dataclasses import replace",
+        "plan = replace(plan, checkpoint_context=None)",
+    ]
+    assert change_code(PLAN, changed_plan(PLAN, {"plan.prefetch": 2})) == [
+        "from dataclasses import replace",
+        "plan = replace(plan, fsdp=replace(plan.fsdp, prefetch_forward=2, prefetch_backward=2))",
+    ]
+    assert change_code(PLAN, replace(PLAN, fsdp=FsdpPlan(gather_extension=lambda tensor: tensor))) is None

@@ -62,7 +62,7 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
         resumed = sweep(*asked, "--resume", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--resume", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
-            facts = child.one(Question("facts", [{}], {"dp_shard": 2}))
+            (facts,) = child.answers(Question("facts", [{}], {"dp_shard": 2}))
             again = list(child.again)
             ((_, ended),) = child.ask([Question("facts", [{"often": True}], {"dp_shard": 2})])
         staged = sweep(
@@ -136,7 +136,7 @@ def test_a_child_that_ends_at_once_is_one_sentence(
     monkeypatch.setattr(sweep_child_module.subprocess, "Popen", ended)
     (tmp_path / "own.py").write_text(OWN)
     with SweepChild(tmp_path / "own.py", "own") as child, pytest.raises(UserError, match="No module named"):
-        child.one(Question("facts", [{}], {"dp_shard": 2}))
+        child.answers(Question("facts", [{}], {"dp_shard": 2}))
 
 
 def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:

@@ -11,13 +11,14 @@ import pandas as pd
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
-from distbench.search import explore as explore_module
 from distbench.search import measured as measured_module
+from distbench.search import prediction as prediction_module
 from distbench.search.child import Question, SweepChild
-from distbench.search.explore import ExploredPlans, Limits, Predictor, explore, no_plan_error
 from distbench.search.measured import changes_of_best, combined, num_affordable, with_written
-from distbench.search.prediction import Prediction, layers_of
-from distbench.search.space import Candidate, Space, count_of, set_up
+from distbench.search.predicted import explore, no_plan_error
+from distbench.search.prediction import Prediction, Predictor, layers_of
+from distbench.search.space import Candidate, Space, set_up
+from distbench.search.state import Limits, SweepState
 from distbench.simulate.hardware_file import load_hardware
 from distbench.spec import UserError
 
@@ -33,14 +34,14 @@ def test_changes_of_the_best_are_tried_before_the_last_meshes() -> None:
     names = {"dp_replicate": 1, "dp_shard": 64, "tp": 1}
     many = Space(names, [*names], 64, {**FACTS, "batch_size": 64}, {})
     sizes = [mesh.sizes for mesh in many.meshes]
-    explored = ExploredPlans()
-    explore(many, cast(Predictor, Known()), Limits(20, 600.0), explored)
-    tried = list(explored.found)
+    state = SweepState(many)
+    explore(state, cast(Predictor, Known()), Limits(20, 600.0))
+    tried = list(state.predictions)
     assert len(sizes) == 28 and tried[:16] == many.meshes[:16]
     assert len(tried) == 20 and all(one.sizes == sizes[0] and one.choices for one in tried[16:19])
-    explored = ExploredPlans()
-    explore(many, cast(Predictor, Known()), Limits(500, 600.0), explored)
-    assert {*many.meshes} <= {*explored.found} and not explored.stopped
+    state = SweepState(many)
+    explore(state, cast(Predictor, Known()), Limits(500, 600.0))
+    assert {*many.meshes} <= {*state.predictions} and not state.stopped
 
 
 class Refused:
@@ -57,16 +58,16 @@ class Refused:
 
 
 def refusal(space: Space, limits: Limits, predictor: Refused) -> str:
-    explored = ExploredPlans(num_legal=count_of(space))
-    explore(space, cast(Predictor, predictor), limits, explored)
-    assert not explored.found
-    return str(no_plan_error("mine", explored, 80e9))
+    state = SweepState(space)
+    explore(state, cast(Predictor, predictor), limits)
+    assert not state.predictions
+    return str(no_plan_error(set_up("llama_2d", (), 4, None, True), state, load_hardware("h100")))
 
 
 def test_where_no_plan_works_the_parameter_that_helps_is_named() -> None:
     axes = {"load": ("uniform", "zipf"), "capacity": (0.0, 1.25, 2.0)}
     said = refusal(replace(space(), axes=axes), Limits(80, 600.0), Refused(("capacity", 1.25), ("capacity", 2.0)))
-    assert "no plan of mine that was tried works (3 of 288): dp_shard=4: it asks for values" in said
+    assert "no plan of llama_2d that was tried works (3 of 288): dp_shard=4: it asks for values" in said
     assert said.endswith("dp_shard=4 works with --set capacity=1.25")
     assert "works with" not in refusal(space(), Limits(80, 600.0), Refused())
 
@@ -100,8 +101,8 @@ def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> tuple[li
             raise UserError("recording damaged, line 1: it is no JSON")
         return []
 
-    monkeypatch.setattr(explore_module, "load_recordings", load)
-    monkeypatch.setattr(explore_module, "predicted", lambda candidate, points, *_: len(points))
+    monkeypatch.setattr(prediction_module, "load_recordings", load)
+    monkeypatch.setattr(prediction_module, "predicted", lambda candidate, points, *_: len(points))
     base = {"num_layers": 32}
     predictor = Predictor(cast(SweepChild, recorder), base, load_hardware("h100"), lambda *_: None, (), "num_layers")
     return list(predictor.outcomes(space().meshes[:2])), predictor
@@ -136,21 +137,26 @@ def test_what_may_go_well_another_time_is_not_remembered(tmp_path: Path, lasts: 
     assert (child._known(question) is not None) is lasts
 
 
+def rounds_of(out: Path) -> tuple[measured_module.Rounds, SweepState]:
+    state, setup = SweepState(space()), set_up("tp_mlp", (), 2, None, True)
+    return measured_module.Rounds(setup, Limits(5, 60.0), state, out=out, resume=False, quiet=True), state
+
+
 def test_an_interrupt_between_rounds_keeps_what_was_measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(measured_module, "RankProcesses", lambda *_: contextlib.nullcontext())
     monkeypatch.setattr(measured_module.Rounds, "_job", lambda self: None)
-    rounds = measured_module.Rounds(set_up("tp_mlp", (), 2, None, True), Limits(5, 60.0), tmp_path, False, True)
+    rounds, state = rounds_of(tmp_path)
 
     def measure(self: Any, _: Any, number: int, candidates: Sequence[Candidate], __: Any) -> None:
         assert number == 0
-        self.measured.plans |= {one: measured(1.0) for one in candidates}
+        state.measured |= {one: measured(1.0) for one in candidates}
 
     def interrupted(*_: Any) -> list[Candidate]:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(measured_module.Rounds, "_round", measure)
-    found = rounds.run(space().meshes[:1], interrupted)
-    assert found.interrupted and [*found.plans] == space().meshes[:1]
+    rounds.run(space().meshes[:1], interrupted)
+    assert state.interrupted and [*state.measured] == space().meshes[:1]
 
 
 @pytest.mark.parametrize("interrupted", [True, False])
@@ -158,17 +164,17 @@ def test_what_an_interrupt_cut_short_keeps_its_earlier_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, interrupted: bool
 ) -> None:
     monkeypatch.setattr(measured_module.Rounds, "_job", lambda self: None)
-    rounds = measured_module.Rounds(set_up("tp_mlp", (), 2, None, True), Limits(5, 60.0), tmp_path, False, True)
+    rounds, state = rounds_of(tmp_path)
     plan = measured(1.0)
-    rounds.measured.plans[plan.candidate] = plan
-    rounds.measured.interrupted = interrupted
+    state.measured[plan.candidate] = plan
+    state.interrupted = interrupted
     case = {"case": {"params": {"variant": "it"}}, "status": "aborted", "error": "interrupted"}
     monkeypatch.setattr(measured_module, "read_run", lambda _: SimpleNamespace(footer=None, cases=[case]))
     monkeypatch.setattr(measured_module, "frame_of", lambda _: None)
     monkeypatch.setattr(measured_module, "measured_of", lambda *_: pd.DataFrame({"variant": []}))
     rounds._take_in(tmp_path, {"it": plan.candidate}, False)
-    assert (plan.candidate in rounds.measured.plans) is interrupted
-    assert (plan.candidate in rounds.measured.left_out) is not interrupted
+    assert (plan.candidate in state.measured) is interrupted
+    assert (plan.candidate in state.left_out) is not interrupted
 
 
 def test_the_plan_as_written_has_a_turn_in_the_last_round() -> None:

@@ -1,17 +1,15 @@
 """What a sweep says of the plans it has seen: order, refusals, costs, reasons, verdicts."""
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
-from distbench.search import predicted as predicted_sweep_module
-from distbench.search.child import SweepChild
-from distbench.search.explore import ExploredPlans, Limits, Predictor, take_in
-from distbench.search.measured import Measurements
-from distbench.search.predicted import measured_result, predicted_around, predicted_result
-from distbench.search.prediction import no_plan_fits, require_same_work, with_memory
+from distbench.search.child import PlanCode
+from distbench.search.predicted import predict_around, take_in
+from distbench.search.prediction import Prediction, Predictor, no_plan_fits, require_same_work, with_memory
 from distbench.search.ranking import (
     changes_of,
     cost_a_billion,
@@ -23,10 +21,12 @@ from distbench.search.ranking import (
     record_of,
     undominated,
 )
+from distbench.search.result import SweepResult, result_of
 from distbench.search.space import Candidate, Space, set_up
+from distbench.search.state import Limits, SweepState
 from distbench.search.sweep import is_here
-from distbench.search.text import SweepResult, recommendation, why
 from distbench.search.text import blocks_of as sweep_blocks
+from distbench.search.text import recommendation, why
 from distbench.show.terminal import text_of
 from distbench.simulate.hardware_file import HostFigures, load_hardware
 from distbench.spec import UserError
@@ -34,16 +34,20 @@ from distbench.spec import UserError
 
 def test_plans_are_ranked_by_time_and_those_that_do_not_fit_come_last() -> None:
     a, b, c = (Candidate((("dp_shard", size),)) for size in (1, 2, 4))
-    explored = ExploredPlans()
+    state = SweepState(space())
     other = replace(prediction(0.1, candidate=c), num_parameters=11)
     outcomes: list[tuple[Candidate, Any]] = [
         (a, prediction(2.0, candidate=a)),
         (b, prediction(1.0, fits=False, candidate=b)),
         (c, other),
     ]
-    take_in(explored, outcomes)
-    assert [one.candidate for one in explored.ranked] == [a, b]
-    assert explored.left_out[c] == "its model has 11 parameters, and the plan as written 10"
+    take_in(state, outcomes)
+    assert [one.candidate for one in state.ranked_predictions] == [a, b]
+    assert state.left_out[c] == "its model has 11 parameters, and the plan as written 10"
+
+
+def ranked_of(plans: list[Prediction]) -> list[Prediction]:
+    return SweepState(space(), predictions={one.candidate: one for one in plans}).ranked_predictions
 
 
 def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended() -> None:
@@ -52,14 +56,14 @@ def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended(
         prediction(step_s, size, candidate=Candidate((("tp", number + 2),)))
         for number, (step_s, size) in enumerate(rows)
     ]
-    ranked = ExploredPlans({one.candidate: one for one in plans}).ranked
+    ranked = ranked_of(plans)
     # 6.01 and 6 GB are as good as the same: of the two the faster one.
     assert [one.step_s for one in ranked] == [1.004, 1.0, 1.009, 1.02]
     # An estimate breaks no tie where memory is known whole.
     plans[1] = replace(plans[1], is_whole=False, fits=None)
-    assert ExploredPlans({one.candidate: one for one in plans}).ranked[0].step_s == 1.009
+    assert ranked_of(plans)[0].step_s == 1.009
     plans[2] = replace(plans[2], fits=False)
-    assert ExploredPlans({one.candidate: one for one in plans}).ranked[0].step_s == 1.0
+    assert ranked_of(plans)[0].step_s == 1.0
     found = SweepResult("mine", [plan_of(one) for one in ranked], "predicted", 1, "tokens", (), "")
     assert why(found)[0] == "next, tp=2: -0.4 % time, too near to tell: measure both; it takes 1.85 GiB more memory"
 
@@ -120,23 +124,22 @@ def test_a_plan_without_a_next_one_says_why() -> None:
     assert "(0.00250 tokens/s a device)" in recommendation(slow)
 
 
-def test_around_a_plan_says_how_many_neighbours_were_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup, explored = set_up("llama_2d", (), 4, None, True), ExploredPlans()
-    monkeypatch.setattr(predicted_sweep_module, "facts_of", lambda *_: FACTS)
-    monkeypatch.setattr(predicted_sweep_module, "confirm", lambda *_: None)
-    monkeypatch.setattr(
-        Predictor,
-        "outcomes",
-        lambda self, candidates, whole=False: [(one, prediction(1.0, candidate=one)) for one in candidates],
-    )
-    child = cast(SweepChild, None)
-    predicted_around(setup, child, load_hardware("h100"), Limits(3, 60.0), lambda *_: None, explored)
-    assert len(explored.found) == 3 < explored.num_legal and explored.stopped == "--plans 3 allows no more"
-    said = predicted_result(setup, (), load_hardware("h100"), explored, None).notes
-    assert any("the plan as written, and those that differ from it by one change" in note for note in said)
+def test_around_a_plan_says_how_many_neighbours_were_not_tried() -> None:
+    class Known:
+        def outcomes(self, candidates: Sequence[Candidate]) -> list[tuple[Candidate, Prediction]]:
+            return [(one, prediction(1.0, candidate=one)) for one in candidates]
+
+    setup = set_up("llama_2d", (), 4, None, True)
+    tried = setup.space(FACTS)
+    state = SweepState(tried, setup.as_written(tried))
+    assert state.written is not None
+    predict_around(state, state.written, cast(Predictor, Known()), Limits(3, 60.0))
+    assert len(state.predictions) == 3 < state.num_legal and state.stopped == "--plans 3 allows no more"
+    notes = result_of(setup, state, load_hardware("h100"), {}, None).notes
+    assert any("the plan as written, and those that differ from it by one change" in note for note in notes)
 
 
-def test_changes_are_held_against_the_plan_as_written() -> None:
+def test_changes_are_compared_with_the_plan_as_written() -> None:
     written = space().meshes[0]
     changed = written.with_choice("plan.reshard_after_forward", False)
     moved = Candidate((("dp_shard", 2), ("tp", 2)))
@@ -145,21 +148,11 @@ def test_changes_are_held_against_the_plan_as_written() -> None:
         plan_of(prediction(0.9, 3e9, candidate=changed)),
         plan_of(prediction(0.5, 9e9, fits=False, candidate=moved)),
     ]
-    found = changes_of(plans, written)
-    assert [(one.code, round(one.time_share, 3), one.memory_bytes) for one in found] == [
-        (["plan = replace(plan, fsdp=replace(plan.fsdp, reshard_after_forward=False))"], -0.1, 1e9),
+    changes = changes_of(plans, written, {changed: PlanCode([], [], ["plan = replace(plan)"])})
+    assert [(one.code, round(one.time_share, 3), one.memory_bytes) for one in changes] == [
+        (["plan = replace(plan)"], -0.1, 1e9),
         (["mesh = {'dp_shard': 2, 'tp': 2}"], -0.5, 7e9),
     ]
-
-
-@pytest.mark.parametrize(("is_selective", "rest"), [(False, ")"), (True, ", checkpoint_context=None)")])
-def test_a_change_names_the_modules_that_it_checkpoints(is_selective: bool, rest: str) -> None:
-    written = space().meshes[0]
-    plans = [
-        plan_of(prediction(1.0, candidate=one)) for one in (written, written.with_choice("plan.checkpoint", "full"))
-    ]
-    (change,) = changes_of(plans, written, {**FACTS, "is_selective": is_selective})
-    assert change.code == [f"plan = replace(plan, checkpoint=('layers.*',){rest}"]
 
 
 def test_a_hardware_file_is_of_this_machine_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,20 +199,20 @@ def test_the_last_round_has_verdicts_against_its_fastest() -> None:
 def test_changes_around_a_plan_are_single_ones_also_where_two_were_measured_together() -> None:
     one, policy = ("plan.prefetch", 2), ("plan.mixed_precision", "bf16")
     plans = [replace(measured(2.0), verdict="recommended"), measured(1.0, one), measured(1.5, policy, one)]
-    of = Measurements({plan.candidate: plan for plan in plans}, final=plans[:1])
     where = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {})
-    setup = set_up("llama_2d", (), 4, None, True)
-    found = measured_result(setup, (), where, of, plans[0].candidate, None)
-    assert [change.plan.candidate.choices for change in found.changes] == [(one,)]
+    written = plans[0].candidate
+    state = SweepState(where, written, measured={plan.candidate: plan for plan in plans}, final=plans[:1])
+    result = result_of(set_up("llama_2d", (), 4, None, True), state, None, {}, None)
+    assert [change.plan.candidate.choices for change in result.changes] == [(one,)]
     # A faster one that is not recommended was measured in another round.
-    assert "without a verdict: times of an earlier, shorter round" in text_of(sweep_blocks(found))
-    assert "without a verdict" not in text_of(sweep_blocks(replace(found, plans=plans[:1])))
+    assert "without a verdict: times of an earlier, shorter round" in text_of(sweep_blocks(result))
+    assert "without a verdict" not in text_of(sweep_blocks(replace(result, plans=plans[:1])))
 
 
 def test_a_recommendation_that_the_last_round_did_not_check_says_so() -> None:
     plan = measured(2.0)
     where, setup = Space({"dp_shard": 4}, ["dp_shard"], 4, FACTS, {}), set_up("llama_2d", (), 4, None, True)
-    unchecked = Measurements({plan.candidate: plan})
-    for of, said in ((unchecked, True), (replace(unchecked, final=[plan]), False)):
-        found = measured_result(setup, (), where, of, None, None)
-        assert any("is unchecked" in note for note in found.notes) is said
+    unchecked = SweepState(where, measured={plan.candidate: plan})
+    for state, says_so in ((unchecked, True), (replace(unchecked, final=[plan]), False)):
+        result = result_of(setup, state, None, {}, None)
+        assert any("is unchecked" in note for note in result.notes) is says_so

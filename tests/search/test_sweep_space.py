@@ -6,7 +6,7 @@ import pytest
 from sweep_plans import FACTS, space
 
 from distbench.plans.changed_plan import mesh_dims_of, sharding_dims_of
-from distbench.search.explore import ExploredPlans, no_plan_error
+from distbench.search.predicted import no_plan_error
 from distbench.search.space import (
     Candidate,
     Space,
@@ -16,6 +16,7 @@ from distbench.search.space import (
     lower_bound_bytes,
     set_up,
 )
+from distbench.search.state import SweepState
 from distbench.search.sweep import BYTES, SECONDS, amount
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.job import parse_choices
@@ -52,12 +53,13 @@ def test_a_batch_that_rules_meshes_out_is_named_with_one_that_does_not() -> None
     # 4 samples on 7 ranks: tp=7 is left, and may fail for a reason of its own.
     seven = space(world=7)
     assert [one.mesh_text for one in seven.meshes] == ["tp=7"]
-    said = set_up("llama_2d", ("batch=4",), 7, None, False).unsplit_text(seven)
+    setup = set_up("llama_2d", ("batch=4",), 7, None, False)
+    said = setup.unsplit_text(seven)
     assert said.startswith("a global batch of 4 cannot be split over dp_shard=7 (1 of 2 meshes;")
     assert "--set batch=7" in said
     assert set_up("llama_2d", ("batch=4",), 4, None, False).unsplit_text(space()) == ""
-    explored = ExploredPlans(left_out={seven.meshes[0]: "7 does not divide 512"}, num_legal=9, unsplit=said)
-    assert f"{said}; of the other meshes, tp=7: 7 does not divide 512" in str(no_plan_error("mine", explored, 80e9))
+    state = SweepState(seven, left_out={seven.meshes[0]: "7 does not divide 512"})
+    assert f"{said}; of the other meshes, tp=7: 7 does not divide 512" in str(no_plan_error(setup, state, None))
 
 
 def test_experts_over_several_mesh_dims_are_sharded_over_each() -> None:
