@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from distbench.cases import single_device_reference as likely_causes
+from distbench.cases import likely_causes
 from distbench.cases.single_device_reference import (
     Difference,
     Differences,

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbench.cases.single_device_reference import model_on_device, of_forward
+from distbench.cases.likely_causes import of_forward
+from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.checkpoint_compile import require_fusable

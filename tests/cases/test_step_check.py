@@ -14,7 +14,8 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from distbench.cases.single_device_reference import Difference, Differences, of_compiled, reference_of
+from distbench.cases.likely_causes import of_compiled
+from distbench.cases.single_device_reference import Difference, Differences, reference_of
 from distbench.cases.step import step_cases
 from distbench.cases.step_check import Allowance, Finding, Rounding, StepCheck, measured_rounding, reduction_rounding
 from distbench.plans.batch import batch_of

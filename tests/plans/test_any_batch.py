@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error, shards
 
-from distbench.cases.single_device_reference import (
+from distbench.cases.likely_causes import (
     fingerprint,
     held_gradients,
     of_another_run,
