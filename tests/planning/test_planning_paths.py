@@ -138,7 +138,10 @@ def test_where_no_path_obeys_a_cap_the_one_that_holds_least_is_known(seed: int) 
 def test_what_was_planned_before_does_not_change_a_path(children: Children) -> None:
     script = """
 import random, sys
-from distbench.planning import TorchCost, Problem, cheapest_route, parse_state
+from distbench.planning.cost_profile import TorchCost
+from distbench.planning.placement_states import parse_state
+from distbench.planning.pricing import Problem
+from distbench.planning.search import cheapest_route
 texts = ["S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "S(1)S(1)", "RS(0)", "S(1)R", "RR", "P(sum)R", "P(sum)S(1)"]
 pairs = [(a, b) for a in texts for b in texts if "P" not in b]
 random.Random(int(sys.argv[1])).shuffle(pairs)
