@@ -19,10 +19,10 @@ from distbench.ranks.measure import Stamp, no_stamp
 from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.run_file import Case
 from distbench.redistribute.expected_shards import Layout, dtensor_under, own_shard, parse_placement
-from distbench.redistribute.planners import Switch, check_planners, planning_by
+from distbench.redistribute.planners import check_planners, planning_switch
 from distbench.spec import DTensorOperator, ParallelPlan, Scenario, UserError
 from distbench.spec.placements import TORCH_PLANNERS
-from distbench.torch_private import SHARDED_INDICES, OwnPlans, Skipped, require
+from distbench.torch_private import SHARDED_INDICES, Skipped, require
 
 PHASES = ("forward", "backward")
 # Of the largest value of what is compared.
@@ -112,16 +112,7 @@ def _open(
         for full, layout in zip(whole.inputs, layouts, strict=True)
     ]
     run = OperatorRun(operator.call, leaves, whole.gradient)
-    plans = OwnPlans()
-
-    @contextlib.contextmanager
-    def planning() -> Iterator[None]:
-        with planning_by(planner, context.profile, context), plans.used():
-            yield
-
-    switch = Switch(planning)
-    switch.on()
-    try:
+    with planning_switch(planner, context.profile, context) as switch:
         try_once(run, planner)
         issued = communications_of(run, PHASES, ParallelPlan(), context)
         yield OpenedCase(
@@ -134,8 +125,6 @@ def _open(
             pause=switch.off,
             resume=switch.on,
         )
-    finally:
-        switch.off()
 
 
 def try_once(run: "OperatorRun", planner: str) -> None:

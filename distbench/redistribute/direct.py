@@ -16,14 +16,6 @@ from distbench.planning.direct_exchange import Exchange, is_contiguous, overlap,
 from distbench.planning.placement_states import Box, State, parse_state
 from distbench.spec.devices import is_accelerator
 
-# How the pieces of an exchange get from rank to rank: as messages of their own on CPU, elsewhere in one all-to-all.
-#
-# gloo's all-to-all takes everything out of one buffer and puts it into another, and sends to every rank, also where
-# there
-# is nothing to send. A message leaves from where a piece lies in the local tensor, and arrives where it shall lie in
-# the
-# result, wherever it is contiguous there. NCCL's all-to-all is a single kernel.
-
 # So that no message of the user's is taken for one of these.
 TAG = 0xD15
 
@@ -42,74 +34,6 @@ class Piece:
         if self.work is not None:
             self.work.wait()
         return self.tensor
-
-
-class Pieces:
-    """What one rank sends and receives in an exchange.
-
-    Args:
-        exchange: what is exchanged.
-        position: this rank's flat position on the mesh.
-        peers: the position of each rank of the group.
-        group: of exactly the mesh's ranks; None for the default one.
-    """
-
-    def __init__(
-        self, exchange: Exchange, position: int, peers: Sequence[int], group: dist.ProcessGroup | None
-    ) -> None:
-        self._group, self._before = group, exchange.source_boxes[position]
-        self._after = exchange.target_boxes[position]
-        to_others = [transfer for transfer in exchange.transfers if transfer.sender == position]
-        from_others = [transfer for transfer in exchange.transfers if transfer.receiver == position]
-        # By rank in the group, and what two ranks exchange in the order that both know.
-        self._sends = [(rank, one.box) for rank, peer in enumerate(peers) for one in to_others if one.receiver == peer]
-        self._receives = [
-            (rank, exchange.parts[peer], one.box)
-            for rank, peer in enumerate(peers)
-            for one in from_others
-            if one.sender == peer
-        ]
-        self._rank, self._size = list(peers).index(position), len(peers)
-        # Of the parts of a box, the first may arrive where their sum shall be.
-        first = {box: part for _, part, box in sorted(self._receives, key=lambda one: one[1], reverse=True)}
-        self._in_place = [first[box] == part and is_contiguous(box, self._after) for _, part, box in self._receives]
-
-    def messages(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
-        """(what is on its way here, some of it into `output`, what is on its way from here); returns at once.
-
-        `local` must not be written to before the latter has ended.
-        """
-        aside = [box for (_, _, box), in_place in zip(self._receives, self._in_place, strict=True) if not in_place]
-        landings = iter(local.new_empty(sum(map(volume, aside))).split([volume(box) for box in aside]))
-        pieces = []
-        for (rank, part, box), in_place in zip(self._receives, self._in_place, strict=True):
-            tensor = part_of_box(output, self._after, box) if in_place else next(landings).view(shape_of(box))
-            work = dist.irecv(tensor, group=self._group, tag=TAG, group_src=rank)
-            pieces.append(Piece(part, box, tensor, work))
-        leaving, packed = [], {}
-        # Each rank begins with the rank after it, so that no rank is everybody's first.
-        for rank, box in sorted(self._sends, key=lambda one: (one[0] - self._rank) % self._size):
-            if box not in packed:
-                packed[box] = part_of_box(local, self._before, box).contiguous()
-            leaving.append(dist.isend(packed[box], group=self._group, tag=TAG, group_dst=rank))
-        return pieces, leaving
-
-    def all_to_all(self, local: torch.Tensor) -> list[Piece]:
-        """What this rank receives, in one collective of the whole group."""
-        flat = [part_of_box(local, self._before, box).reshape(-1) for _, box in self._sends]
-        sends, receives = [0] * self._size, [0] * self._size
-        for rank, box in self._sends:
-            sends[rank] += volume(box)
-        for rank, _, box in self._receives:
-            receives[rank] += volume(box)
-        buffer = torch.cat(flat) if flat else local.new_empty(0)
-        arrived = local.new_empty(sum(receives))
-        dist.all_to_all_single(arrived, buffer, receives, sends, self._group)
-        tensors = arrived.split([volume(box) for _, _, box in self._receives])
-        return [
-            Piece(part, box, tensor.view(shape_of(box)))
-            for (_, part, box), tensor in zip(self._receives, tensors, strict=True)
-        ]
 
 
 def part_of_box(local: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
@@ -160,7 +84,7 @@ class DirectRedistribution:
         self.stages = plan_direct(before, after, tuple(shape), tuple(ranks.shape), seconds_of)
         # Splits go by rank in the group, boxes by position on the mesh: a mesh may order its ranks differently.
         peers = [flat.index(rank) for rank in members]
-        self._runs = [_Run(exchange, self.position, peers, group) for _, exchange in self.stages]
+        self._runs = [_ExchangeOnRank(exchange, self.position, peers, group) for _, exchange in self.stages]
 
     @property
     def exchanges(self) -> list[Exchange]:
@@ -183,51 +107,114 @@ class DirectRedistribution:
         return local
 
 
-class _Run:
-    """One exchange on one rank."""
+class _ExchangeOnRank:
+    """One exchange on one rank.
 
-    def __init__(self, exchange: Exchange, position: int, peers: list[int], group: dist.ProcessGroup | None) -> None:
-        self.exchange, self.part = exchange, exchange.parts[position]
-        self.before, self.after = exchange.source_boxes[position], exchange.target_boxes[position]
-        self.kept = overlap(self.before, self.after)
-        self.pieces = Pieces(exchange, position, peers, group)
+    Its pieces travel as messages of their own on CPU, elsewhere in one all-to-all. gloo's all-to-all takes everything
+    out of one buffer and puts it into another, and sends to every rank, also where there is nothing to send. A message
+    leaves from where a piece lies in the local tensor, and arrives where it belongs in the result, wherever it is
+    contiguous there. NCCL's all-to-all is a single kernel.
+
+    Args:
+        exchange: what is exchanged.
+        position: this rank's flat position on the mesh.
+        peers: the position of each rank of the group.
+        group: of exactly the mesh's ranks; None for the default one.
+    """
+
+    def __init__(
+        self, exchange: Exchange, position: int, peers: Sequence[int], group: dist.ProcessGroup | None
+    ) -> None:
+        self._exchange, self._group, self._part = exchange, group, exchange.parts[position]
+        self._before, self._after = exchange.source_boxes[position], exchange.target_boxes[position]
+        self._kept = overlap(self._before, self._after)
+        to_others = [transfer for transfer in exchange.transfers if transfer.sender == position]
+        from_others = [transfer for transfer in exchange.transfers if transfer.receiver == position]
+        # By rank in the group, and what two ranks exchange in the order that both know.
+        self._sends = [(rank, one.box) for rank, peer in enumerate(peers) for one in to_others if one.receiver == peer]
+        self._receives = [
+            (rank, exchange.parts[peer], one.box)
+            for rank, peer in enumerate(peers)
+            for one in from_others
+            if one.sender == peer
+        ]
+        self._rank, self._size = list(peers).index(position), len(peers)
+        # Of the parts of a box, the first may arrive where their sum shall be.
+        first = {box: part for _, part, box in sorted(self._receives, key=lambda one: one[1], reverse=True)}
+        self._in_place = [first[box] == part and is_contiguous(box, self._after) for _, part, box in self._receives]
 
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
-        if tuple(local.shape) != shape_of(self.before):
+        if tuple(local.shape) != shape_of(self._before):
             raise ValueError(
-                f"the local tensor is {tuple(local.shape)}, the source layout says {shape_of(self.before)}"
+                f"the local tensor is {tuple(local.shape)}, the source layout says {shape_of(self._before)}"
             )
-        if self.exchange.changes_nothing:
+        exchange = self._exchange
+        if exchange.changes_nothing:
             return local
-        if self.exchange.num_averaged > 1 and not local.is_floating_point():
+        if exchange.num_averaged > 1 and not local.is_floating_point():
             raise ValueError(f"parts of an average of {local.dtype} cannot be put together; use a floating-point dtype")
-        output = local.new_empty(shape_of(self.after))
-        pieces, leaving = self._moving(local, output)
-        if volume(self.kept):
+        output = local.new_empty(shape_of(self._after))
+        pieces: list[Piece] = []
+        leaving: list[Any] = []
+        if exchange.transfers and is_accelerator(local.device.type):
+            pieces = self._all_to_all(local)
+        elif exchange.transfers:
+            pieces, leaving = self._messages(local, output)
+        if volume(self._kept):
             # Before those of the same part: it is here already, and copied while the others travel.
-            pieces.insert(0, Piece(self.part, self.kept, part_of_box(local, self.before, self.kept)))
+            pieces.insert(0, Piece(self._part, self._kept, part_of_box(local, self._before, self._kept)))
         parts_of: dict[Box, list[Piece]] = defaultdict(list)
         # In the order of the parts, so that ranks that hold replicas of a sum hold the same bits.
         for piece in sorted(pieces, key=lambda piece: piece.part):
             parts_of[piece.box].append(piece)
         for box, parts in parts_of.items():
-            self._put_together(parts, part_of_box(output, self.after, box))
+            self._put_together(parts, part_of_box(output, self._after, box))
         for work in leaving:
             work.wait()
-        return output.div_(self.exchange.num_averaged) if self.exchange.num_averaged > 1 else output
+        return output.div_(exchange.num_averaged) if exchange.num_averaged > 1 else output
 
-    def _moving(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
-        if not self.exchange.transfers:
-            return [], []
-        if not is_accelerator(local.device.type):
-            return self.pieces.messages(local, output)
-        return self.pieces.all_to_all(local), []
+    def _messages(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
+        """(what is on its way here, some of it into `output`, what is on its way from here); returns at once.
+
+        `local` must not be written to before the latter has ended.
+        """
+        aside = [box for (_, _, box), in_place in zip(self._receives, self._in_place, strict=True) if not in_place]
+        landings = iter(local.new_empty(sum(map(volume, aside))).split([volume(box) for box in aside]))
+        pieces = []
+        for (rank, part, box), in_place in zip(self._receives, self._in_place, strict=True):
+            tensor = part_of_box(output, self._after, box) if in_place else next(landings).view(shape_of(box))
+            work = dist.irecv(tensor, group=self._group, tag=TAG, group_src=rank)
+            pieces.append(Piece(part, box, tensor, work))
+        leaving, packed = [], {}
+        # Each rank begins with the rank after it, so that no rank is everybody's first.
+        for rank, box in sorted(self._sends, key=lambda one: (one[0] - self._rank) % self._size):
+            if box not in packed:
+                packed[box] = part_of_box(local, self._before, box).contiguous()
+            leaving.append(dist.isend(packed[box], group=self._group, tag=TAG, group_dst=rank))
+        return pieces, leaving
+
+    def _all_to_all(self, local: torch.Tensor) -> list[Piece]:
+        """What this rank receives, in one collective of the whole group."""
+        flat = [part_of_box(local, self._before, box).reshape(-1) for _, box in self._sends]
+        sends, receives = [0] * self._size, [0] * self._size
+        for rank, box in self._sends:
+            sends[rank] += volume(box)
+        for rank, _, box in self._receives:
+            receives[rank] += volume(box)
+        buffer = torch.cat(flat) if flat else local.new_empty(0)
+        arrived = local.new_empty(sum(receives))
+        dist.all_to_all_single(arrived, buffer, receives, sends, self._group)
+        tensors = arrived.split([volume(box) for _, _, box in self._receives])
+        return [
+            Piece(part, box, tensor.view(shape_of(box)))
+            for (_, part, box), tensor in zip(self._receives, tensors, strict=True)
+        ]
 
     def _put_together(self, parts: list[Piece], where: torch.Tensor) -> None:
         first, *others = parts
         so_far = first.arrived()
         for other in others:
-            REDUCTIONS[self.exchange.reduce_op](so_far, other.arrived(), out=where)
+            REDUCTIONS[self._exchange.reduce_op](so_far, other.arrived(), out=where)
             so_far = where
         if not others and so_far.data_ptr() != where.data_ptr():
             where.copy_(so_far)

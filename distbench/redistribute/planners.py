@@ -49,7 +49,7 @@ def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None)
 
 
 class Switch:
-    """Something that is on while a case runs, and off while it is kept for later and others run."""
+    """Something that is on while a case runs, and off while it is kept for later and others run; `with` is the same."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
         self._make, self._entered = make, contextlib.ExitStack()
@@ -61,6 +61,13 @@ class Switch:
     def off(self) -> None:
         """Leave it, if it is on."""
         self._entered.close()
+
+    def __enter__(self) -> "Switch":
+        self.on()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.off()
 
 
 @dataclass(frozen=True)
@@ -101,24 +108,25 @@ def planned_redistribution(
     Unsupported where this planner cannot move this pair, or torch is not the one we know.
     """
     profile = context.profile.natively() if context.profile and native else context.profile
+    with planning_switch(name, profile, context, native) as switch:
+        yield replace(_path(source, target, context, profile, native, known), switch=switch)
+
+
+def planning_switch(name: str, profile: Profile | None, context: RankContext, native: bool = False) -> Switch:
+    """Have DTensor plan by one of torch's planners, or by the profile, while it is on; what it planned is kept for when
+    it is on again. `Unsupported` where the profile cannot."""
     plans = OwnPlans()
 
     @contextlib.contextmanager
     def planning() -> Iterator[None]:
-        with planning_by(name, profile, context), plans.used(), native_all_to_all(native):
+        with _planning_by(name, profile, context), plans.used(), native_all_to_all(native):
             yield
 
-    switch = Switch(planning)
-    switch.on()
-    try:
-        yield replace(_path(source, target, context, profile, native, known), switch=switch)
-    finally:
-        switch.off()
+    return Switch(planning)
 
 
 @contextlib.contextmanager
-def planning_by(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
-    """DTensor plans by one of torch's planners, or by the profile; `Unsupported` where the profile cannot."""
+def _planning_by(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
     if name != "calibrated":
         with planner(name):
             yield
