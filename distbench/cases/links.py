@@ -23,6 +23,7 @@ from distbench.ranks.case import CaseSpec, OpenedCase, first_difference
 from distbench.ranks.context import TORCH_DTYPES, RankContext
 from distbench.ranks.device import synchronize
 from distbench.records.run_file import DTYPE_BYTES, Case
+from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
 
@@ -305,13 +306,8 @@ def _round_case(number: int, one: LinkRound, size_bytes: int, hosts: list[str], 
     }
     case = Case(f"links/{DTYPE}[{numel}]/send_recv/round{number}", "links", params)
     most = SMALL_SAMPLES if size_bytes == SMALL_BYTES else LARGE_SAMPLES
-    return _spec(case, partial(_open_round, dict(_both_ways(one)), numel, context), most)
-
-
-def _both_ways(one: LinkRound) -> Iterator[tuple[int, int]]:
-    for first, second in one.pairs:
-        yield first, second
-        yield second, first
+    partners = dict(one.pairs) | {second: first for first, second in one.pairs}
+    return _spec(case, partial(_open_round, partners, numel, context), most)
 
 
 @contextlib.contextmanager
@@ -333,9 +329,15 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
     # All ranks start, whoever waits in this round too: NCCL sets its communicator up once all of a group have called.
-    opened = _opened(lambda _: exchange(), check, fields, mine.nbytes + got.nbytes, dist.group.WORLD)
-    opened.after = partial(_segments_since, segments_so_far(), context)
-    yield opened
+    yield OpenedCase(
+        lambda _: exchange(),
+        check,
+        fields=fields,
+        after=partial(_segments_since, segments_so_far(), context),
+        stays_open=True,
+        held_bytes=mine.nbytes + got.nbytes,
+        starts_on=dist.group.WORLD,
+    )
 
 
 def _segments_since(before: Segments | None, context: RankContext) -> dict[str, list[int]]:
@@ -348,8 +350,7 @@ def _segments_since(before: Segments | None, context: RankContext) -> dict[str, 
 
 
 def _tag(rank: int, numel: int) -> torch.Tensor:
-    """Element i is (i + 3 rank) mod a prime, so that a wrong rank or offset shows."""
-    return (torch.arange(numel) + 3 * rank).remainder(PERIOD).to(TORCH_DTYPES[DTYPE])
+    return tagged((numel,), TORCH_DTYPES[DTYPE], PERIOD, shift=3 * rank)
 
 
 def _group_case(mesh_dim: str, size_bytes: int, hosts: list[str], context: RankContext) -> CaseSpec:
@@ -382,13 +383,11 @@ def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[Ope
 
     fields = {"payload_bytes": ones.nbytes, "group_size": size, "mesh_dim": mesh_dim}
     ones.zero_()  # whose sums stay finite, however often
-    yield _opened(lambda _: dist.all_reduce(ones, group=group), check, fields, ones.nbytes, group)
-
-
-def _opened(call: Any, check: Any, fields: dict[str, Any], held_bytes: int, starts_on: Any) -> OpenedCase:
-    return OpenedCase(call, check, fields=fields, stays_open=True, held_bytes=held_bytes, starts_on=starts_on)
-
-
-# Links between ranks, and each rank's own speed: the cases that say which of them is slow.
-
-__all__ = ["link_cases"]
+    yield OpenedCase(
+        lambda _: dist.all_reduce(ones, group=group),
+        check,
+        fields=fields,
+        stays_open=True,
+        held_bytes=ones.nbytes,
+        starts_on=group,
+    )

@@ -32,8 +32,6 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.spec.safe_text import count_text
 
-# A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there.
-#
 # Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
 # whole steps of two kinds say how much longer operators take there than alone.
 
@@ -69,20 +67,16 @@ def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, s
     for name, points in operators.items():
         if not points:
             raise UserError(f"{run.path} has no {name}; measure it with distbench calibrate")
-    return {name: rising(points) for name, points in operators.items()}, {
-        key: rising(points) for key, points in collectives.items()
-    }
+    rising_operators = {name: rising(points) for name, points in operators.items()}
+    return rising_operators, {key: rising(points) for key, points in collectives.items()}
 
 
 def rising(points: Iterable[tuple[float, float]]) -> Points:
     """Ascending, one of an amount; more never takes less."""
-    found: Points = []
+    longest_s, by_amount = 0.0, dict[float, float]()
     for amount, seconds in sorted(points):
-        least = found[-1][1] if found else 0.0
-        if found and found[-1][0] == amount:
-            found.pop()
-        found.append((amount, max(seconds, least)))
-    return found
+        longest_s = by_amount[amount] = max(seconds, longest_s)
+    return list(by_amount.items())
 
 
 def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, MeasuredStep]:
@@ -135,27 +129,25 @@ def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> di
     """
     found = {}
     for part in WHOLE:
-        recording, rest_s, operators_s = steps[part].recording, 0.0, 0.0
-        for event in recording.step:
-            if isinstance(event, Operator | Collective):
-                took = on_host(event, host)
-                rest_s += took.host_s
-                if isinstance(event, Operator):
-                    operators_s += took.seconds
-                else:
-                    rest_s += took.seconds
+        events = [event for event in steps[part].recording.step if isinstance(event, Operator | Collective)]
+        took = [on_host(event, host) for event in events]
+        operators_s = sum(one.seconds for event, one in zip(events, took, strict=True) if isinstance(event, Operator))
+        rest_s = sum(one.host_s + one.seconds for one in took) - operators_s
         found[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
     return found
 
 
 def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:
     """Operators and collectives of the optimizer, or of the rest, seconds without the host's own."""
-    operators = sum(
-        operator_on_host(one, host) for one in _operators(recording) if (one.phase == OPTIMIZER) == optimizer
+    operators = (operator_on_host(one, host) for one in _operators(recording) if _is_of_optimizer(one) == optimizer)
+    collectives = (
+        collective_on_host(one, host) for one in _communicating(recording) if _is_of_optimizer(one) == optimizer
     )
-    return operators + sum(
-        collective_on_host(one, host) for one in _communicating(recording) if (one.phase == OPTIMIZER) == optimizer
-    )
+    return sum(operators) + sum(collectives)
+
+
+def _is_of_optimizer(event: Operator | Collective) -> bool:
+    return event.phase == OPTIMIZER
 
 
 def _operators(recording: Recording) -> list[Operator]:
@@ -227,12 +219,15 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
         "figures": _device_figures(environment, operators, whole, source),
         "host": {
             "num_ranks": num_ranks,
-            "figures": _host_figures(dict.fromkeys(HOST_FIGURES.keys() - LEFT_OUT.keys(), 0.0), source),
+            "figures": _figures(dict.fromkeys(HOST_FIGURES.keys() - LEFT_OUT.keys(), 0.0), "measured", source),
             "operators": {name: _rounded(points) for name, points in operators.items()},
             **({"hosts": list(hosts)} if len(set(hosts)) > 1 else {}),
             "collectives": [
                 {"kind": kind, "group_size": size, **({"hosts": shape} if shape else {}), "points": _rounded(points)}
-                for (kind, size, shape), points in sorted(collectives.items(), key=_neighbours_first)
+                # Neighbours first: a group on fewer hosts has fewer plus signs in its shape.
+                for kind, size, _, shape, points in sorted(
+                    (kind, size, shape.count("+"), shape, points) for (kind, size, shape), points in collectives.items()
+                )
             ],
         },
     }
@@ -242,11 +237,8 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     factors = operator_factors(steps, replace(blank.host, figures=LEFT_OUT | costs))
     parts = ", ".join(f"{_what(steps[part])} {factor:.2f}" for part, factor in factors.items())
     said = f"operators in whole steps over alone: {parts}; their geometric mean; run {of_steps.header['run_id']}"
-    factor = {
-        "value": _short(math.prod(factors.values()) ** (1 / len(factors))),
-        **{"basis": "fitted", "source": said},
-    }
-    record["host"]["figures"] = {**_host_figures(costs, source), "operator_factor": factor}
+    factor = _figure(math.prod(factors.values()) ** (1 / len(factors)), "fitted", said)
+    record["host"]["figures"] = {**_figures(costs, "measured", source), "operator_factor": factor}
     record["figures"]["host_s"]["value"] = _short(costs["operator_s"])
     return record
 
@@ -256,15 +248,16 @@ def _what(step: MeasuredStep) -> str:
     return f"{head.scenario}/{head.variant} ({head.num_parameters / 1e6:.1f} M parameters)"
 
 
-def _host_figures(values: Mapping[str, float], source: str) -> dict[str, Any]:
-    return {name: {"value": _short(value), "basis": "measured", "source": source} for name, value in values.items()}
+def _figure(value: float, basis: str, source: str) -> dict[str, Any]:
+    return {"value": _short(value), "basis": basis, "source": source}
+
+
+def _figures(values: Mapping[str, float], basis: str, source: str) -> dict[str, Any]:
+    return {name: _figure(value, basis, source) for name, value in values.items()}
 
 
 def _device_figures(
-    environment: Mapping[str, Any],
-    operators: Mapping[str, Points],
-    whole: Points,
-    source: str,
+    environment: Mapping[str, Any], operators: Mapping[str, Points], whole: Points, source: str
 ) -> dict[str, Any]:
     """The figures that every hardware file has; rates are the best of the sizes measured.
 
@@ -293,18 +286,7 @@ def _device_figures(
         "node_base_s": base,
     }
     guessed = {"network_bytes_per_s": node, "network_base_s": base, "network_hop_s": 0.0}
-    return {
-        **{name: {"value": _short(value), "basis": "measured", "source": source} for name, value in measured.items()},
-        **{
-            name: {"value": _short(value), "basis": "guess", "source": GUESSED_NETWORK}
-            for name, value in guessed.items()
-        },
-    }
-
-
-def _neighbours_first(line: tuple[tuple[str, int, str], Points]) -> tuple[str, int, int, str]:
-    (kind, size, shape), _ = line
-    return kind, size, shape.count("+"), shape
+    return _figures(measured, "measured", source) | _figures(guessed, "guess", GUESSED_NETWORK)
 
 
 def _rounded(points: Points) -> list[list[float]]:

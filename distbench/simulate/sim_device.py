@@ -1,6 +1,7 @@
 """A device type `sim` with streams and events that write down what they are told, for torch's PrivateUse1 key."""
 
 import contextlib
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -13,52 +14,32 @@ DEVICE_TYPE = "sim"
 
 
 class Streams:
-    """The streams of a process: which is current, and who is told what they do.
+    """The streams of a process.
 
     Args:
-        tell: called with each event that is recorded or waited for; nobody is told to begin with.
+        tell: called with each event that is recorded or waited for; drops it to begin with.
+        stream_numbers, event_numbers: of those to come.
+        entered: streams whose contexts are open, the current one last; the first is the default one.
     """
 
     def __init__(self) -> None:
-        self.tell: Callable[[Event], None] = _nobody
-        self._num_streams = self._num_events = 0
-        self._current = [SimStream(of=self)]
+        self.tell: Callable[[Event], None] = lambda _: None
+        self.stream_numbers, self.event_numbers = itertools.count(), itertools.count()
+        self.entered = [SimStream(of=self)]
 
     @property
     def default(self) -> "SimStream":
         """The one that is current where nothing else is said."""
-        return self._current[0]
+        return self.entered[0]
 
     @property
     def current(self) -> "SimStream":
         """The innermost that was entered."""
-        return self._current[-1]
+        return self.entered[-1]
 
     @current.setter
     def current(self, stream: "SimStream") -> None:
-        self._current[-1] = stream
-
-    def next_stream(self) -> int:
-        """A number that no stream has."""
-        self._num_streams += 1
-        return self._num_streams - 1
-
-    def next_event(self) -> int:
-        """A number that no recorded event has."""
-        self._num_events += 1
-        return self._num_events - 1
-
-    def enter(self, stream: "SimStream") -> None:
-        """Make a stream current."""
-        self._current.append(stream)
-
-    def leave(self) -> None:
-        """Go back to the one before."""
-        self._current.pop()
-
-
-def _nobody(_: Event) -> None:
-    """Is told, and forgets."""
+        self.entered[-1] = stream
 
 
 class SimStream:
@@ -66,7 +47,7 @@ class SimStream:
 
     def __init__(self, device: Any = None, priority: int = 0, of: Streams | None = None) -> None:
         self._of = of if of is not None else STREAMS
-        self.number = self._of.next_stream()
+        self.number = next(self._of.stream_numbers)
         self.priority = priority
         # How torch names a stream where it hands one on; since 2.15 FSDP2 does. 20 is PrivateUse1.
         self.stream_id, self.device_index, self.device_type = self.number, 0, 20
@@ -91,11 +72,11 @@ class SimStream:
         self._of.tell(HostWaited(self.number))
 
     def __enter__(self) -> "SimStream":
-        self._of.enter(self)
+        self._of.entered.append(self)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._of.leave()
+        self._of.entered.pop()
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SimStream) and other.number == self.number
@@ -112,7 +93,7 @@ class SimEvent:
 
     def record(self, stream: SimStream | None = None) -> None:
         """It has happened when all that was issued to the stream (the current one) has."""
-        self.number = STREAMS.next_event()
+        self.number = next(STREAMS.event_numbers)
         STREAMS.tell(EventRecorded((stream or STREAMS.current).number, self.number))
 
     def wait(self, stream: SimStream | None = None) -> None:
