@@ -1,20 +1,47 @@
-"""Which redistribution planner to use for a tensor on a mesh: what `distbench plan` works out, says and draws.
+"""Which redistribution planner to use for a tensor on a mesh: what `distbench plan` works out, prints and draws.
 
-`question`, `torch_paths`, `plans`, `pairs` and `drawing` are the analysis, and neither print nor draw;
-`advice_text`, `recommendation`, `tensor_blocks` and `picture` render it. Only the two functions here combine them.
+`plan_request` and `priced_plans` are the analysis, and neither print nor draw; `layout_drawing` and `layout_picture`
+draw.
 """
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distbench.planning.advice_text import pair_json, pair_text, ranking_json, ranking_text
 from distbench.planning.layout_drawing import MAX_TEXT_RANKS, diagram_of, drawing_of
 from distbench.planning.layout_picture import check_picture, save_picture
-from distbench.planning.plan_request import Setting, ask_torch, every_pair, pair_of, zero_filled
-from distbench.planning.priced_plans import advise, chosen_pairs, ranking_of
-from distbench.show.terminal import width_here, wrap
+from distbench.planning.placement_states import State
+from distbench.planning.plan_request import Setting, TorchAnswers, ask_torch, every_pair, pair_of, zero_filled
+from distbench.planning.priced_plans import (
+    Advice,
+    PairRanking,
+    Plan,
+    advise,
+    chosen_pairs,
+    direct_line,
+    ranking_of,
+    times_longer,
+    verdict,
+)
+from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.show.terminal import text_of, width_here, wrap
+from distbench.show.units import percent_text, size_text, time_text
 from distbench.spec.errors import UserError
+from distbench.spec.mesh import format_mesh
+from distbench.spec.placements import PLANNERS, TORCH_PLANNERS
+from distbench.spec.safe_text import count_text
+
+MAX_ROWS = 40
+PRICED_NOTE = (
+    "Bytes and peak are those of the rank that has most to do; peak is its local tensors before and after a step."
+)
+DIRECT_NOTE = (
+    "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other: an estimate, since no "
+    "line of a profile covers it."
+)
+ORDER_NOTE = "torch plans a given shard order by its graph search, as min_cost does, even where greedy is set."
+UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own constants here, as min_cost does."
 
 
 def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
@@ -50,3 +77,183 @@ def plan_all_pairs(setting: Setting, form: str, told: Callable[[dict[str, Any]],
     told({"event": "case", "id": "plan/prices of all planners"})
     ranking = ranking_of(setting, pairs, torch, len(every), lambda: told({"event": "done", "id": "", "status": "ok"}))
     return (ranking_json if form == "json" else ranking_text)(setting, ranking, torch)
+
+
+def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: str) -> str:
+    """One pair's plans and steps, which planner to use, and the diagram."""
+    least = "not known for this pair"
+    if advice.least_bytes is not None:
+        least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank lacking most)"
+    blocks: list[Block] = [
+        Heading(f"{advice.source} -> {advice.target}", 1),
+        Lines((*_setting_lines(setting, torch), f"Receive lower bound: {least}.")),
+        _summary(setting, advice),
+        Lines((verdict(setting, advice),)),
+        _steps(advice),
+    ]
+    return text_of(blocks) + (f"\n\n{diagram}" if diagram else "")
+
+
+def _setting_lines(setting: Setting, torch: TorchAnswers) -> tuple[str, str]:
+    """The tensor on its mesh, and where the prices come from."""
+    mesh = f"{format_mesh(setting.mesh)} ({count_text(setting.num_ranks, 'rank')})"
+    asked = f"; greedy and min_cost asked of torch {torch.torch}" if torch.torch else ""
+    return (
+        f"{setting.tensor}, {size_text(setting.problem.num_bytes)}, on mesh {mesh}.",
+        f"Times are predicted, by {setting.prices}{asked}.",
+    )
+
+
+def _summary(setting: Setting, advice: Advice) -> Table:
+    rows = [_summary_row(advice, planner) for planner in PLANNERS]
+    notes = [PRICED_NOTE]
+    if setting.profile is None:
+        notes.append(UNMEASURED_NOTE)
+    direct = advice.plans.get("direct")
+    if direct and direct.num_collectives and direct_line(setting) is None:
+        notes.append(DIRECT_NOTE)
+    if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
+        notes.append(ORDER_NOTE)
+    columns = ("<planner", "time", "collectives", "sent by a rank", "peak", "received/bound", "<")
+    return Table("Plans", columns, rows, notes, optional=("peak", "received/bound", "sent by a rank"))
+
+
+def _summary_row(advice: Advice, planner: str) -> tuple[str, ...]:
+    if planner in advice.missing:
+        return (planner, "-", "-", "-", "-", "-", advice.missing[planner])
+    plan = advice.plans[planner]
+    mark = "<- use" if plan is advice.use and advice.source != advice.target else ""
+    ratio = advice.received_ratio(plan)
+    return (
+        planner,
+        _time(plan.seconds, plan.error),
+        str(plan.num_collectives),
+        size_text(plan.sent_bytes),
+        size_text(plan.peak_bytes),
+        "-" if ratio is None else f"{ratio:.2f}",
+        mark,
+    )
+
+
+def _time(seconds: float, error: float | None) -> str:
+    text = time_text(seconds) if seconds else "0 us"
+    return text if error is None or not seconds else f"{text} +-{percent_text(error)}"
+
+
+def _steps(advice: Advice) -> Table:
+    """Each path once; the exchange is no path, and has its own rows."""
+    rows: list[tuple[str, ...]] = []
+    breaks: set[int] = set()
+    notes = []
+    firsts: dict[tuple[State, ...], str] = {}
+    for planner, plan in advice.plans.items():
+        first = planner if planner == "direct" else firsts.setdefault(plan.states, planner)
+        if first != planner:
+            notes.append(f"{planner} takes {first}'s path.")
+            continue
+        breaks.add(len(rows))
+        rows += _step_rows(plan)
+    columns = ("<planner", "<step", "<layout", "sent by a rank", "time", "peak")
+    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}), ("peak", "sent by a rank"))
+
+
+def _step_rows(plan: Plan) -> list[tuple[str, ...]]:
+    layouts = plan.path.split("->")
+    rows: list[tuple[str, ...]] = [(plan.planner, "start", layouts[0], "", "", "")]
+    for step, layout in zip(plan.steps, layouts[1:], strict=False):
+        sent, peak = size_text(step.sent_bytes), size_text(step.held_bytes)
+        rows.append(("", step.text, f"-> {layout}", sent, _time(step.seconds, step.error), peak))
+    return rows
+
+
+def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
+    """The table of all pairs, most striking first, at most MAX_ROWS of them."""
+    used = ", ".join(f"{planner} {count}" for planner, count in ranking.num_used.items() if count)
+    count = len(ranking.advices)
+    counted = (
+        count_text(count, "ordered pair")
+        if count == ranking.num_all
+        else f"A random {count} of {ranking.num_all} pairs"
+    )
+    lines = [*_setting_lines(setting, torch), f"{counted}; the planner to use: {used}."]
+    if ranking.num_unasked:
+        reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}
+        lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")
+    rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
+    notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes sent are those of one rank."]
+    if direct_line(setting) is None and any("direct" in advice.plans for advice in ranking.advices):
+        notes.append(DIRECT_NOTE)
+    if setting.profile is None:
+        notes.append(UNMEASURED_NOTE)
+    if (more := count - MAX_ROWS) > 0:
+        notes.insert(0, f"... {more} more rows: --format json")
+    sent = tuple(f"{planner} sends" for planner in PLANNERS)
+    columns = ("<source", "<target", "bound", *PLANNERS, "greedy/best", "<use", *sent)
+    table = Table("Most striking first", columns, rows, notes, optional=(*reversed(sent), "bound", "greedy/best"))
+    return text_of([Heading("All pairs", 1), Lines(tuple(lines)), table])
+
+
+def _ranking_row(advice: Advice) -> tuple[str, ...]:
+    plans = [advice.plans.get(planner) for planner in PLANNERS]
+    longer = times_longer(advice)
+    return (
+        str(advice.source),
+        str(advice.target),
+        "-" if advice.least_bytes is None else size_text(advice.least_bytes),
+        *(_time(plan.seconds, None) if plan else "-" for plan in plans),
+        f"{longer:.2f}" if longer else "-",
+        advice.use.planner,
+        *(size_text(plan.sent_bytes) if plan else "-" for plan in plans),
+    )
+
+
+def pair_json(setting: Setting, advice: Advice, torch: TorchAnswers) -> str:
+    """One pair as JSON: times in seconds, sizes in bytes."""
+    return json.dumps({**_setting_record(setting, torch), **_record(setting, advice)}, indent=1)
+
+
+def ranking_json(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
+    """All pairs as JSON: times in seconds, sizes in bytes."""
+    pairs = [_record(setting, advice) for advice in ranking.advices]
+    counts = {"num_all": ranking.num_all, "num_used": ranking.num_used}
+    return json.dumps({**_setting_record(setting, torch), **counts, "pairs": pairs}, indent=1)
+
+
+def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:
+    return {
+        "shape": list(setting.problem.shape),
+        "dtype": setting.dtype,
+        "mesh": dict(setting.mesh),
+        "prices": setting.prices,
+        "devices_per_host": setting.devices_per_host,
+        "torch": torch.torch,
+    }
+
+
+def _record(setting: Setting, advice: Advice) -> dict[str, Any]:
+    return {
+        "source": str(advice.source),
+        "target": str(advice.target),
+        "least_received_bytes": advice.least_bytes,
+        "use": advice.use.planner,
+        "why": verdict(setting, advice),
+        "plans": {planner: _plan_record(advice, plan) for planner, plan in advice.plans.items()},
+        "no_plan": dict(advice.missing),
+    }
+
+
+def _plan_record(advice: Advice, plan: Plan) -> dict[str, Any]:
+    fields = ("op", "over", "seconds", "error", "sent_bytes", "held_bytes")
+    return {
+        "path": plan.path,
+        "predicted_s": plan.seconds,
+        "error": plan.error,
+        "num_collectives": plan.num_collectives,
+        "sent_bytes": plan.sent_bytes,
+        "received_bytes": plan.received_bytes,
+        "peak_bytes": plan.peak_bytes,
+        "received_ratio": advice.received_ratio(plan),
+        "steps": [
+            {**{name: getattr(step, name) for name in fields}, "target": str(step.target)} for step in plan.steps
+        ],
+    }

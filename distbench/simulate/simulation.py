@@ -50,16 +50,10 @@ class Simulation:
     ranks: SimulatedRanks | None = None
 
     @classmethod
-    def of(cls, recording: Recording, hardware: Hardware, expandable: bool, float8: tuple[str, ...]) -> "Simulation":
-        """The recording, with these modules in float8 where any are named."""
-        (found,) = cls.all_of([recording], hardware, expandable, float8)
-        return found
-
-    @classmethod
     def all_of(
         cls, recordings: Sequence[Recording], hardware: Hardware, expandable: bool, float8: tuple[str, ...]
     ) -> "list[Simulation]":
-        """The same of some ranks and variants, those of a pipeline together."""
+        """Some ranks and variants, those of a pipeline together, with modules in float8 where any are named."""
         changed = [in_float8_by(one, float8) if float8 else one for one in recordings]
         pipelines = {name: SimulatedRanks(ranks, hardware) for name, ranks in _pipelines(changed).items()}
         return [cls(one, hardware, expandable, float8, pipelines.get(_pipeline(one))) for one in changed]

@@ -17,9 +17,10 @@ from conftest import ROOT
 from torch.distributed.tensor import DTensor, Shard
 
 import distbench
-from distbench.planning import advice_text, priced_plans
+from distbench.planning import advice as advice_module
+from distbench.planning import priced_plans
 from distbench.planning import priced_plans as recommendation
-from distbench.planning.advice_text import pair_text, ranking_text
+from distbench.planning.advice import pair_text, ranking_text
 from distbench.planning.cost_profile import Line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.layout_drawing import diagram_of, drawing_of
@@ -159,7 +160,7 @@ def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:
 
 
 def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (priced_plans, advice_text):
+    for module in (priced_plans, advice_module):
         monkeypatch.setattr(module, "PLANNERS", (*PLANNERS, "replicate"))
     setting, torch = setting_of("8,8", "bf16", "2x2"), answers("RR->S(0)R")
     advice = advice_of(setting, "RR", "S(0)R", torch)

@@ -93,7 +93,7 @@ def test_float8_is_of_the_modules_that_patterns_match() -> None:
     wide = run(matmul(0, 1, "output")._replace(dtype="f32"))
     with pytest.raises(UserError, match=r"those modules compute in f32, and float8 takes the place of bf16 or f16"):
         in_float8_by(wide, ("output",))
-    said = Simulation.of(recording, load_hardware("h100"), False, ("layers.*",)).not_simulated[0]
+    said = Simulation.all_of([recording], load_hardware("h100"), False, ("layers.*",))[0].not_simulated[0]
     assert said.startswith("float8 is a rule here") and said.endswith("(layers.*)")
 
 
