@@ -240,7 +240,7 @@ def code_of(setup: Setup, child: SweepChild, candidates: Sequence[Candidate]) ->
     """Each candidate as Python, which the child process writes."""
     variants = [setup.base, *(candidate.variant(setup.base) for candidate in candidates)]
     _, *answers = child.answers(Question("code", variants, setup.mesh))
-    found = {}
+    codes = {}
     for candidate, answer in zip(candidates, answers, strict=True):
         *imports, change = answer["change"] or [""]
         own = [f"# --set {name}={value}" for name, value in candidate.choices if not is_knob(name)]
@@ -248,5 +248,5 @@ def code_of(setup: Setup, child: SweepChild, candidates: Sequence[Candidate]) ->
         as_it_is = f"# plan: as {setup.entry.file.name} has it, with a value that has no text of its own"
         *plan_imports, plan = answer["plan"] or [*imports, "\n".join([as_it_is, *changes])]
         lines = [*plan_imports, *([""] if plan_imports else []), f"mesh = {candidate.mesh!r}", *plan.splitlines()]
-        found[candidate] = PlanCode(lines, imports, changes)
-    return found
+        codes[candidate] = PlanCode(lines, imports, changes)
+    return codes

@@ -66,8 +66,8 @@ class SweepResult:
     def runner_up(self) -> RankedPlan | None:
         """The next one that may be used, one that is told apart before others."""
         usable = [plan for plan in self.plans[1:] if plan.fits is not False]
-        told = (plan for plan in usable if plan.verdict or abs(plan.step_s / self.best.step_s - 1) > EQUAL)
-        return next(told, usable[0] if usable else None)
+        distinct = (plan for plan in usable if plan.verdict or abs(plan.step_s / self.best.step_s - 1) > EQUAL)
+        return next(distinct, usable[0] if usable else None)
 
 
 def plans_of(state: SweepState, hardware: Hardware | None) -> list[RankedPlan]:

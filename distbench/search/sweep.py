@@ -99,49 +99,49 @@ class AskedSweep:
         )
 
 
-def run_sweep(asked: AskedSweep, say: Say) -> tuple[SweepResult, bool]:
+def run_sweep(request: AskedSweep, say: Say) -> tuple[SweepResult, bool]:
     """The result of the sweep, and whether it was interrupted.
 
     Raises:
         UserError: no plan works or fits, or nothing was known yet when it was interrupted.
     """
-    setup, entry = asked.setup, asked.setup.entry
-    claim_folder(asked.out, setup)
+    setup, entry = request.setup, request.setup.entry
+    claim_folder(request.out, setup)
     if setup.note:
         say(f"{entry.name}: {setup.note}")
     try:
-        with SweepChild(entry.file, entry.name, asked.out / "recordings", asked.resume) as child:
+        with SweepChild(entry.file, entry.name, request.out / "recordings", request.resume) as child:
             try:
-                if asked.hardware is None:
+                if request.hardware is None:
                     require_ranks(setup)
                 space = setup.space(facts_of(setup, child))
                 setup.require_meshes(space)
-                state = SweepState(space, setup.as_written(space) if asked.around else None)
-                if asked.hardware is None:
-                    _measure(asked, child, state)
+                state = SweepState(space, setup.as_written(space) if request.around else None)
+                if request.hardware is None:
+                    _measure(request, child, state)
                 else:
-                    _predict(asked, asked.hardware, child, state)
-                codes = _codes(asked, child, state)
-                return result_of(setup, state, asked.hardware, codes, asked.price), state.interrupted
+                    _predict(request, request.hardware, child, state)
+                codes = _codes(request, child, state)
+                return result_of(setup, state, request.hardware, codes, request.price), state.interrupted
             finally:
-                if asked.resume and asked.hardware is not None:
+                if request.resume and request.hardware is not None:
                     say(f"--resume took {count_text(child.num_reused, 'recording')} of the earlier sweep")
                 for ended in child.again:
                     say(f"a process that records steps was {ended}; it was started once more")
     except KeyboardInterrupt:
-        say(f"too early for a ranking; what was recorded and measured is in {asked.out}, and --resume goes on")
+        say(f"too early for a ranking; what was recorded and measured is in {request.out}, and --resume goes on")
         raise
 
 
-def _predict(asked: AskedSweep, hardware: Hardware, child: SweepChild, state: SweepState) -> None:
+def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: SweepState) -> None:
     """Predict plans; on a hardware file of this machine, measure the best of them in turn."""
-    setup = asked.setup
+    setup = request.setup
     # Stages of a pipeline have layers each: all are recorded there.
     layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
-    with display_for("sweep", asked.quiet) as display:
+    with display_for("sweep", request.quiet) as display:
         tell = RecordingProgress(display)
         try:
-            predict(state, Predictor(child, setup.base, hardware, tell, setup.float8, layers), asked.limits)
+            predict(state, Predictor(child, setup.base, hardware, tell, setup.float8, layers), request.limits)
         except KeyboardInterrupt:
             if not state.predictions:
                 raise
@@ -150,19 +150,19 @@ def _predict(asked: AskedSweep, hardware: Hardware, child: SweepChild, state: Sw
     if not state.interrupted and is_here(setup, hardware):
         usable = [one.candidate for one in state.ranked_predictions if one.fits is not False]
         best = dict.fromkeys([*([state.written] if state.written else []), *usable])
-        _rounds(asked, state).run_last([*best][:NUM_FINAL])
+        _rounds(request, state).run_last([*best][:NUM_FINAL])
 
 
-def _measure(asked: AskedSweep, child: SweepChild, state: SweepState) -> None:
+def _measure(request: AskedSweep, child: SweepChild, state: SweepState) -> None:
     """Measure plans, of which the child process says whether they can work."""
-    setup, space, written = asked.setup, state.space, state.written
-    starting = ([written] if written else space.meshes)[: asked.limits.max_plans]
+    setup, space, written = request.setup, state.space, state.written
+    starting = ([written] if written else space.meshes)[: request.limits.max_plans]
     working, wrong = legal(child, setup, starting)
     if not working:
         if written:
             raise UserError(f"the plan as written does not work: {wrong[written]}")
         state.left_out = wrong
-        state.stopped = asked.limits.reached if len(starting) < len(space.meshes) else ""
+        state.stopped = request.limits.reached if len(starting) < len(space.meshes) else ""
         raise no_plan_error(setup, state, None)
 
     def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
@@ -171,7 +171,7 @@ def _measure(asked: AskedSweep, child: SweepChild, state: SweepState) -> None:
         wrong.update(others)
         return changed
 
-    _rounds(asked, state).run(working, changes)
+    _rounds(request, state).run(working, changes)
     if not state.measured:
         if state.interrupted:
             raise KeyboardInterrupt
@@ -180,21 +180,21 @@ def _measure(asked: AskedSweep, child: SweepChild, state: SweepState) -> None:
     state.left_out |= wrong
 
 
-def _rounds(asked: AskedSweep, state: SweepState) -> Rounds:
-    return Rounds(asked.setup, asked.limits, state, out=asked.out, resume=asked.resume, quiet=asked.quiet)
+def _rounds(request: AskedSweep, state: SweepState) -> Rounds:
+    return Rounds(request.setup, request.limits, state, out=request.out, resume=request.resume, quiet=request.quiet)
 
 
-def _codes(asked: AskedSweep, child: SweepChild, state: SweepState) -> dict[Candidate, PlanCode]:
+def _codes(request: AskedSweep, child: SweepChild, state: SweepState) -> dict[Candidate, PlanCode]:
     """The best plan and the changes of the plan as written as code; none where this is interrupted."""
-    ranked = [plan.candidate for plan in plans_of(state, asked.hardware)]
+    ranked = [plan.candidate for plan in plans_of(state, request.hardware)]
     changed = [*state.predictions, *state.measured] if state.written else []
     candidates = list(dict.fromkeys([ranked[0], *changed]))
     try:
         if not state.interrupted:
-            return code_of(asked.setup, child, candidates)
+            return code_of(request.setup, child, candidates)
         # The interrupted one has other questions to answer first.
-        with SweepChild(asked.setup.entry.file, asked.setup.entry.name) as another:
-            return code_of(asked.setup, another, candidates)
+        with SweepChild(request.setup.entry.file, request.setup.entry.name) as another:
+            return code_of(request.setup, another, candidates)
     except KeyboardInterrupt:
         state.interrupted = True
         return {}
