@@ -1,5 +1,6 @@
 """A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there."""
 
+import itertools
 import json
 import math
 import statistics
@@ -13,7 +14,7 @@ import numpy as np
 from distbench.planning.calibration import hosts_of
 from distbench.planning.cost_profile import nonnegative_least_squares
 from distbench.records.run_file import Run
-from distbench.show.blocks import Table, table_of
+from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, size_text, time_text
 from distbench.simulate.costs import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
@@ -312,47 +313,29 @@ HOST = {
 }
 
 
-class _Row(NamedTuple):
-    name: str
-    curve: Curve
-    is_rate_of_operations: bool
-
-
 def hardware_text(hardware: Hardware) -> str:
     """What was measured, as text."""
     assert hardware.host is not None
-    return text_of([_curves(hardware, hardware.host), _host(hardware.host)])
-
-
-def _curves(hardware: Hardware, host: HostFigures) -> Table:
-    rows = [_Row(CALLED[name], curve, name != "memory") for name, curve in host.operators.items()]
+    host = hardware.host
+    rows = [_row(CALLED[name], curve, is_of_operations=name != "memory") for name, curve in host.operators.items()]
     # On one host by the group's size, on several by how many of its ranks each of them has.
     collectives = sorted((host.by_shape or host.collectives).items())
-    rows += [_Row(f"{kind} in groups of {group}", curve, False) for (kind, group), curve in collectives]
-    columns = (
-        ("<measured", lambda row: row.name),
-        ("smallest", lambda row: _amount(row, 0)),
-        ("takes", lambda row: time_text(row.curve.points[0][1])),
-        ("largest", lambda row: _amount(row, -1)),
-        ("takes", lambda row: time_text(row.curve.points[-1][1])),
-        ("best rate", _rate),
-    )
+    rows += [_row(f"{kind} in groups of {group}", curve) for (kind, group), curve in collectives]
+    columns = ("<measured", "smallest", "takes", "largest", "takes", "best rate")
     notes = [f"each on all {host.num_ranks} ranks at once, the slowest rank's time"]
-    return table_of(f"{hardware.name}: {hardware.summary}", columns, rows, notes, [len(CALLED)])
+    curves = Table(f"{hardware.name}: {hardware.summary}", columns, rows, notes, frozenset([len(CALLED)]))
+    costs = [(name, time_text(host[figure]) if host[figure] else NOTHING) for figure, name in HOST.items()]
+    notes = [
+        f"in whole steps operators take {host['operator_factor']:.2f} times as long as alone: the file's last factor"
+    ]
+    return text_of([curves, Table("the host's own time", ("<of", "time"), costs, notes)])
 
 
-def _amount(row: _Row, place: int) -> str:
-    amount = row.curve.points[place][0]
-    return f"{amount / 1e6:,.1f} MFLOP" if row.is_rate_of_operations else size_text(int(amount))
-
-
-def _rate(row: _Row) -> str:
-    best = max(amount / seconds for amount, seconds in row.curve.points)
-    return f"{best / 1e9:,.1f} {'GFLOP/s' if row.is_rate_of_operations else 'GB/s'}"
-
-
-def _host(host: HostFigures) -> Table:
-    rows = [(said, time_text(host[name]) if host[name] else NOTHING) for name, said in HOST.items()]
-    factor = f"{host['operator_factor']:.2f}"
-    notes = [f"in whole steps operators take {factor} times as long as alone: the file's last factor"]
-    return Table("the host's own time", ("<of", "time"), rows, notes)
+def _row(name: str, curve: Curve, is_of_operations: bool = False) -> tuple[str, ...]:
+    """A curve's name, its smallest and largest amount, what each takes, and its best rate."""
+    ends = (
+        (f"{amount / 1e6:,.1f} MFLOP" if is_of_operations else size_text(int(amount)), time_text(seconds))
+        for amount, seconds in (curve.points[0], curve.points[-1])
+    )
+    best = max(amount / seconds for amount, seconds in curve.points)
+    return name, *itertools.chain(*ends), f"{best / 1e9:,.1f} {'GFLOP/s' if is_of_operations else 'GB/s'}"
