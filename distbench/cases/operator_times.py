@@ -78,18 +78,13 @@ def groups_measured(num_ranks: int, hosts: Sequence[str]) -> list[tuple[str, int
 
     Neighbours of every size; on several hosts also groups that lie on them otherwise.
     """
-    neighbours = [(size, 1) for size in divisors(num_ranks)]
+    neighbours = [(size, 1) for size in range(2, num_ranks + 1) if num_ranks % size == 0]
     if len(set(hosts)) < 2:
         return [("", *sizes) for sizes in neighbours]
     found = {dim_shape(groups_of(*sizes, num_ranks), hosts): sizes for sizes in neighbours}
     for shape, size, stride in flattened({"all": num_ranks}, hosts):
         found.setdefault(shape, (size, stride))
     return [(shape, *sizes) for shape, sizes in found.items()]
-
-
-def divisors(number: int) -> list[int]:
-    """Of a number of ranks, those from 2 on."""
-    return [size for size in range(2, number + 1) if number % size == 0]
 
 
 def matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:

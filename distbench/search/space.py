@@ -124,11 +124,10 @@ class Space:
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
             found["plan.rotate"] = [cp["rotate"], *(one for one in ROTATIONS if one != cp["rotate"])]
             found["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
-        return {
-            name: values
-            for name, values in found.items()
-            if len(values) > 1 and name not in self.pinned and not self._is_axis(name)
-        }
+        # A change that an axis of the scenario makes is made by that axis alone.
+        by_axes = {f"{PREFIX}{name}" for name in self.axes}
+        left_out = self.pinned | by_axes
+        return {name: values for name, values in found.items() if len(values) > 1 and name not in left_out}
 
     def neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidates that differ from one by one change."""
@@ -166,10 +165,6 @@ class Space:
         if not fsdp["mixed_precision"]:
             found["plan.mixed_precision"] = ["none", "bf16"]
         return found
-
-    def _is_axis(self, name: str) -> bool:
-        """Whether a change to the plan is what an axis of the scenario's own changes."""
-        return name.startswith(PREFIX) and name.removeprefix(PREFIX) in self.axes
 
     def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
         return self.facts["batch_size"] % num_parts(mesh, microbatches) == 0
@@ -218,13 +213,6 @@ def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
     of gradients and optimizer state, were every parameter sharded over all mesh dims that shard any."""
     shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
     return int((facts["parameter_bytes"] + facts["trained_bytes"] * (1 + facts["optimizer_share"])) / shards)
-
-
-def as_written_on(space: Space, mesh: Mapping[str, int]) -> Candidate | None:
-    """The candidate of that mesh and no change; None where the batch cannot be split over it."""
-    sizes = {name: size for name, size in mesh.items() if size > 1}
-    found = (one for one in space.meshes if {name: n for name, n in one.mesh.items() if n > 1} == sizes)
-    return next(found, None) if mesh_size(mesh) == space.world else None
 
 
 # What a sweep is of: one scenario, its parameters as they are kept or varied, and the world's ranks.
@@ -290,14 +278,15 @@ class Setup:
 
     def as_written(self, space: Space) -> Candidate:
         """The scenario's own plan on its own mesh."""
-        found = as_written_on(space, self.mesh)
-        if found is None:
-            names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
-            if strange := [name for name, size in self.mesh.items() if size > 1 and name not in names]:
-                raise UserError(f"--mesh: the plan does not use mesh dim {strange[0]!r}; it uses {', '.join(names)}")
-            what = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
-            raise UserError(f"{what}; give another --mesh, or a batch with --set")
-        return found
+        sizes = {name: size for name, size in self.mesh.items() if size > 1}
+        for candidate in space.meshes:
+            if {name: size for name, size in candidate.mesh.items() if size > 1} == sizes:
+                return candidate
+        names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
+        if strange := [name for name in sizes if name not in names]:
+            raise UserError(f"--mesh: the plan does not use mesh dim {strange[0]!r}; it uses {', '.join(names)}")
+        what = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
+        raise UserError(f"{what}; give another --mesh, or a batch with --set")
 
     def command(self, candidate: Candidate) -> str:
         """The `distbench run` that measures a candidate, and no other value of an axis."""
@@ -338,17 +327,14 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     base = {**entry.params, **(entry.quick if quick else {}), **{name: values[0] for name, values in chosen.items()}}
     swept = {name: values for name, values in entry.axes.items() if not (quick and name in entry.quick)}
     swept |= {name: tuple(values) for name, values in chosen.items()}
-    axes = {name: _own_first(values, base[name]) for name, values in swept.items() if len(values) > 1}
+    several = {name: values for name, values in swept.items() if len(values) > 1}
+    axes = {name: tuple(sorted(values, key=lambda one: one != base[name])) for name, values in several.items()}
     note, given = _scaled_batch(entry, base, chosen, size, quick), list(texts)
     if note:
         name = next(name for name in BATCH_NAMES if name in base)
         given.append(f"{name}={base[name]}")
     fitted = {**dict.fromkeys(entry.mesh, 1), **mesh} if mesh else fit_mesh(declared, size)
     return Setup(entry, base, axes, size, fitted, tuple(given), quick, note)
-
-
-def _own_first(values: Sequence[Any], own: Any) -> tuple[Any, ...]:
-    return tuple(sorted(values, key=lambda value: value != own))
 
 
 def _scaled_batch(entry: Entry, base: dict[str, Any], chosen: Mapping[str, Any], world: int, quick: bool) -> str:
