@@ -24,6 +24,7 @@ from distbench.torch_private import (
     Unsupported,
     async_tp_options,
     compiler_errors,
+    forget_layouts,
     gradients_fused,
     is_pending,
     keep_compiled_graphs_apart,
@@ -66,6 +67,8 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
     require(PENDING)
     keep_gradients_of_pending_inputs()
     keep_compiled_graphs_apart()
+    # The mask of a row-wise embedding that an earlier model's compilation left there is a tensor of another fake mode.
+    forget_layouts()
     for name, module in matching_modules(plan.modules, model).items():
         compiled = torch.compile(module.forward, backend=plan.backend, options=options)
         module.forward = _entered(compiled, name)  # type: ignore[method-assign]

@@ -53,6 +53,7 @@ from distbench.torch_private.mesh import (
     fake_mesh,
     fake_ranks,
     flatten_mesh,
+    forget_layouts,
     forget_layouts_of_backward,
     gradients_fused,
     hooked_parameters,

@@ -254,14 +254,20 @@ def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> I
     One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
     """
     require("fake process group")
-    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
     try:
         with _fake_group(math.prod(mesh.values()), "fake" if device == "cpu" else f"cpu:fake,{device}:fake", rank):
             yield init_device_mesh(device, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     finally:
         # A mesh that equals one of these, or a part of one, would be served layouts that name its groups.
-        _clear_sharding_prop_cache()
+        forget_layouts()
+
+
+def forget_layouts() -> None:
+    """Empty this thread's cache of DTensor's sharding decisions."""
+    require("fake process group")
+    from torch.distributed.tensor.debug import _clear_sharding_prop_cache
+
+    _clear_sharding_prop_cache()
 
 
 def backend_class(device: torch.device) -> str:
@@ -277,9 +283,7 @@ class _ForgetInBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
-        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
-
-        _clear_sharding_prop_cache()
+        forget_layouts()
         return gradient
 
 

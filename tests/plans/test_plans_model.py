@@ -12,7 +12,10 @@ import torch
 import torch.distributed as dist
 from conftest import ROOT
 from torch import nn
+from torch._subclasses import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Replicate, Shard
+from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
 from distbench.plans.checkpoint_compile import compile_modules, fused_modules, recompute_modules, why_not
 from distbench.plans.fsdp import shard_placement_of
@@ -191,6 +194,17 @@ def test_only_the_modules_that_match_are_compiled() -> None:
     torch.compiler.reset()
     # Ranks share that cache, and its keys do not tell their groups apart.
     assert not importlib.import_module("torch._functorch.config").enable_autograd_cache
+
+
+def test_a_row_wise_embedding_compiles_whatever_an_earlier_compilation_left_of_its_mask(context: RankContext) -> None:
+    with FakeTensorMode():  # as a compiler computes shapes
+        weight = DTensor.from_local(torch.ones(4, 8), context.mesh, [Shard(0)])
+        torch.nn.functional.embedding(DTensor.from_local(torch.ones(2, 4).long(), context.mesh, [Replicate()]), weight)
+    model = nn.Sequential(nn.Embedding(8, 8))
+    parallelize_module(model, context.mesh, {"0": RowwiseParallel(input_layouts=Replicate())})
+    compile_modules(model, CompilePlan(("",), "aot_eager"), context.device)
+    assert model(torch.zeros(2, 4).long()).shape == (2, 4, 8)
+    torch.compiler.reset()
 
 
 def test_only_what_inductor_compiles_is_simulated_as_fused() -> None:
