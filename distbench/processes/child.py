@@ -4,16 +4,14 @@ import json
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 from distbench.processes import start_supervised, stop_supervised
 from distbench.spec.errors import UserError
 from distbench.spec.safe_text import printable
 
-# How a process ended, in words: the signal, and what it printed last.
-
+CHILD = "distbench.worker.child"
 MAX_WORDS = 300
 
 
@@ -25,21 +23,15 @@ def ended_text(code: int, complaints: Sequence[str]) -> str:
         complaints: lines of its standard error.
     """
     words = last_words(complaints)
-    return f"ended by {signal_name(-code)}" + (f" (its last words: {words})" if words else "")
+    # Most real-time signals have no name.
+    name = signal.Signals(-code).name if -code in {*signal.Signals} else f"signal {-code}"
+    return f"ended by {name}" + (f" (its last words: {words})" if words else "")
 
 
 def last_words(complaints: Sequence[str]) -> str:
     """The last line that is not blank, cut where it is long; empty where there is none."""
     said = [line.strip() for line in complaints if line.strip()]
     return said[-1][:MAX_WORDS] if said else ""
-
-
-def signal_name(number: int) -> str:
-    """`SIGABRT`, or `signal 35`: most real-time signals have no name."""
-    return signal.Signals(number).name if number in {*signal.Signals} else f"signal {number}"
-
-
-CHILD = "distbench.worker.child"
 
 
 def ask_child(
@@ -59,11 +51,11 @@ def ask_child(
     """
     command = [sys.executable, "-m", CHILD, verb, *arguments]
     question = b"" if given is None else json.dumps(given).encode()
-    code, lines, complaints = _asked(command, question, timeout_s, failure)
+    code, lines, complaints = _answer_of(command, question, timeout_s, failure)
     if is_again := code < 0:
         said = f"distbench: a child process was {ended_text(code, complaints)}; it is started once more"
         print(printable(said), file=sys.stderr)
-        code, lines, complaints = _asked(command, question, timeout_s, failure)
+        code, lines, complaints = _answer_of(command, question, timeout_s, failure)
     try:
         if code:
             raise ValueError("a child that failed has no answer, whatever it printed")
@@ -76,23 +68,20 @@ def ask_child(
     return answer
 
 
-def _asked(command: Sequence[str], question: bytes, timeout_s: float, failure: str) -> tuple[int, list[str], list[str]]:
+def _answer_of(
+    command: Sequence[str], question: bytes, timeout_s: float, failure: str
+) -> tuple[int, list[str], list[str]]:
     """The exit code of a child, the lines that it printed, and those of its standard error."""
-    # Files and no pipes: what the child itself started may outlive it, and would hold a pipe open.
-    with tempfile.TemporaryFile() as printed, tempfile.TemporaryFile() as said:
-        with start_supervised(command, stdin=subprocess.PIPE, stdout=printed, stderr=said) as child:
-            try:
-                child.communicate(question, timeout_s)
-            except subprocess.TimeoutExpired as error:
-                raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
-            finally:
-                stop_supervised(child)
-        return child.returncode, _lines_of(printed), _lines_of(said)
-
-
-def _lines_of(file: BinaryIO) -> list[str]:
-    file.seek(0)
-    return file.read().decode("utf-8", "replace").splitlines()
+    pipe = subprocess.PIPE
+    with start_supervised(command, stdin=pipe, stdout=pipe, stderr=pipe) as child:
+        try:
+            printed, said = child.communicate(question, timeout_s)
+        except subprocess.TimeoutExpired as error:
+            raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
+        finally:
+            stop_supervised(child)
+    lines, complaints = (text.decode("utf-8", "replace").splitlines() for text in (printed, said))
+    return child.returncode, lines, complaints
 
 
 def _why(code: int, complaints: list[str]) -> str:

@@ -9,7 +9,6 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, BinaryIO, NamedTuple
 
 from distbench.processes import start_supervised, stop_supervised
@@ -73,9 +72,7 @@ class SweepChild:
     def __enter__(self) -> "SweepChild":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process is not None:
             stop_supervised(self._process)
             for stream in (self._process.stdin, self._process.stdout):
@@ -160,10 +157,6 @@ class SweepChild:
             "mesh": mesh_of(first, question.mesh),
             "label": ",".join(f"{name}={value}" for name, value in first.items() if is_knob(name)),
         }
-        self._write(process, record)
-
-    def _write(self, process: "subprocess.Popen[bytes]", record: Mapping[str, Any]) -> None:
-        """One line of its input; UserError where it has ended."""
         assert process.stdin is not None
         try:
             process.stdin.write(json.dumps(record).encode() + b"\n")
@@ -178,10 +171,11 @@ class SweepChild:
             raise UserError(f"--out {self._folder} cannot be made ({error.strerror}); give another folder") from error
         self._said = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
         self._process = start_supervised(
-            [sys.executable, "-m", CHILD, "sweep"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self._said
+            [sys.executable, "-m", CHILD, "sweep", str(self._file), self._scenario, str(NUM_AT_ONCE)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._said,
         )
-        head = {"file": str(self._file), "scenario": self._scenario, "num_at_once": NUM_AT_ONCE}
-        self._write(self._process, head)
         return self._process
 
     def _receive(self) -> dict[str, Any]:

@@ -4,9 +4,9 @@ The question is one JSON value on standard input (nothing for a verb that takes 
 last line of standard output: {"user_error": sentence} where there is none. `sweep` alone answers line by line.
 """
 
-import contextlib
 import importlib
 import json
+import os
 import sys
 import warnings
 from collections.abc import Sequence
@@ -30,27 +30,30 @@ VERBS = {
 
 
 def answer(verb: str, question: Any, arguments: Sequence[str] = ()) -> Any:
-    """What one verb answers; nothing is printed on standard output meanwhile: scenarios print and torch warns."""
-    torch.set_num_threads(1)
+    """What one verb answers."""
     module, _, function = VERBS[verb].partition(".")
-    with contextlib.redirect_stdout(sys.stderr), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        answering = getattr(importlib.import_module(f"distbench.worker.{module}"), function)
-        try:
-            return answering(question, *arguments)
-        except UserError as error:
-            return {"user_error": str(error)}
+    try:
+        return getattr(importlib.import_module(f"distbench.worker.{module}"), function)(question, *arguments)
+    except UserError as error:
+        return {"user_error": str(error)}
 
 
 def main(verb: str, *arguments: str) -> None:
-    """Answer the question on standard input."""
+    """Answer the questions on standard input."""
+    # Standard output is for answers. Scenarios, torch and libraries in C++ write to standard error instead.
+    answers = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     if verb == "sweep":
         from distbench.worker.sweep_steps import answer_lines
 
-        return answer_lines()
-    text = sys.stdin.read()
-    print(json.dumps(answer(verb, json.loads(text) if text else None, arguments)))
-    return None
+        answered = answer_lines(*arguments)
+    else:
+        text = sys.stdin.read()
+        answered = iter([answer(verb, json.loads(text) if text else None, arguments)])
+    for each in answered:
+        print(json.dumps(each), file=answers, flush=True)
 
 
 if __name__ == "__main__":

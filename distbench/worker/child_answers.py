@@ -2,14 +2,12 @@
 
 import contextlib
 import json
-import multiprocessing
 import os
 import random
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
-from multiprocessing.connection import Connection, wait
-from multiprocessing.process import BaseProcess
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +40,7 @@ from distbench.torch_private import (
     planner,
     remembered_steps,
 )
+from distbench.worker.fork_pool import ForkPool
 from distbench.worker.session import all_cases, chosen_cases, declared, load_scenario, variant_label
 
 
@@ -50,82 +49,42 @@ def jobs_in(records: Sequence[Mapping[str, Any]]) -> list[Job]:
     return [Job.from_record(record) for record in records]
 
 
-def rank_of(mesh: DeviceMesh, job: Job, device: str = "cpu") -> RankContext:
-    """This rank of a fake process group, rank 0 unless that was told otherwise, whose mesh it is."""
+def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
+    """This rank of a fake process group on its mesh."""
     assert dist.group.WORLD is not None
-    return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, job.settings.seed)
+    return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, seed)
 
-
-# The same question for several jobs, each in a process of its own that has torch imported and nothing else done.
-#
-# Importing torch takes longer than most answers, and a second job in the same process would find what the first left
-# behind: DTensor keeps what it planned for a mesh and serves it to an equal mesh, whatever groups that one has.
 
 Answer = dict[str, Any]
 
 
-def answers_of(function: Callable[[Job], Answer], jobs: Sequence[Job], num_at_once: int) -> list[Answer]:
-    """What the function answers for each job, in the jobs' order; where it raises, {"user_error": one sentence}.
-
-    At most `num_at_once` processes run at the same time. This process must have done no work in torch before.
-    """
-    answers: list[Answer] = [{} for _ in jobs]
-    waiting = list(enumerate(jobs))
-    running: dict[Connection, tuple[int, BaseProcess]] = {}
-    while waiting or running:
-        while waiting and len(running) < num_at_once:
-            index, job = waiting.pop(0)
-            connection, process = _started(function, job)
-            running[connection] = index, process
-        for ready in wait(list(running)):
-            assert isinstance(ready, Connection)
-            index, process = running.pop(ready)
-            answers[index] = _received(ready, process)
-    return answers
+def answers_of(function: Callable[[Job], Answer], records: Sequence[Mapping[str, Any]]) -> list[Answer]:
+    """What a function answers for each job, in the jobs' order; {"user_error": one sentence} where it raises."""
+    pool = ForkPool(partial(_answer_or_error, function), len(os.sched_getaffinity(0)))
+    for number, record in enumerate(records):
+        pool.ask((number, record))
+    answers: dict[int, Answer] = {}
+    while pool.is_busy:
+        for question in pool.wait()[0]:
+            answers[question.data[0]] = question.answer or {"user_error": question.why}
+    return [answers[number] for number in range(len(records))]
 
 
-def _started(function: Callable[[Job], Answer], job: Job) -> tuple[Connection, BaseProcess]:
-    context = multiprocessing.get_context("fork")
-    receiver, sender = context.Pipe(duplex=False)
-    process = context.Process(target=_send_answer, args=(function, job, sender))
-    process.start()
-    # While this process holds the sending end too, a child that dies would never be noticed.
-    sender.close()
-    return receiver, process
-
-
-def _received(connection: Connection, process: BaseProcess) -> Answer:
-    with connection:
-        try:
-            answer: Answer = connection.recv()
-            process.join()
-        except EOFError:
-            process.join()
-            answer = {"user_error": f"its process ended with exit code {process.exitcode} and without an answer"}
-    return answer
-
-
-def _send_answer(function: Callable[[Job], Answer], job: Job, sender: Connection) -> None:
+def _answer_or_error(function: Callable[[Job], Answer], question: tuple[int, Mapping[str, Any]]) -> Answer:
     try:
-        answer = function(job)
+        return function(Job.from_record(question[1]))
     except (UserError, Unsupported) as error:
-        answer = {"user_error": str(error)}
+        return {"user_error": str(error)}
     except (Exception, SystemExit) as error:
         reason = f"it raises {one_line(error)}, on a fake process group; see whether distbench run runs it"
-        answer = {"user_error": reason}
-    sender.send(answer)
-
-
-# `python -m distbench.worker.child_answers`: the cases of some jobs, on a fake process group in one process.
-#
-# For each job it answers {"ids": [case id, ...]} in their order, as the job chooses them, or {"user_error": sentence}.
+        return {"user_error": reason}
 
 
 def case_ids(job: Job) -> dict[str, Any]:
     """The ids of a job's cases. `UserError` where the scenario is declared wrongly."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
-        found = all_cases(job, function, replace(rank_of(mesh, job), profile=profile_of(job)))
+        found = all_cases(job, function, replace(rank_of(mesh, job.settings.seed), profile=profile_of(job)))
     ids = [case_spec.case.id for case_spec in chosen_cases(job, found)]
     if not ids:
         raise UserError(none_chosen(job.chosen, len(found), [one.case.id for one in found[:MAX_NAMED]]))
@@ -134,17 +93,8 @@ def case_ids(job: Job) -> dict[str, Any]:
 
 def all_case_ids(records: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """For each job {"ids": [case id, ...]} in their order, as the job chooses them, or {"user_error": sentence}."""
-    return answers_of(case_ids, jobs_in(records), len(os.sched_getaffinity(0)))
+    return answers_of(case_ids, records)
 
-
-# `python -m distbench.worker.child_answers`: which paths torch's own planners take, for `distbench plan`.
-#
-# It reads one JSON object from stdin: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and
-# budget_s. Prints one as the last line: torch's version, why it makes no partial of a shard (null where it does), and
-# for
-# each planner one answer a pair. An answer is {"path": torch's own notation} or {"error": why there is none}; null
-# where
-# the time was up.
 
 PathAnswer = dict[str, str] | None
 
@@ -160,28 +110,24 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
         {"path": torch's own notation}, {"error": why there is none}, or None where the time was up. {"torch",
         "unsupported"} where this torch cannot be asked.
     """
-    try:
-        return _paths(request)
-    except Unsupported as reason:
-        return {"torch": torch.__version__, "unsupported": str(reason)}
-
-
-def _paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Pairs are asked in random order, so that a timeout omits a random part."""
     shape, dtype = request["shape"], TORCH_DTYPES[request["dtype"]]
     pairs = [tuple(parse_state(text, len(shape)) for text in pair) for pair in request["pairs"]]
+    # In random order, so that a timeout omits a random part.
     order = random.Random(0).sample(range(len(pairs)), len(pairs))
     deadline = time.monotonic() + request["budget_s"]
     answers: dict[str, list[PathAnswer]] = {}
-    with fake_mesh(request["mesh_shape"], request["devices_per_host"]) as mesh:
-        # The quick planner goes first, so that a slow one never takes its time.
-        for name in TORCH_PLANNERS:
-            answers[name] = [None] * len(pairs)
-            with planner(name), remembered_steps():
-                for number in order:
-                    if time.monotonic() > deadline:
-                        break
-                    answers[name][number] = _answer(mesh, shape, dtype, *pairs[number])
+    try:
+        with fake_mesh(request["mesh_shape"], request["devices_per_host"]) as mesh:
+            # The quick planner goes first, so that a slow one never takes its time.
+            for name in TORCH_PLANNERS:
+                answers[name] = [None] * len(pairs)
+                with planner(name), remembered_steps():
+                    for number in order:
+                        if time.monotonic() > deadline:
+                            break
+                        answers[name][number] = _answer(mesh, shape, dtype, *pairs[number])
+    except Unsupported as reason:
+        return {"torch": torch.__version__, "unsupported": str(reason)}
     return {"torch": torch.__version__, "no_zero_fill": lacks(ZERO_FILLS), "paths": answers}
 
 
@@ -193,19 +139,19 @@ def _answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: Stat
         return {"error": f"torch raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 
-# `python -m distbench.worker.child_answers`: what each case of some jobs communicates, on a fake process group.
-#
-# For each job it answers {"torch": version, "cases": {case id: {"paths": [communication, ...], "peak_bytes":
-# predicted or
-# null}}, "left_out": {case id: what it raises}}, or {"user_error": sentence}.
-
-
 def signature(job: Job) -> dict[str, Any]:
-    """What rank 0 communicates and holds in one call of each case, after one that sets things up; `UserError` where
-    the plan is declared wrongly, or every case raises."""
+    """What rank 0 communicates and holds in one call of each case, after one that sets things up.
+
+    Returns:
+        {"torch": version, "cases": {case id: {"paths": [communication, ...], "peak_bytes": predicted or None}},
+        "left_out": {case id: what it raises}}
+
+    Raises:
+        UserError: the plan is declared wrongly, or every case raises.
+    """
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
-        context = rank_of(mesh, job)
+        context = rank_of(mesh, job.settings.seed)
         found: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
         for case_spec in all_cases(job, function, context):
@@ -224,9 +170,8 @@ def signature(job: Job) -> dict[str, Any]:
 
 
 def all_signatures(records: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """For each job {"torch": version, "cases": {case id: {"paths": [communication, ...], "peak_bytes":
-    predicted or None}}, "left_out": {case id: what it raises}}, or {"user_error": sentence}."""
-    return answers_of(signature, jobs_in(records), len(os.sched_getaffinity(0)))
+    """What `signature` answers for each job, or {"user_error": sentence}."""
+    return answers_of(signature, records)
 
 
 def _of_case(opened_case: OpenedCase, context: RankContext) -> dict[str, Any]:

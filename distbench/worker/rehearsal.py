@@ -301,13 +301,15 @@ def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[st
     """What `answers` says of a variant, without a mesh that works, on a mesh of that shape: rank 0's answer, and what
     keeps other ranks from a step."""
     with fake_ranks(shape) as mesh:
-        answer = answer_of(scenario, rank_of(mesh, job, job.device))
+        answer = answer_of(scenario, rank_of(mesh, job.settings.seed, job.device))
     if "parameter_bytes" not in answer:
         return answer
     tried = _other_ranks(scenario, shape)
     for rank in [*tried, *(rank for rank in _ranks_of_a_function(scenario, shape) if rank not in tried)]:
         with fake_ranks(shape, rank=rank) as mesh:
-            if found := rehearse(scenario, rank_of(mesh, job, job.device), with_step=rank in tried).problems:
+            if found := rehearse(
+                scenario, rank_of(mesh, job.settings.seed, job.device), with_step=rank in tried
+            ).problems:
                 return {"problems": [f"on rank {rank}: {problem}" for problem in found], "step_fails": True}
     return answer
 

@@ -1,6 +1,5 @@
 """What this torch can do: by name, by behaviour, and whether two methods see the same collectives of a step."""
 
-import contextlib
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.cases.redistribution import redistribution_cases
 from distbench.cases.step import step_cases
@@ -108,7 +106,7 @@ def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dic
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
     for shape in dict.fromkeys(meshes):
         with fake_ranks(dict(shape)) as mesh:
-            context, forwarding = rank_of(mesh, jobs[0]), Forwarding(mesh)
+            context, forwarding = rank_of(mesh, jobs[0].settings.seed), Forwarding(mesh)
             for index in [index for index, other in enumerate(meshes) if other == shape]:
                 found[index] = [*_of_job(jobs[index], context, forwarding)]
     return [found[index] for index in range(len(jobs))]
@@ -145,10 +143,6 @@ def differences_of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str
         "differences": found,
     }
 
-
-# `python -m distbench.worker.torch_checks`: what works with this torch, tried on fake process groups.
-#
-# It answers one row per feature: {"feature": its name, "failed": why it does not work, or null}.
 
 MESH = {"dp_shard": 2, "tp": 2}
 SIZE = 8
@@ -187,17 +181,10 @@ FSDP = _step(ParallelPlan(fsdp=FsdpPlan(wrap=("layers.*",))))
 PIPELINE = _step(ParallelPlan(pipeline=PipelinePlan("1f1b"), microbatches=2))
 
 
-@contextlib.contextmanager
-def _fake_rank(mesh: dict[str, int]) -> Iterator[tuple[DeviceMesh, RankContext]]:
-    with fake_ranks(mesh) as devices:
-        assert dist.group.WORLD is not None
-        yield devices, RankContext(0, torch.device("cpu"), devices, "gloo", dist.group.WORLD, seed=0)
-
-
 def trace_a_step() -> None:
     """Two methods see the same collectives in a step under FSDP2."""
-    with _fake_rank({"dp_shard": 2}) as (mesh, context):
-        (case_spec,) = step_cases(FSDP, "doctor", context)
+    with fake_ranks({"dp_shard": 2}) as mesh:
+        (case_spec,) = step_cases(FSDP, "doctor", rank_of(mesh, seed=0))
         compared = differences_of_step(case_spec, Forwarding(mesh))
     if compared["differences"] or not compared["num_rows"]:
         raise RuntimeError("; ".join(compared["differences"]) or "no collective was seen")
@@ -213,8 +200,8 @@ def redistribute(planner: str) -> None:
     """A planner moves rows of a tensor to columns."""
     pair = (("R", "S(0)"), ("R", "S(1)"))
     scenario = Scenario(redistributions=(Redistributions((SIZE, SIZE), (pair,), planners=(planner,)),))
-    with _fake_rank(MESH) as (_, context):
-        (case_spec,) = redistribution_cases(scenario, replace(context, profile=PROFILE))
+    with fake_ranks(MESH) as mesh:
+        (case_spec,) = redistribution_cases(scenario, replace(rank_of(mesh, seed=0), profile=PROFILE))
         with case_spec.open() as opened_case:
             moved: Any = opened_case.call(no_stamp)
     shape = tuple((moved.to_local() if hasattr(moved, "to_local") else moved).shape)
@@ -232,7 +219,7 @@ FEATURES: dict[str, Callable[[], None]] = {
 
 
 def behaviour(_: None = None) -> list[dict[str, str | None]]:
-    """Try every feature."""
+    """Try every feature: {"feature": its name, "failed": why it does not work, or None} for each."""
     rows: list[dict[str, str | None]] = []
     for feature, attempt in FEATURES.items():
         failed = None
