@@ -14,14 +14,10 @@ BAR_WIDTH = 16
 
 
 class Display:
-    """Shows the progress of one scenario; by itself, nothing of it."""
+    """Shows the progress of one scenario; this one shows nothing."""
 
     def event(self, event: dict[str, Any]) -> None:
         """Take in one event of the ranks, as records/progress.py lists them."""
-
-
-class Quiet(Display):
-    """Shows nothing."""
 
 
 class Plain(Display):
@@ -38,7 +34,8 @@ class Plain(Display):
         """Count, and print a line when the last one is old enough."""
         if event["event"] == "caution":
             self._line(f"caution: {event['text']}")
-        if event["event"] == "plan":
+        # Ranks that are started again send the same plan.
+        if event["event"] == "plan" and not self._total:
             self._total = event["num_cases"]
             self._start = self._now()
             self._line(count_text(self._total, "case"))
@@ -47,12 +44,10 @@ class Plain(Display):
             if event["status"] != "ok":
                 self._line(f"{event['id']}: {event['status']}")
             elif self._now() - self._last >= PLAIN_EVERY_S:
-                self._line(f"{self._done} of {count_text(self._total, 'case')}, about {self._left_s():.0f} s left")
+                left_s = (self._now() - self._start) / self._done * (self._total - self._done)
+                self._line(f"{self._done} of {count_text(self._total, 'case')}, about {left_s:.0f} s left")
         if event["event"] == "pass" and self._now() - self._last >= PLAIN_EVERY_S:
             self._line(f"pass {event['number'] + 1} of at most {event['num_passes']}")
-
-    def _left_s(self) -> float:
-        return (self._now() - self._start) / self._done * (self._total - self._done)
 
     def _line(self, text: str) -> None:
         self._last = self._now()
@@ -75,7 +70,7 @@ class Live(Display):
         match event["event"]:
             case "caution":
                 self._progress.console.print(f"caution: {clean(event['text'])}", markup=False, highlight=False)
-            case "plan":
+            case "plan" if self._progress.tasks[self._task].total is None:
                 self._progress.update(self._task, total=event["num_cases"])
             case "case":
                 text = f"{self._scenario}: {clean(event['id'].partition('/')[2][:LONGEST_ID])}"
@@ -121,7 +116,7 @@ def progress_on(console: Any) -> Any:
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
     """The display that fits where standard error goes; one that shows nothing where `quiet`."""
     if quiet or sys.stderr is None:
-        yield Quiet()
+        yield Display()
     elif not sys.stderr.isatty():
         yield Plain(scenario, sys.stderr)
     else:

@@ -11,9 +11,6 @@ from pathlib import Path
 from distbench.processes import start_supervised, stop_supervised
 from distbench.spec import UserError
 
-# One `distbench run` on many nodes, and the words of its command.
-
-LAUNCHERS = ("torchrun", "slurm", "torchx")
 END_TIMEOUT_S = 15.0  # for ranks that end their run files
 
 
@@ -58,7 +55,7 @@ def require_program(name: str, launcher: str, advice: str, path: str | None = No
         UserError: `name` is not on `path`, by default this process's.
     """
     if not shutil.which(name, path=path):
-        others = ", ".join(one for one in LAUNCHERS if one != launcher)
+        others = ", ".join(one for one in COUNTS if one != launcher)
         raise UserError(f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {others}")
 
 
@@ -87,64 +84,35 @@ def run_here(
     if watch:
         threading.Thread(target=watch, args=(process,), daemon=True).start()
     try:
-        return _code(process.wait())
+        code = process.wait()
     except KeyboardInterrupt:
         stop_supervised(process, END_TIMEOUT_S)
         raise
+    return code if code >= 0 else 128 - code
 
 
-def _code(returned: int) -> int:
-    return returned if returned >= 0 else 128 - returned
-
-
-# Options by name, with their short form: how many nodes and ranks there are is distbench's to say.
+# Options by name, with their short form: distbench says how many nodes and ranks there are.
 COUNTS = {
     "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--standalone": ""},
     "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
     "torchx": {"--j": "-j"},
 }
-# Words of sbatch for something else than one job whose output is shown; with --chdir, results would be elsewhere.
-NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
+OWN_COUNTS = "how many nodes and ranks there are is said by --nodes and --ranks-per-node; leave it out"
 
 
-def require_own_counts(asked: NodeLaunch, launcher: str) -> None:
-    """Refuse words that say how many nodes or ranks there are.
+def refuse_words(options: Mapping[str, str], words: Sequence[str], why: str) -> None:
+    """Refuse words of --launcher-args that are one of the options, which launchers also take shortened.
 
-    Raises:
-        UserError: there is one.
-    """
-    if word := _first_of(COUNTS[launcher], asked.extra):
-        what = f"--launcher-args {word}: how many nodes and ranks there are is said by --nodes and --ranks-per-node"
-        raise UserError(f"{what}; leave it out")
-
-
-def require_one_job(words: Sequence[str]) -> None:
-    """Refuse words with which sbatch makes no job, several, or puts their output elsewhere.
+    Args:
+        options: long name to short name, empty for none.
+        why: the end of the sentence.
 
     Raises:
-        UserError: there is one.
+        UserError: there is such a word.
     """
-    if word := _first_of(NOT_FOLLOWED, words):
-        what = f"--launcher-args {word}: distbench submits one job and shows its output"
-        raise UserError(f"{what}; leave it out, or give the file that --dry-run shows to sbatch yourself")
-
-
-def require_one_line(words: Sequence[str]) -> None:
-    """Refuse words of several lines: a batch file has one option a line, and would run what follows.
-
-    Raises:
-        UserError: there is one.
-    """
-    if word := next((one for one in words if set(one) & set("\r\n")), ""):
-        raise UserError(f"--launcher-args {word!r}: a word of several lines; leave it out")
-
-
-def _first_of(options: Mapping[str, str], words: Sequence[str]) -> str:
-    """The first word that is one of the options, which launchers also take shortened."""
     for word in words:
-        told = word.partition("=")[0].replace("_", "-")
+        given = word.partition("=")[0].replace("_", "-")
         for name, short in options.items():
-            is_long = len(told) > len("--") and told.startswith("--") and name.startswith(told)
+            is_long = len(given) > len("--") and given.startswith("--") and name.startswith(given)
             if is_long or (short and word.startswith(short)):
-                return word
-    return ""
+                raise UserError(f"--launcher-args {word}: {why}")

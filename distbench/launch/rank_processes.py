@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from itertools import takewhile
 from pathlib import Path
-from types import TracebackType
 
 from distbench.launch.rendezvous import Joined, launcher_command, rank_environment
 from distbench.processes import start_supervised, stop_supervised
@@ -38,9 +37,7 @@ class RankProcesses:
     def __enter__(self) -> "RankProcesses":
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.stop()
 
     @property

@@ -15,8 +15,6 @@ from distbench.records.machine import slug
 from distbench.spec import UserError
 from distbench.spec.safe_text import printable
 
-# Who the ranks are: started by us, or this process is one, started by torchrun or srun.
-
 # Below the ports that Linux hands out by itself (ip_local_port_range).
 FIRST_PORT, NUM_PORTS, PORTS_A_STEP = 20_000, 10_000, 101
 MAX_NODES = 1 << 16
@@ -143,8 +141,8 @@ def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str
 
 # Name servers may need a moment, right after a node came up.
 RESOLVE_S = 5.0
-# For an answer of Slurm's controller.
-ASK_S = 10.0
+# For an answer of Slurm's controller, while ranks wait; and in general.
+ASK_S, COMMAND_TIMEOUT_S = 10.0, 60.0
 # After which a rank that waits for the others says so; they may have begun later, and import torch more slowly.
 TOLD_AFTER_S, CONNECT_S = 15.0, 3.0
 
@@ -206,8 +204,10 @@ def require_own(address: str) -> None:
         UserError: what is sent there does not arrive here, or another process listens there.
     """
     host, _, port = address.rpartition(":")
+    both = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if both else socket.AF_INET
     try:
-        server = socket.create_server(("", int(port)), family=_family(), dualstack_ipv6=socket.has_dualstack_ipv6())
+        server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=both)
     except OSError as error:
         what = (
             f"ranks cannot meet at {address}: port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"
@@ -226,10 +226,6 @@ def require_own(address: str) -> None:
             raise UserError(f"{what} does not arrive here ({error}); {advice}") from error
 
 
-def _family() -> socket.AddressFamily:
-    return socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
-
-
 def _is_local(host: str) -> bool:
     """Whether one of a name's addresses is this host's: only those can be bound."""
     with contextlib.suppress(OSError, UnicodeError):
@@ -242,14 +238,21 @@ def _is_local(host: str) -> bool:
 
 def address_by_slurm(node: str) -> str:
     """By which Slurm reaches a node; "" where it does not say."""
-    with contextlib.suppress(OSError, subprocess.TimeoutExpired):
-        command = ("scontrol", "show", "node", "--oneliner", node)
+    _, output, _ = ask_slurm("scontrol", "show", "node", "--oneliner", node, timeout_s=ASK_S)
+    # A comment of the site's behind the address may hold what looks like one.
+    return next((part.partition("=")[2] for part in output.split() if part.startswith("NodeAddr=")), "")
+
+
+def ask_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
+    """Run one of Slurm's commands: its exit code, output and complaint. Never raises."""
+    try:
+        # What users and sites write into a job's fields need not be text.
         done = subprocess.run(
-            command, capture_output=True, timeout=ASK_S, check=False, encoding="utf-8", errors="replace"
+            command, capture_output=True, timeout=timeout_s, check=False, encoding="utf-8", errors="replace"
         )
-        # A comment of the site's behind it may hold what looks like one.
-        return next((part.partition("=")[2] for part in done.stdout.split() if part.startswith("NodeAddr=")), "")
-    return ""
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return 1, "", str(error)
+    return done.returncode, done.stdout, done.stderr.strip()
 
 
 class Meeting:

@@ -27,8 +27,8 @@ from distbench.spec.job import JOB_FILE, digest_of
 from distbench.spec.safe_text import count_text, listed
 from distbench.spec.versions import installed_torch
 
-# What became of a job over its attempts: the cases that broke one, what is left to run, and the run file's footer.
-
+MODULE = ("-m", "distbench.worker")
+INTERRUPTED = "interrupted"
 NUM_NAMED = 3
 
 
@@ -179,11 +179,6 @@ def left_of(job: Job) -> Job:
     return replace(job, done_ids=list(passes), ended_ids=ended, passes_done=passes)
 
 
-# A job to its end: its ranks are launched, launched again after a case that broke them, and the run file is closed.
-
-MODULE = ("-m", "distbench.worker")
-
-
 @dataclass
 class JobOutcome:
     """What became of one job.
@@ -214,6 +209,11 @@ class JobOutcome:
             return 2
         fine = set(self.num_by_status) <= {"ok", "skipped"}
         return 0 if self.status == "complete" and fine else 1
+
+    @property
+    def is_refused(self) -> bool:
+        """Whether the job cannot work as the user declared it."""
+        return self.user_can_fix and not self.is_storage_full
 
 
 def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...] = MODULE) -> JobOutcome:
@@ -249,7 +249,7 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
         try:
             record.add(attempt(job, ranks, display, stop))
             while record.goes_on() and not stop.asked:
-                record.add(attempt(_relaunched(job, record), ranks, _WithoutPlan(display), stop))
+                record.add(attempt(_relaunched(job, record), ranks, display, stop))
         except OSError as error:
             record.end("failed", Cause("storage", cannot_be_written(error, Path(job.log_dir))))
         except UserError as error:
@@ -272,18 +272,6 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     return JobOutcome(job, status, message, cause.user_can_fix, counts, left_out, cause.kind == "storage", warning)
 
 
-class _WithoutPlan(Display):
-    """Shows the events of a relaunch: the number of cases is known already."""
-
-    def __init__(self, display: Display) -> None:
-        self._display = display
-
-    def event(self, event: dict[str, Any]) -> None:
-        """Show all but the plan."""
-        if event["event"] != "plan":
-            self._display.event(event)
-
-
 def _relaunched(job: Job, record: JobRecord) -> Job:
     """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
     log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
@@ -292,9 +280,6 @@ def _relaunched(job: Job, record: JobRecord) -> Job:
     log_dir.mkdir()
     again.save(log_dir / JOB_FILE)
     return again
-
-
-INTERRUPTED = "interrupted"
 
 
 def job_left_of(file: Path) -> Job:

@@ -4,27 +4,23 @@ mean."""
 import os
 import re
 import shlex
-import subprocess
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from distbench.launch.nodes import (
-    NodeLaunch,
-    require_one_job,
-    require_one_line,
-    require_own_counts,
-    require_program,
-    run_here,
-)
-from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, slurm_port
+from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words, require_program, run_here
+from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, ask_slurm, slurm_port
 from distbench.spec import UserError
 from distbench.spec.file_io import unique_stem
 from distbench.spec.safe_text import count_text
 
-# What Slurm says of a job, in its own words, and what they mean to whoever waits for it.
-
+# Words of sbatch for something else than one job whose output is shown; with --chdir, results would be elsewhere.
+NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
+ONE_JOB = (
+    "distbench submits one job and shows its output; leave it out, or give the file that --dry-run shows to sbatch "
+    "yourself"
+)
 # Not one of Slurm's words: its controller does not say.
 UNANSWERED = "UNANSWERED"
 # Slurm's words for a job that is over, of squeue(1), JOB STATE CODES; each version has further ones for what is not.
@@ -93,7 +89,7 @@ class JobState:
 
 # Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
-COMMAND_TIMEOUT_S, AT_ONCE_S = 60.0, 5.0
+AT_ONCE_S = 5.0
 # Seconds between two words on a job that goes on waiting; and for a node's file to be seen here: NFS may take a minute.
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
 JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
@@ -113,7 +109,9 @@ def slurm_script(asked: NodeLaunch) -> str:
     Raises:
         UserError: a further word has several lines.
     """
-    require_one_line(asked.extra)
+    # A batch file has one option a line, and would run what follows.
+    if word := next((word for word in asked.extra if set(word) & set("\r\n")), ""):
+        raise UserError(f"--launcher-args {word!r}: a word of several lines; leave it out")
     options = [
         f"--job-name={asked.name}",
         # What was measured before a node was lost is in the run file: nobody wants all of it again, hours later.
@@ -149,7 +147,7 @@ def slurm_text(asked: NodeLaunch) -> str:
 
 def has_gpus() -> bool | None:
     """Return whether some node of this cluster has GPUs; None where Slurm does not answer at once."""
-    code, output, _ = _ask("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)
+    code, output, _ = ask_slurm("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)
     return None if code else "gpu" in output.lower()
 
 
@@ -159,13 +157,16 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     Raises:
         UserError: Slurm is not here, or does not take the job.
     """
-    require_own_counts(asked, "slurm")
+    refuse_words(COUNTS["slurm"], asked.extra, OWN_COUNTS)
     if "SLURM_JOB_ID" in os.environ:
         require_program("srun", "slurm", "start this where Slurm's commands are")
-        _require_nodes(asked.num_nodes, os.environ.get("SLURM_JOB_NUM_NODES", ""))
+        num_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
+        if num_nodes.isdecimal() and asked.num_nodes > int(num_nodes):
+            what = f"--nodes {asked.num_nodes}: this allocation has {count_text(int(num_nodes), 'node')}"
+            raise UserError(f"{what}; give at most as many, or start this outside of it for a job of its own")
         return run_here(srun_words(asked), {**os.environ, **_meeting_of(os.environ)})
     require_program("sbatch", "slurm", "start this on a login node")
-    require_one_job(asked.extra)
+    refuse_words(NOT_FOLLOWED, asked.extra, ONE_JOB)
     folder = (asked.out / "slurm").resolve()
     # Whoever submits several at once wants each to have a file of its own.
     stem = unique_stem(time.time(), asked.name)
@@ -180,25 +181,18 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
         say(f"Slurm job {job_id}: {script}; its output follows, and is in {log}")
         state = _follow(job_id, log, say)
     except KeyboardInterrupt:
-        code, _, complaint = _ask(*_of_job("scancel", job_id))
+        code, _, complaint = ask_slurm(*_of_job("scancel", job_id))
         done = f"could not be cancelled ({complaint}), and may go on" if code else "is cancelled"
         say(f"Slurm job {job_id} {done}; what it measured is in {asked.out}")
         raise
     if state.word == PENDING:
-        _ask(*_of_job("scancel", job_id))
+        ask_slurm(*_of_job("scancel", job_id))
         raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
     if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
         what = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
         say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
         return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
     return _end(job_id, state, asked.out, say)
-
-
-def _require_nodes(wanted: int, told: str) -> None:
-    """Refuse more nodes than this allocation has, as far as Slurm has said how many that are."""
-    if told.isdecimal() and wanted > int(told):
-        what = f"--nodes {wanted}: this allocation has {count_text(int(told), 'node')}"
-        raise UserError(f"{what}; give at most as many, or start this outside of it for a job of its own")
 
 
 def srun_words(asked: NodeLaunch) -> list[str]:
@@ -210,27 +204,15 @@ def srun_words(asked: NodeLaunch) -> list[str]:
 
 def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
     """Where ranks of this allocation meet."""
-    hosts = _ask("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
+    hosts = ask_slurm("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
     address = address_by_slurm(hosts[0]) if hosts else ""
     return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
-
-
-def _ask(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
-    """One of Slurm's commands: its exit code, output and complaint. Never raises."""
-    try:
-        # What users and sites write into a job's fields need not be text.
-        done = subprocess.run(
-            command, capture_output=True, timeout=timeout_s, check=False, encoding="utf-8", errors="replace"
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return 1, "", str(error)
-    return done.returncode, done.stdout, done.stderr.strip()
 
 
 def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
     """The job's number, with `;CLUSTER` behind it where Slurm says which of several clusters took it."""
     # Slurm replaces %j and the like, in folders' names too.
-    code, output, complaint = _ask("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
+    code, output, complaint = ask_slurm("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
     found = JOB_ID.findall(output)  # what a site has its sbatch print besides is none
     if code or not found:
         why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
@@ -249,7 +231,7 @@ def _of_job(command: str, job_id: str, *words: str) -> list[str]:
 
 def state_of(job_id: str) -> JobState:
     """A job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
-    code, output, complaint = _ask(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
+    code, output, complaint = ask_slurm(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
     if code:
         return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
     fields = dict(reversed(FIELD.findall(output)))  # a comment behind them may hold what looks like one

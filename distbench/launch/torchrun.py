@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from distbench.launch.nodes import NodeLaunch, require_own_counts, run_here
+from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words, run_here
 from distbench.launch.rendezvous import require_host, require_own, why_no_answer
 from distbench.spec import UserError
 
@@ -49,7 +49,7 @@ def run_by_torchrun(asked: NodeLaunch, say: Callable[[str], None]) -> int:
         UserError: of several nodes, which this one is was not said, or cannot be; or they cannot meet where they were
             told to.
     """
-    require_own_counts(asked, "torchrun")
+    refuse_words(COUNTS["torchrun"], asked.extra, OWN_COUNTS)
     given = _options(asked.extra)
     _require_which(asked, given)
     where, address = asked.extra or (("--standalone",) if asked.num_nodes == 1 else ()), address_in(asked.extra)

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from distbench.launch.nodes import NodeLaunch, require_own_counts, require_program, run_here
+from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words, require_program, run_here
 from distbench.spec.safe_text import cut
 
 SPLIT = "--"
@@ -46,7 +46,7 @@ def torchx_words(asked: NodeLaunch) -> list[str]:
 
 
 def torchx_line(asked: NodeLaunch) -> str:
-    """For a shell."""
+    """Return the command for a shell."""
     return shlex.join(torchx_words(asked))
 
 
@@ -58,7 +58,7 @@ def run_by_torchx(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     Raises:
         UserError: torchx is not here.
     """
-    require_own_counts(asked, "torchx")
+    refuse_words(COUNTS["torchx"], asked.extra, OWN_COUNTS)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
     require_program("torchx", "torchx", "install it (pip install 'distbench[torchx]')", path)
     complaint = _Complaint(say)

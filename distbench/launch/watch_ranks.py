@@ -21,8 +21,8 @@ from distbench.records.run_file import Case
 from distbench.spec import Job
 from distbench.spec.job import JOB_FILE
 
-# Whether the folders of a launch can be written, tried before it begins and when it has failed; where its logs are.
-
+POLL_S = 0.1
+STACKS_WAIT_S = 0.5
 # More than a rank needs to say why it failed.
 PROBE_BYTES = 8192
 MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # of each log
@@ -101,10 +101,6 @@ def _try_to_write(folder: Path) -> None:
             os.fsync(file.fileno())
     finally:
         probe.unlink(missing_ok=True)
-
-
-POLL_S = 0.1
-STACKS_WAIT_S = 0.5
 
 
 @dataclass

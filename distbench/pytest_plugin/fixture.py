@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from distbench import launch
-from distbench.launch.display import Quiet
+from distbench.launch.display import Display
 from distbench.records.run_file import read_run
 from distbench.records.run_file_fields import Record
 from distbench.spec import Entry, Job
@@ -387,7 +387,7 @@ class Distbench:
     def _measure(self, function: Callable[..., Any], axes: Mapping[str, Sequence[Any]]) -> list[MeasuredCase]:
         job = self._job(function, axes)
         with _pytests_modules():
-            outcome = launch.launch(job, None, Quiet())
+            outcome = launch.launch(job, None, Display())
         if outcome.status == "interrupted":
             raise KeyboardInterrupt
         run_file = Path(job.run_file)

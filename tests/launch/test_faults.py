@@ -16,7 +16,7 @@ from test_relaunch import footer_in, job_in
 
 from distbench.launch import launch, run_job
 from distbench.launch import run_job as job_record
-from distbench.launch.display import Plain, Quiet, display_for
+from distbench.launch.display import Display, Plain, display_for
 from distbench.launch.explain_failure import Cause, cause_of
 from distbench.launch.rendezvous import joined_ranks
 from distbench.launch.run_job import JobRecord
@@ -168,13 +168,13 @@ def test_the_footer_takes_the_room_of_the_progress_on_a_full_disk(
         append(path, *records)
 
     monkeypatch.setattr(job_record, "append", with_little_room)
-    JobRecord(job, None, Quiet()).close_run_file()
+    JobRecord(job, None, Display()).close_run_file()
     assert footer_in(tmp_path)["type"] == "footer"
 
 
 def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     append(tmp_path / "run.jsonl", HEADER)
-    record, now = JobRecord(job_in(tmp_path), None, Quiet()), time.time()
+    record, now = JobRecord(job_in(tmp_path), None, Display()), time.time()
     monkeypatch.setattr("time.time", lambda: now - 3600)
     record.close_run_file()
     footer = footer_in(tmp_path)
@@ -279,7 +279,7 @@ def test_what_ends_a_launch_between_its_ranks_is_a_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, end: Any, status: str, exit_code: int, says: str
 ) -> None:
     monkeypatch.setattr(run_job, "attempt", stub(end))
-    outcome = launch(job_in(tmp_path), None, Quiet())
+    outcome = launch(job_in(tmp_path), None, Display())
     assert (outcome.status, outcome.exit_code) == (status, exit_code) and says in outcome.message
     if end == "asked":
         assert footer_in(tmp_path)["status"] == "complete"
@@ -299,7 +299,7 @@ def test_progress_shown_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch)
             full.close()
     monkeypatch.setattr("sys.stderr", None)
     with display_for("demo", quiet=False) as shown:
-        assert isinstance(shown, Quiet)
+        assert type(shown) is Display
 
 
 def test_a_folder_given_as_a_scenario_is_named_as_one(tmp_path: Path) -> None:

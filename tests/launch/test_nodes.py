@@ -22,7 +22,7 @@ from distbench.spec import UserError
 @pytest.fixture(autouse=True)
 def no_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where a test does not say what Slurm answers, it is not there."""
-    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (1, "", f"{command[0]}: not found"))
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (1, "", f"{command[0]}: not found"))
 
 
 def run(*words: str) -> tuple[int, str]:
@@ -136,7 +136,7 @@ def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest
     ],
 )
 def test_what_slurm_says_of_a_job(monkeypatch: pytest.MonkeyPatch, output: str, expected: JobState) -> None:
-    monkeypatch.setattr(slurm, "_ask", lambda *command: (0, output, ""))
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command: (0, output, ""))
     assert state_of("3") == expected
 
 
@@ -149,7 +149,7 @@ def followed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answers: list[tuple[int, str, str]]
 ) -> tuple[object, list[str]]:
     """How a job ends whose states Slurm tells so, and what is said; the last answer is that to scancel."""
-    monkeypatch.setattr(slurm, "_ask", lambda *command: answers.pop(0) if command[0] != "scancel" else answers[-1])
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command: answers.pop(0) if command[0] != "scancel" else answers[-1])
     monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.setattr(slurm.time, "sleep", lambda seconds: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
@@ -183,7 +183,7 @@ def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyP
         ),
         "scontrol": (0, "JobState=FAILED Reason=JobLaunchFailure", ""),
     }
-    monkeypatch.setattr(slurm, "_ask", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command: commands.append(command) or answers[command[0]])  # type: ignore[func-returns-value]
     monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     said: list[str] = []
@@ -197,16 +197,16 @@ def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyP
 
 def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     """A login node has none: the ranks would run on CPUs, of which nobody would be told."""
-    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\ngpu:h100:8(S:0-1)\n", ""))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     asked = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--dry-run")
     assert "warning: the job requests no GPUs, since this machine has none, and nodes of this cluster" in run(*asked)[1]
     assert "warning" not in run(*asked, "--device", "cpu")[1]
-    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (1, "", "no sinfo here"))
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (1, "", "no sinfo here"))
     assert "warning: the job requests no GPUs, since this machine has none. Give --device" in run(*asked)[1]
-    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (0, "(null)\n", ""))
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "(null)\n", ""))
     assert "warning" not in run(*asked)[1], "no node of this cluster has GPUs"
-    monkeypatch.setattr(slurm, "_ask", lambda *command, **how: (0, "gpu:h100:8\n", ""))
+    monkeypatch.setattr(slurm, "ask_slurm", lambda *command, **how: (0, "gpu:h100:8\n", ""))
     for words in ("--gres=gpu:8", "-p gpu -G 16", "--gpus-per-task 1"):
         assert "warning" not in run(*asked, "--launcher-args", words)[1], "the job asks for them itself"
     assert "warning" in run(*asked, "--launcher-args", "-p gpu")[1]

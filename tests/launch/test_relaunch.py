@@ -9,7 +9,7 @@ import pytest
 from processes import Children
 
 from distbench.launch import JobOutcome, RankProcesses, launch, run_job
-from distbench.launch.display import Quiet
+from distbench.launch.display import Display
 from distbench.launch.explain_failure import Cause
 from distbench.launch.rendezvous import Joined
 from distbench.launch.run_job import JobRecord, left_of
@@ -75,7 +75,7 @@ def launched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., t
     def run(misdeed: Misdeed, joined: Joined | None = None, **settings: Any) -> tuple[JobOutcome, Ranks, list[Any]]:
         ranks = Ranks(misdeed)
         monkeypatch.setattr(run_job, "attempt", ranks)
-        outcome = launch(job_in(tmp_path, **settings), joined, Quiet())
+        outcome = launch(job_in(tmp_path, **settings), joined, Display())
         run_file = tmp_path / "run.jsonl"
         rows = [(r["case"]["id"], r["status"]) for r in read_run(run_file).cases] if run_file.exists() else []
         return outcome, ranks, rows
@@ -108,7 +108,7 @@ def test_each_launch_goes_on_after_the_case_that_broke_the_last_one(launched: An
 def test_a_case_that_breaks_a_later_pass_is_aborted_and_the_others_go_on_with_the_next(tmp_path: Path) -> None:
     job, run_file = job_in(tmp_path), tmp_path / "run.jsonl"
     append(run_file, {"type": "run", "schema_version": SCHEMA_VERSION}, *rows_in(2, "a", "b"))
-    record = JobRecord(job, None, Quiet())
+    record = JobRecord(job, None, Display())
     ended = Attempt(status="failed", cause=Cause("killed", "rank 1 died"), num_cases=2)
     ended.num_by_status.update(ok=2)
     ended.running, ended.pass_number = Case("b", "step"), 2
@@ -199,6 +199,6 @@ def test_an_exit_code_of_0_counts_only_where_the_ranks_said_that_they_were_done(
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     with RankProcesses([job], Joined(0, 1, {}), ("-c", "pass")) as ranks:
-        seen = attempt(job, ranks, Quiet(), Stop())
+        seen = attempt(job, ranks, Display(), Stop())
     assert seen.status == status and ("before all was done" in seen.cause.message) == (status == "failed")
     assert seen.lost_case == (Case("a", "step", {}) if status == "failed" and events else None)

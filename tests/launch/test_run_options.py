@@ -11,7 +11,7 @@ from test_relaunch import job_in, rows_in
 
 from distbench.cli.dry_run import estimate
 from distbench.launch import run_job
-from distbench.launch.display import Quiet
+from distbench.launch.display import Display
 from distbench.launch.run_job import JobRecord
 from distbench.records.run_file import SCHEMA_VERSION, append, read_run
 from distbench.spec import Job, UserError, find
@@ -132,7 +132,7 @@ def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, **environment: An
 def test_what_is_left_of_a_run_counts_the_rows_that_it_has(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = run_job.job_left_of(interrupted(tmp_path, monkeypatch, torch="2.13.0+cpu"))
     assert (job.done_ids, job.passes_done, job.log_dir) == (["a"], {"a": 1}, str(tmp_path / "logs" / "resume1"))
-    assert JobRecord(job, None, Quiet()).num_by_status == {"ok": 1}
+    assert JobRecord(job, None, Display()).num_by_status == {"ok": 1}
 
 
 def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ from click.testing import CliRunner, Result
 
 from distbench.cli.main import main
 from distbench.launch import JobOutcome, RankProcesses, launch, launch_on
-from distbench.launch.display import Quiet
+from distbench.launch.display import Display
 from distbench.spec import Job
 from processes.server import ForkServer, SharedServer, search_path, wait_for
 
@@ -137,12 +137,12 @@ class Ranks(Children):
     def launch(self, job: Job, module: tuple[str, ...] = WORKER) -> JobOutcome:
         """Launch the job's ranks; what launches them is forked."""
         with self.forked():
-            return launch(job, None, Quiet(), module)
+            return launch(job, None, Display(), module)
 
     def launch_all(self, jobs: list[Job], module: tuple[str, ...] = WORKER) -> list[JobOutcome]:
         """Launch the jobs as one command does: those of one number of ranks share a launch."""
         with self.forked(), RankProcesses(jobs, None, module) as ranks:
-            return [launch_on(ranks, job, Quiet()) for job in jobs]
+            return [launch_on(ranks, job, Display()) for job in jobs]
 
     def run_forked(self, num_ranks: int, *program: object, **options: Any) -> subprocess.CompletedProcess[str]:
         """So many ranks of a program (a file, or -m and a module; and its arguments), forked without torchrun."""
