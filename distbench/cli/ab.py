@@ -5,10 +5,9 @@ from pathlib import Path
 
 import click
 
-from distbench.cli import options as gate_terms
-from distbench.cli import output
-from distbench.cli.options import MAX_LAUNCHES, MONTH_S, FiniteRange, new_folder, width_option
-from distbench.cli.output import say
+from distbench.cli.gate import VerdictOptions
+from distbench.cli.options import MAX_LAUNCHES, MONTH_S, PATH, FiniteRange, new_folder, options_of, width_option
+from distbench.cli.output import OutputOptions, say
 from distbench.spec.safe_text import count_text
 
 
@@ -32,12 +31,9 @@ from distbench.spec.safe_text import count_text
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
 @click.option("--python-b", metavar="PATH", help="Python of side b.")
-@gate_terms.tolerance
-@gate_terms.min_launches
-@gate_terms.allow_different
-@gate_terms.strict
-@output.options
-@click.option("--out", type=click.Path(path_type=Path), help="Folder for both sides' runs. [results/ab/<time>]")
+@options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
+@options_of(OutputOptions, "output")
+@click.option("--out", type=PATH, help="Folder for both sides' runs. [results/ab/<time>]")
 @width_option
 @click.pass_context
 def ab(
@@ -52,13 +48,8 @@ def ab(
     env_b: tuple[str, ...],
     python_a: str | None,
     python_b: str | None,
-    tolerance: tuple[str, ...],
-    min_launches: int,
-    allow_different: tuple[str, ...],
-    strict: bool,
-    form: str,
-    write_to: tuple[str, ...],
-    github: bool,
+    verdict: VerdictOptions,
+    output: OutputOptions,
     out: Path | None,
 ) -> None:
     """Launch two git revisions in turn until it is settled whether REF_B is slower than REF_A.
@@ -90,20 +81,20 @@ def ab(
     )
 
     check_run_arguments(run_arguments)
-    targets = output.targets_of(write_to)
-    options = gate_terms.options_of(tolerance, allow_different, min_launches=min_launches)
-    given = [
+    output.files()  # refused before anything is launched
+    options = verdict.terms()
+    sides = [
         Side(name, ref, Path.cwd(), python_at(python, f"--python-{name}"), parse_variables(env, f"--env-{name}"))
         for name, ref, python, env in (("a", ref_a, python_a, env_a), ("b", ref_b, python_b, env_b))
     ]
     folder = new_folder("ab", out)
     seed = secrets.randbelow(1 << 32) if seed is None else seed
     terms = Terms(pairs, max_time_s, looks_of(pairs, options), seed)
-    with checked_out(given) as sides:
-        for side in sides:
+    with checked_out(sides) as trees:
+        for side in trees:
             say(side.text(), err=True)
         say(f"the order of each pair is drawn with --seed {seed}", err=True)
-        settled = take_turns(sides, run_arguments, folder, options, terms, lambda line: say(line, err=True))
-    output.print_and_write(lambda one: gate_text.FORMS[one](settled.gated, strict), form, targets, github)
+        settled = take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
+    output.show(lambda form: gate_text.FORMS[form](settled.gated, verdict.strict))
     say(f"{count_text(settled.num_pairs, 'pair')}; no more because {settled.reason}. Runs: {folder}", err=True)
-    ctx.exit(settled.gated.exit_code(strict))
+    ctx.exit(settled.gated.exit_code(verdict.strict))

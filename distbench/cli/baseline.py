@@ -5,7 +5,7 @@ from pathlib import Path
 import click
 
 from distbench.cli.main import WholeSentences
-from distbench.cli.options import expanded, width_option
+from distbench.cli.options import PATH, expanded, width_option
 from distbench.cli.output import say, say_lines
 
 
@@ -21,7 +21,7 @@ def baseline() -> None:
 
 @baseline.command("save")
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder. [results]")
+@click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
     """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
 
@@ -44,7 +44,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 @click.option(
     "--runs",
     "out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     default=Path("results"),
     help="Results folder to look in. [results]",
 )
@@ -69,7 +69,7 @@ def list_baselines(out: Path) -> None:
 
 
 @baseline.command()
-@click.argument("file", type=click.Path(path_type=Path))
+@click.argument("file", type=PATH)
 @width_option
 def show(file: Path) -> None:
     """Show one stored baseline: where it comes from, and each case's spread between launches.

@@ -9,10 +9,9 @@ from typing import Any
 import click
 
 from distbench.cli import STARTED_AT
-from distbench.cli.options import MONTH_S, FiniteRange, check_writable, make_folder, refuse_with, width_option
+from distbench.cli.options import PATH, check_writable, make_folder, mesh_option, refuse_with, width_option
 from distbench.cli.output import say
-from distbench.cli.run import confirm_ranks, run_all
-from distbench.spec.devices import DEVICE_HELP, DEVICES
+from distbench.cli.run import confirm_ranks, device_option, out_option, run_all, timeout_option, yes_option
 from distbench.spec.errors import UserError
 
 HARDWARE = "hardware.json"
@@ -22,37 +21,32 @@ SHORT = 10.0  # how many times less with --quick
 
 
 @click.command()
-@click.option("--mesh", metavar="DIM=N,...", help="Mesh to measure, e.g. dp_shard=2,tp=2, which is the default.")
-@click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
+@mesh_option("Mesh to measure, e.g. dp_shard=2,tp=2, which is the default.")
+@device_option
 @click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder.")
-@click.option(
-    "-o", "--output", type=click.Path(path_type=Path), default=Path("profile.json"), help="The profile's file."
-)
+@out_option
+@click.option("-o", "--output", type=PATH, default=Path("profile.json"), help="The profile's file.")
 @click.option(
     "--hardware-out",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="FILE",
     help="The hardware file, for `simulate`; CPUs only. [hardware.json beside the profile; with --quick none]",
 )
 @click.option("--only", type=click.Choice(("profile", "hardware")), help="Measure what this one file needs.")
-@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw points on lines there.")
-@click.option(
-    "--timeout", type=FiniteRange(1, MONTH_S), default=300.0, metavar="S", help="Give up after S s of no progress."
-)
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw points on lines there.")
+@timeout_option
 @click.option("--quiet", is_flag=True, help="Show no progress.")
-@click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+@yes_option
 @width_option
 def calibrate(
-    mesh: str | None,
+    mesh: dict[str, int] | None,
     output: Path,
     hardware_out: Path | None,
     only: str | None,
     plots: Path | None,
-    timeout: float,
     quiet: bool,
     yes: bool,
-    **asked: Any,
+    **of_request: Any,
 ) -> None:
     """Measure what this machine takes: a profile to plan by, and a hardware file to simulate on.
 
@@ -68,7 +62,6 @@ def calibrate(
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.rendezvous import joined_ranks
-    from distbench.spec import parse_mesh
 
     if only == "profile":
         refuse_with("--only profile", "hardware_out")
@@ -78,8 +71,8 @@ def calibrate(
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
-    parsed = parse_mesh(mesh) if mesh is not None else _mesh_of_hosts(joined)
-    request = Request(targets=("calibrate",), mesh=parsed, timeout_s=timeout, started_at=STARTED_AT, **asked)
+    mesh = mesh or _mesh_of_hosts(joined)
+    request = Request(targets=("calibrate",), mesh=mesh, started_at=STARTED_AT, **of_request)
     jobs = jobs_of(request, joined)
     hardware = _hardware_file(jobs[0], hardware_out, output, only or ("profile" if request.quick else None))
     if hardware is not None:

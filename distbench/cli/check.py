@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import click
 
 from distbench.cli import STARTED_AT
-from distbench.cli.options import scenario_names, width_option
+from distbench.cli.options import mesh_option, scenario_names, width_option
 from distbench.cli.output import say_lines
 from distbench.launch import Request, jobs_of
 from distbench.processes.child import ask_child
@@ -15,8 +15,6 @@ from distbench.show.units import size_text
 from distbench.spec import Job, format_mesh
 from distbench.spec.mesh import mesh_size
 from distbench.spec.safe_text import count_text
-
-# Whether plans can work on a mesh of any size, in seconds and without ranks: one child process asks torch.
 
 TIMEOUT_S = 600.0
 MAX_PROBLEMS = 8
@@ -31,14 +29,8 @@ class Checked:
     num_problems: int
 
 
-def check_plans(request: Request) -> Checked:
-    """Check every variant of the scenarios that the request names; no rank is started. `UserError` where that cannot
-    be done."""
-    return check_jobs(jobs_of(request, None))
-
-
 def check_jobs(jobs: Sequence[Job]) -> Checked:
-    """The same of jobs."""
+    """Check the plan of every variant; no rank is started. Raises UserError where the child process has no answer."""
     answers = ask_child(
         "plan_problems",
         given=[replace(job, device="cpu").to_record() for job in jobs],
@@ -93,10 +85,10 @@ def _whose(labels: list[str], num_variants: int) -> str:
 @click.command()
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
-@click.option("--mesh", metavar="DIM=N,...", help="Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
+@mesh_option("Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
 @click.option("--quick", is_flag=True, help="Check the quick sizes.")
 @width_option
-def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None, quick: bool) -> None:
+def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, int] | None, quick: bool) -> None:
     """Say whether plans can work on a mesh of any size, every problem at once; no ranks are started.
 
     Exits with 2 where there are problems.
@@ -106,11 +98,7 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None
       distbench check llama_2d --mesh dp_shard=512,tp=8 --set batch=512
       distbench check my_model.py --mesh tp=3
     """
-    from distbench.launch import Request
-    from distbench.spec import parse_mesh
-
-    asked = parse_mesh(mesh) if mesh is not None else None
-    request = Request(scenarios, choices, asked, "cpu", quick, started_at=STARTED_AT, shapes_only=True)
-    found = check_plans(request)
-    say_lines(found.lines)
-    sys.exit(2 if found.num_problems else 0)
+    request = Request(scenarios, choices, mesh, "cpu", quick, started_at=STARTED_AT, shapes_only=True)
+    checked = check_jobs(jobs_of(request, None))
+    say_lines(checked.lines)
+    sys.exit(2 if checked.num_problems else 0)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from distbench.cli.options import MAX_LAUNCHES
+from distbench.cli.options import MAX_LAUNCHES, PATH
 from distbench.cli.output import say, say_lines
 from distbench.spec.errors import UserError
 from distbench.spec.safe_text import count_text
@@ -25,9 +25,7 @@ def age_s(text: str) -> float:
 
 
 @click.command()
-@click.option(
-    "--runs", type=click.Path(path_type=Path), default=Path("results"), help="Results folder to clean. [results]"
-)
+@click.option("--runs", type=PATH, default=Path("results"), help="Results folder to clean. [results]")
 @click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
 @click.option("--older-than", metavar="AGE", help="Delete only what is older: 12h, 30d, 2w.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")

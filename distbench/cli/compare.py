@@ -6,24 +6,20 @@ from typing import TYPE_CHECKING
 
 import click
 
-from distbench.cli import options as gate_terms
-from distbench.cli.gate import sides_of
-from distbench.cli.options import width_option
+from distbench.cli.gate import VerdictOptions, sides_of
+from distbench.cli.options import format_option, options_of, width_option
 from distbench.cli.output import say
 
 if TYPE_CHECKING:
     from distbench.judge.side_by_side import SideBySide
 
-FORMS = ("table", "markdown", "csv", "json")
-
 
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="A... [vs] B...")
-@gate_terms.min_launches
-@gate_terms.allow_different
-@click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print. [table]")
+@options_of(VerdictOptions, "verdict", "min_launches", "allow_different")
+@format_option("table", "markdown", "csv", "json")
 @width_option
-def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[str, ...], form: str) -> None:
+def compare(paths: tuple[str, ...], verdict: VerdictOptions, form: str) -> None:
     """Show two runs side by side, case by case: A, the baseline, and B.
 
     Each side is a run file or a folder of them; more than one a side are told apart by the word vs. With one launch a
@@ -40,16 +36,16 @@ def compare(paths: tuple[str, ...], min_launches: int, allow_different: tuple[st
       distbench compare old/ new/
       distbench compare 'old/*.jsonl' vs 'new/*.jsonl' --format csv
     """
-    say(text_of(compared(*sides_of(paths, "distbench compare A... vs B..."), min_launches, allow_different), form))
+    say(text_of(compared(*sides_of(paths, "distbench compare A... vs B..."), verdict), form))
 
 
-def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_different: Sequence[str]) -> "SideBySide":
+def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions) -> "SideBySide":
     """Two sides, read and compared. Raises UserError where a path cannot be read or nothing can be compared."""
     from distbench.judge.side_by_side import predicted_side_by_side, side_by_side
     from distbench.records.results_folder import collect
     from distbench.records.run_file import no_garbage_collection
 
-    options = gate_terms.options_of((), allow_different, min_launches=min_launches)
+    options = verdict.terms()
     with no_garbage_collection():
         (left, told), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
         names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
@@ -59,7 +55,7 @@ def compared(a: Sequence[Path], b: Sequence[Path], min_launches: int, allow_diff
 
 
 def text_of(found: "SideBySide", form: str) -> str:
-    """In one of FORMS."""
+    """In one of the forms of --format."""
     from distbench.judge.side_by_side import blocks_of
     from distbench.report.output import DATA_FORMS, data_text
     from distbench.show.terminal import shown

@@ -48,8 +48,8 @@ def _flat(given: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, ", ".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def defaults_for(group: click.Group, folder: Path | None = None) -> Defaults:
-    """The defaults that hold in `folder`, or in the current one.
+def defaults_for(group: click.Group) -> Defaults:
+    """The defaults that hold in the current folder.
 
     They are those of the nearest pyproject.toml that has the table, from that folder up to the git root. Paths in it
     are meant from where it lies.
@@ -57,7 +57,7 @@ def defaults_for(group: click.Group, folder: Path | None = None) -> Defaults:
     Raises:
         UserError: it is no TOML, or has a key that is no option, or a value that the option does not take.
     """
-    for one in _up_to_root(folder or Path.cwd()):
+    for one in _up_to_root(Path.cwd()):
         if (given := _table_of(one / FILE)) is not None:
             return Defaults(one / FILE, given, _of_commands(group, given, one / FILE))
     return Defaults()

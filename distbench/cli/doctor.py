@@ -1,9 +1,16 @@
-"""What this machine can run, and what to do about what it cannot. torch is asked in a process of its own."""
+"""`distbench doctor`: what this machine can run, and what to do about what it cannot; a child process asks torch."""
 
+import json
 import os
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import click
+
+from distbench.cli.defaults import defaults_for
+from distbench.cli.options import format_option, scenario_names, width_option
+from distbench.cli.output import say_lines
 from distbench.processes.child import ask_child
 from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
 from distbench.spec.devices import SWITCHED_OFF, built_for
@@ -16,6 +23,47 @@ AGREEMENT_TIMEOUT_S = 1200.0
 BEHAVIOUR_TIMEOUT_S = 600.0
 # Checks without which nothing runs.
 NEEDED = {"torch version", "torch.distributed", "gloo"}
+
+
+@click.command()
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
+@click.option("--deep", is_flag=True, help="Also try a traced step, simulated steps and each planner, in about 10 s.")
+@click.option("--paths", is_flag=True, help="Have two methods watch each scenario's step, and compare what they see.")
+@format_option("table", "json")
+@width_option
+def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> None:
+    """Say what this machine can run: devices, backends, torch, and each torch internal that distbench leans on.
+
+    It also shows the defaults that a pyproject.toml here gives in [tool.distbench].
+
+    With --deep, also try what depends on torch's behaviour: a traced step, simulated steps, each planner. The exit
+    code is 1 where one of them does not work with this torch.
+
+    With --paths, check instead what run --trace-paths relies on, for the SCENARIOs or all shipped ones.
+
+    \b
+    Examples:
+      distbench doctor
+      distbench doctor --deep
+      distbench doctor --paths llama_2d
+    """
+    if scenarios and not paths:
+        raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
+    if deep and paths:
+        raise UserError("doctor takes --deep or --paths, not both; --paths checks run --trace-paths on more scenarios")
+    found = agreement(scenarios) if paths else examine(deep)
+    group = click.get_current_context().find_root().command
+    assert isinstance(group, click.Group)
+    defaults = defaults_for(group)
+    if form == "json":
+        here = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
+        click.echo(json.dumps(found if paths else {**found, "defaults": here}, indent=1))
+    else:
+        say_lines(lines_of_agreement(found) if paths else lines_of(found), " " * 8)
+        if defaults.file and not paths:
+            say_lines([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())], " " * 8)
+    broken = any(check.get("deep") and not check["ok"] for check in found.get("checks", ()))
+    sys.exit(0 if found["usable"] and not broken else 1)
 
 
 def examine(deep: bool = False) -> dict[str, Any]:

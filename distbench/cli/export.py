@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from distbench.cli.options import expanded, write
+from distbench.cli.options import PATH, expanded, write
 from distbench.cli.output import say
 from distbench.records.exports import EXPORTS
 
@@ -12,7 +12,7 @@ from distbench.records.exports import EXPORTS
 @click.command()
 @click.argument("form", metavar="FORMAT", type=click.Choice(EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("-o", "--output", type=click.Path(path_type=Path), metavar="FILE", help="Default: standard output.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Default: standard output.")
 def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
     """Write runs in another tool's FORMAT, one value a launch, never raw samples.
 

@@ -1,14 +1,13 @@
 """`distbench gate`: two sides to a verdict and an exit code; --self-test tries the gate on unchanged launches."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from distbench.cli import options as gate_terms
-from distbench.cli import output
 from distbench.cli.options import (
     MAX_LAUNCHES,
     MONTH_S,
@@ -16,15 +15,71 @@ from distbench.cli.options import (
     expanded,
     given,
     new_folder,
+    option,
+    options_of,
     refuse_with,
     width_option,
 )
-from distbench.cli.output import say
+from distbench.cli.output import OutputOptions, say
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     from distbench.judge.gate import Gated
     from distbench.statistics.verdicts import Options
+
+
+@dataclass(frozen=True)
+class VerdictOptions:
+    """The options of a comparison: `gate` has all of them, `ab` and `compare` some."""
+
+    tolerance: tuple[str, ...] = option(
+        "--tolerance",
+        default=(),
+        multiple=True,
+        metavar="[METRIC=]X",
+        help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]",
+    )
+    floor_us: float = option(
+        "--floor-us", default=0.0, type=FiniteRange(0, MONTH_S * 1e6), metavar="US", help="Ignore smaller differences."
+    )
+    alpha: float = option(
+        "--alpha",
+        default=0.05,
+        type=FiniteRange(0, 0.5, min_open=True),
+        metavar="P",
+        help="Chance of any false alarm in a comparison, all cases together. [0.05]",
+    )
+    min_launches: int = option(
+        "--min-launches",
+        default=5,
+        type=click.IntRange(2, MAX_LAUNCHES),
+        show_default=True,
+        help="No verdict below so many.",
+    )
+    dedicated: bool = option(
+        "--dedicated",
+        default=False,
+        is_flag=True,
+        help="The machine is yours alone: a baseline of another day may fail.",
+    )
+    allow_different: tuple[str, ...] = option(
+        "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare although this field differs."
+    )
+    strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 when a case is inconclusive.")
+
+    def terms(self) -> "Options":
+        """The terms of the comparison; a UserError where a tolerance or a field is not valid."""
+        from distbench.judge.comparable import check_allowed
+        from distbench.statistics.verdicts import Options, tolerances_of
+
+        return Options(
+            tolerances=tolerances_of(self.tolerance),
+            allowed=check_allowed(self.allow_different),
+            floor_s=self.floor_us * 1e-6,
+            alpha=self.alpha,
+            min_launches=self.min_launches,
+            dedicated=self.dedicated,
+        )
 
 
 # `distbench gate --self-test`: the gate tried on launches of unchanged code, recorded or made now.
@@ -78,22 +133,8 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 
 @click.command()
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
-@gate_terms.tolerance
-@click.option(
-    "--floor-us", type=FiniteRange(0, MONTH_S * 1e6), default=0.0, metavar="US", help="Ignore smaller differences."
-)
-@click.option(
-    "--alpha",
-    type=FiniteRange(0, 0.5, min_open=True),
-    default=0.05,
-    metavar="P",
-    help="Chance of any false alarm in a comparison, all cases together. [0.05]",
-)
-@gate_terms.min_launches
-@click.option("--dedicated", is_flag=True, help="The machine is yours alone: a baseline of another day may fail.")
-@gate_terms.allow_different
-@gate_terms.strict
-@output.options
+@options_of(VerdictOptions, "verdict")
+@options_of(OutputOptions, "output")
 @click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
 @click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
 @click.option("--self-test", "try_itself", is_flag=True, help="Try the gate on unchanged code here; see below.")
@@ -105,16 +146,8 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 def gate(
     ctx: click.Context,
     paths: tuple[str, ...],
-    write_to: tuple[str, ...],
-    tolerance: tuple[str, ...],
-    floor_us: float,
-    alpha: float,
-    min_launches: int,
-    dedicated: bool,
-    allow_different: tuple[str, ...],
-    strict: bool,
-    form: str,
-    github: bool,
+    verdict: VerdictOptions,
+    output: OutputOptions,
     signature: bool,
     update: bool,
     try_itself: bool,
@@ -147,20 +180,17 @@ def gate(
         raise UserError(f"gate compares two sides: {USAGE}")
     modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
     _refuse_unused(next((mode for mode, is_on in modes.items() if is_on), None))
-    show = partial(output.print_and_write, form=form, targets=output.targets_of(write_to), github=github)
+    output.files()  # refused before anything is read
     if signature:
-        ctx.exit(_gate_signatures(paths, update, show))
-    options = gate_terms.options_of(
-        tolerance, allow_different, floor_s=floor_us * 1e-6, alpha=alpha, min_launches=min_launches, dedicated=dedicated
-    )
+        ctx.exit(_gate_signatures(paths, update, output))
     if try_itself:
-        self_test(paths, launches, options)
+        self_test(paths, launches, verdict.terms())
         return
     from distbench.judge import gate_text
 
-    gated = _judged(paths, options)
-    show(lambda one: gate_text.FORMS[one](gated, strict))
-    ctx.exit(gated.exit_code(strict))
+    gated = _judged(paths, verdict.terms())
+    output.show(lambda form: gate_text.FORMS[form](gated, verdict.strict))
+    ctx.exit(gated.exit_code(verdict.strict))
 
 
 def _refuse_unused(mode: str | None) -> None:
@@ -185,7 +215,7 @@ def _judged(paths: Sequence[str], options: "Options") -> "Gated":
     return judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
 
 
-def _gate_signatures(paths: tuple[str, ...], update: bool, show: Callable[[Callable[[str], str]], None]) -> int:
+def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions) -> int:
     """Compare signatures or make the new ones the baseline; the exit code."""
     from distbench.judge import signature as difference_text
     from distbench.judge.signature import compare
@@ -199,7 +229,7 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, show: Callable[[Calla
         say("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
         return 0
     found = compare(base, new)
-    show(lambda form: difference_text.FORMS[form](found))
+    output.show(lambda form: difference_text.FORMS[form](found))
     if found.exit_code:
         say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
     return found.exit_code

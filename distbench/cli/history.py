@@ -4,15 +4,15 @@ from pathlib import Path
 
 import click
 
-from distbench.cli.options import scenario_names, width_option
+from distbench.cli.options import PATH, scenario_names, width_option
 from distbench.cli.output import say
 from distbench.spec.errors import UserError
 
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@click.option("--runs", type=click.Path(path_type=Path), default=Path("results"), help="Folder of run files. [results]")
-@click.option("--plots", type=click.Path(path_type=Path), metavar="DIR", help="Draw each case's series there.")
+@click.option("--runs", type=PATH, default=Path("results"), help="Folder of run files. [results]")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's series there.")
 @width_option
 def history(case: str, runs: Path, plots: Path | None) -> None:
     """Show how cases' times went over launches and commits, and where their level changed.

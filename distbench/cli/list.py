@@ -2,19 +2,53 @@
 
 import ast
 import datetime
+import json
 import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distbench.records.results_folder import newest_finished
+import click
+
+from distbench.cli.options import PATH, format_option, refuse_with, refuse_without, scenario_names, width_option
+from distbench.cli.output import say
 from distbench.show.terminal import width_here
-from distbench.spec import Entry, format_mesh
+from distbench.spec import Entry, find, format_mesh, list_entries
 from distbench.spec.safe_text import clean, count_text
 
-# The scenarios as `distbench list` shows them.
-
 INDENT = "    "
+LABEL_WIDTH = 12
+
+
+@click.command("list")
+@click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
+@format_option("table", "json")
+@click.option("--runs", type=PATH, default=Path("results"), help="Where runs were written.")
+@width_option
+def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
+    """List the shipped scenarios: mesh, tags and what each measures.
+
+    A SCENARIO, as `run` takes it, is told in full: its axes and their values, its parameters, what it measures, and how
+    long it took here the last time.
+
+    \b
+    Examples:
+      distbench list
+      distbench list cp_attention
+    """
+    if not scenarios:
+        refuse_without("a SCENARIO", "runs")
+    if form == "json":
+        refuse_with("--format json", "runs")
+    entries = [entry for target in scenarios for entry in find(target)] if scenarios else list_entries()
+    if form == "json":
+        fields = ("name", "mesh", "tags", "axes", "params", "summary")
+        records = [{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries]
+        click.echo(json.dumps(records, indent=1))
+    elif scenarios:
+        say("\n\n".join("\n".join(lines_of(entry, runs)) for entry in entries))
+    else:
+        say(scenario_table(entries))
 
 
 def scenario_table(entries: Sequence[Entry]) -> str:
@@ -33,9 +67,6 @@ def scenario_table(entries: Sequence[Entry]) -> str:
         wrapper = textwrap.TextWrapper(width, INDENT, INDENT, break_on_hyphens=False)
         lines += wrapper.wrap(clean(entry.summary))
     return "\n".join(lines)
-
-
-LABEL_WIDTH = 12
 
 
 def lines_of(entry: Entry, out: Path) -> list[str]:
@@ -84,6 +115,8 @@ def _docstring(entry: Entry) -> str:
 
 
 def _last_time(entry: Entry, out: Path) -> str:
+    from distbench.records.results_folder import newest_finished
+
     run = newest_finished(out, entry.name)
     if run is None or not run.footer:
         return f"never run to its end on this machine (looked under {out})"

@@ -1,11 +1,13 @@
-"""Options and arguments that commands share: files, numbers, --width, comparison options, completion of names."""
+"""Options and arguments that commands share: dataclasses of options, --mesh, --width, numbers, files, completion."""
 
+import functools
 import glob
 import math
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -14,12 +16,8 @@ from click.shell_completion import CompletionItem
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 
-if TYPE_CHECKING:
-    from distbench.statistics.verdicts import Options
-
-
-# Numbers of the command line.
-
+F = TypeVar("F", bound=Callable[..., Any])
+PATH = click.Path(path_type=Path)
 MONTH_S = 30 * 86_400.0  # nobody waits longer for a command
 MAX_LAUNCHES = 100_000
 
@@ -35,9 +33,52 @@ class FiniteRange(click.FloatRange):
         return number
 
 
-# `--width`, of every command that prints a table.
+def option(*names: str, default: Any = None, **of_click: Any) -> Any:
+    """Declare a field of a dataclass as an option; `of_click` are keywords of `click.option`."""
+    return field(default=default, metadata={"names": names, **of_click})
 
-F = TypeVar("F", bound=Callable[..., Any])
+
+def options_of(kind: type, argument: str, *names: str) -> Callable[[F], F]:
+    """Give a command the options that a dataclass declares, and hand it one object of that class.
+
+    Args:
+        kind: a dataclass whose fields are made by `option`.
+        argument: the keyword argument of the command that takes the object.
+        names: the fields that are options of this command; none for all. The others keep their defaults.
+    """
+    chosen = [one for one in fields(kind) if not names or one.name in names]
+
+    def decorate(command: F) -> F:
+        @functools.wraps(command)
+        def call(*arguments: Any, **values: Any) -> Any:
+            values[argument] = kind(**{one.name: values.pop(one.name) for one in chosen})
+            return command(*arguments, **values)
+
+        decorated: Any = call
+        for one in reversed(chosen):
+            of_click = dict(one.metadata)
+            decorated = click.option(*of_click.pop("names"), one.name, default=one.default, **of_click)(decorated)
+        return cast(F, decorated)
+
+    return decorate
+
+
+def format_option(*forms: str) -> Callable[[F], F]:
+    """Add --format, whose first form is the default; the command is handed it as `form`."""
+    return click.option(
+        "--format", "form", type=click.Choice(forms), default=forms[0], help=f"What to print. [{forms[0]}]"
+    )
+
+
+def mesh_option(description: str) -> Callable[[F], F]:
+    """Add --mesh; the command is handed mesh dim name to size, or None."""
+
+    def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, int] | None:
+        from distbench.spec import parse_mesh
+
+        return None if text is None else parse_mesh(text)
+
+    return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=description)
 
 
 def _ask(ctx: click.Context, param: click.Parameter, width: int | None) -> None:
@@ -88,35 +129,6 @@ def refuse_without(needed: str, *parameters: str) -> None:
 
 def _given_of(parameters: tuple[str, ...]) -> list[str]:
     return [option for name, option in given().items() if name in parameters]
-
-
-# The options of a comparison, which `gate` and `ab` share.
-
-tolerance = click.option(
-    "--tolerance", multiple=True, metavar="[METRIC=]X", help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]"
-)
-min_launches = click.option(
-    "--min-launches",
-    type=click.IntRange(2, MAX_LAUNCHES),
-    default=5,
-    show_default=True,
-    help="No verdict below so many.",
-)
-allow_different = click.option(
-    "--allow-different", multiple=True, metavar="FIELD", help="Compare although this field differs."
-)
-strict = click.option("--strict", is_flag=True, help="Exit with 3 when a case is inconclusive.")
-
-
-def options_of(tolerance: Sequence[str], allow_different: Sequence[str], **more: Any) -> "Options":
-    """What was given as the terms of a comparison, or a UserError; `more` are fields of Options."""
-    from distbench.judge.comparable import check_allowed
-    from distbench.statistics.verdicts import Options, tolerances_of
-
-    return Options(tolerances=tolerances_of(tolerance), allowed=check_allowed(allow_different), **more)
-
-
-# What a shell completes that click does not know of: names of scenarios.
 
 
 def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

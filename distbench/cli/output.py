@@ -1,30 +1,35 @@
 """How a command prints: sentences, untrusted text, and what a gate found in every form."""
 
 import contextlib
+import errno
+import hashlib
 import os
 import re
+import socket
 import sys
-from collections.abc import Callable, Iterable, Sequence
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
 
 import click
 
-from distbench.cli.options import write
+from distbench.cli.options import option, write
 from distbench.spec.errors import UserError
 from distbench.spec.safe_text import printable
 
-# The one way that a command prints: sentences, and what may hold names, texts of ranks or lines of files.
+# How long the process that printed a sentence keeps its name: ranks that start or fail a little later find it.
+STAYS_S = 1.0
 
 
-def say_lines(lines: Iterable[str], indent: str = "    ", err: bool = False) -> None:
+def say_lines(lines: Iterable[str], indent: str = "    ") -> None:
     """Print sentences within the width of the screen, broken at spaces; what stands in columns only where all fit."""
     from distbench.show.terminal import width_here, wrap
 
     kept, width = list(lines), width_here()
     if max(map(len, kept), default=0) > width:
         kept = [part for line in kept for part in wrap(re.sub(r"(?<=\S) {2,}", "  ", line), width, indent)]
-    say("\n".join(kept), err)
+    say("\n".join(kept))
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
@@ -48,50 +53,80 @@ def _for_screen(text: str) -> str:
     return "\n".join(part for line in text.split("\n") for part in wrap(line, width, "  "))
 
 
+def say_once(text: str) -> None:
+    """Print a sentence on standard error, unless another rank of this launch on this host has just printed it.
+
+    The rank that prints it holds a name, an abstract socket of Linux, which goes with the process. Elsewhere every rank
+    prints it.
+    """
+    from distbench.launch.rendezvous import joined_ranks
+
+    try:
+        joined = joined_ranks(os.environ)
+    except UserError:
+        joined = None
+    if joined is None or joined.world_size == 1:
+        return say(text, err=True)
+    what = f"{joined.launch or joined.address} {text}"
+    with socket.socket(socket.AF_UNIX) as held:
+        try:
+            held.bind(f"\0distbench-{hashlib.sha256(what.encode()).hexdigest()[:32]}")
+        except OSError as error:
+            if error.errno == errno.EADDRINUSE:
+                return None
+            return say(text, err=True)
+        say(text, err=True)
+        # Whatever ends this process now, it has said what there is to say.
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(STAYS_S)
+    return None
+
+
 # Each has a function in judge/gate_text.py and in judge/signature.py.
 FORMS = ("table", "markdown", "json", "junit", "github")
-F = TypeVar("F", bound=Callable[..., Any])
 
 
-def options(command: F) -> F:
-    """The options that say where it goes: parameters `form`, `write_to` and `github`."""
-    for option in (
-        click.option("--github", is_flag=True, help="Also print annotations, and append Markdown to the step summary."),
-        click.option(
-            "--write", "write_to", multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file."
-        ),
-        click.option("--format", "form", type=click.Choice(FORMS), default="table", help="What to print. [table]"),
-    ):
-        command = option(command)
-    return command
+@dataclass(frozen=True)
+class OutputOptions:
+    """In which forms a verdict is printed and written."""
 
+    form: str = option("--format", default="table", type=click.Choice(FORMS), help="What to print. [table]")
+    write_to: tuple[str, ...] = option(
+        "--write", default=(), multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file."
+    )
+    github: bool = option(
+        "--github",
+        default=False,
+        is_flag=True,
+        help="Also print annotations, and append Markdown to the step summary.",
+    )
 
-def targets_of(texts: Sequence[str]) -> list[tuple[str, Path]]:
-    """`["junit=gate.xml"]` to forms and files; a UserError for a text that is none."""
-    targets = []
-    for text in texts:
-        form, equals, path = text.partition("=")
-        if not equals or form not in FORMS or not path:
-            raise UserError(f"--write {text!r} is not FORMAT=FILE with a format of {', '.join(FORMS)}")
-        targets.append((form, Path(path)))
-    return targets
+    def files(self) -> list[tuple[str, Path]]:
+        """`["junit=gate.xml"]` to forms and files; a UserError for a text that is not FORMAT=FILE."""
+        files = []
+        for text in self.write_to:
+            form, equals, path = text.partition("=")
+            if not equals or form not in FORMS or not path:
+                raise UserError(f"--write {text!r} is not FORMAT=FILE with a format of {', '.join(FORMS)}")
+            files.append((form, Path(path)))
+        return files
 
-
-def print_and_write(render: Callable[[str], str], form: str, targets: Sequence[tuple[str, Path]], github: bool) -> None:
-    """Print and write what was found, in each form that was asked for."""
-    _print(render(form), form)
-    for one, path in targets:
-        write(path, render(one) + "\n")
-    if not github:
-        return
-    if form != "github":
-        _print(render("github"), "github")
-    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
-        write(Path(summary), render("markdown") + "\n", "a")
+    def show(self, render: Callable[[str], str]) -> None:
+        """Print and write what `render` returns for each form that was asked for."""
+        files = self.files()
+        _print(render(self.form), self.form)
+        for form, path in files:
+            write(path, render(form) + "\n")
+        if not self.github:
+            return
+        if self.form != "github":
+            _print(render("github"), "github")
+        if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+            write(Path(summary), render("markdown") + "\n", "a")
 
 
 def _print(text: str, form: str) -> None:
-    """Annotations are commands to GitHub; all else must hold none."""
+    """Annotations are commands to GitHub; no other form may hold any."""
     if form == "github":
         click.echo(text)
     else:

@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from distbench.cli.options import width_option
+from distbench.cli.options import PATH, format_option, width_option
 from distbench.cli.output import say
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import MAX_RANKS
@@ -17,17 +17,15 @@ from distbench.spec.mesh import MAX_RANKS
 @click.option("--shape", required=True, metavar="N,...", help="Shape of the full tensor, e.g. 4096,4096.")
 @click.option("--dtype", default="bf16", show_default=True, help="f64, f32, bf16 or f16.")
 @click.option("--mesh", required=True, metavar="2x4|DIM=N,...", help="Mesh, e.g. 2x4 or dp_shard=2,tp=4.")
-@click.option("--profile", type=click.Path(path_type=Path), help="Cost profile; without one, torch's own constants.")
+@click.option("--profile", type=PATH, help="Cost profile; without one, torch's own constants.")
 @click.option(
     "--devices-per-host",
     type=click.IntRange(1, MAX_RANKS),
     metavar="N",
     help="What torch prices hosts as. [default: 8 under an NCCL profile, else 1]",
 )
-@click.option(
-    "--picture", type=click.Path(path_type=Path), metavar="FILE", help="Also draw the path there, .png or .svg."
-)
-@click.option("--format", "form", type=click.Choice(["table", "json"]), default="table", help="What to print. [table]")
+@click.option("--picture", type=PATH, metavar="FILE", help="Also draw the path there, .png or .svg.")
+@format_option("table", "json")
 @click.option("--all-pairs", is_flag=True, help="Every ordered pair of layouts instead of SOURCE and TARGET.")
 @width_option
 def plan(

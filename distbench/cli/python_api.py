@@ -17,6 +17,7 @@ from distbench.cli import compare as compare_command
 from distbench.cli import report as report_command
 from distbench.cli import run as run_command
 from distbench.cli.defaults import defaults_for
+from distbench.cli.gate import VerdictOptions
 from distbench.cli.main import main
 from distbench.spec.errors import UserError
 
@@ -156,11 +157,12 @@ def run(*scenarios: str, **options: Any) -> Runs:
         KeyboardInterrupt: it was interrupted; what was measured is in its files.
     """
     exit_code, context = _called(run_command.run, scenarios, options)
-    paths = [Path(path) for path in context.meta.get(run_command.RUN_FILES, ()) if Path(path).exists()]
+    ending = run_command.ending_of(context)
+    paths = [Path(path) for path in ending.run_files if Path(path).exists()]
     if exit_code == INTERRUPTED:
         raise KeyboardInterrupt
     if exit_code not in (0, 1):
-        raise UserError(context.meta.get(run_command.MESSAGE) or f"distbench run ended with {exit_code}")
+        raise UserError(ending.message or f"distbench run ended with {exit_code}")
     return Runs(paths, exit_code)
 
 
@@ -190,7 +192,8 @@ def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
     left, right = _paths_of(a), _paths_of(b)
     words = [*map(str, left), "vs", *map(str, right)]
     given = _context(compare_command.compare, words, options).params
-    return ComparedRuns(compare_command.compared(left, right, given["min_launches"], given["allow_different"]))
+    verdict = VerdictOptions(min_launches=given["min_launches"], allow_different=given["allow_different"])
+    return ComparedRuns(compare_command.compared(left, right, verdict))
 
 
 Side = str | Path | Runs | Sequence[str | Path]

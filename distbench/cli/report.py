@@ -7,25 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from distbench.cli.options import given, refuse_with, refuse_without, width_option
+from distbench.cli.options import PATH, format_option, given, refuse_with, refuse_without, width_option
 from distbench.cli.output import say
 
 if TYPE_CHECKING:
     from distbench.report.output import Rendered
 
-PATH = click.Path(path_type=Path)
 MAX_NAMED = 3
 
 
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
-@click.option(
-    "--format",
-    "form",
-    type=click.Choice(["table", "markdown", "csv", "json"]),
-    default="table",
-    help="What to print. [table]",
-)
+@format_option("table", "markdown", "csv", "json")
 @click.option("--page", type=PATH, metavar="FILE", help="Also write all of it as one HTML file.")
 @click.option("--plots", type=PATH, metavar="DIR", help="Also draw plots there, PNG and SVG.")
 @click.option(

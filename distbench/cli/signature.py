@@ -6,7 +6,7 @@ from pathlib import Path
 import click
 
 from distbench.cli import STARTED_AT
-from distbench.cli.options import check_writable, make_folder, scenario_names, write
+from distbench.cli.options import PATH, check_writable, make_folder, mesh_option, scenario_names, write
 from distbench.cli.output import say
 from distbench.spec.errors import UserError
 
@@ -14,16 +14,16 @@ from distbench.spec.errors import UserError
 @click.command()
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
-@click.option("--mesh", metavar="DIM=N,...", help="Mesh, of any size: no rank is started. Default: the scenario's own.")
+@mesh_option("Mesh, of any size: no rank is started. Default: the scenario's own.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
 @click.option(
     "-o",
     "--output",
-    type=click.Path(path_type=Path),
+    type=PATH,
     help="A file with a suffix, or a folder for one file per scenario. Default: print.",
 )
 def signature(
-    scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: str | None, quick: bool, output: Path | None
+    scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, int] | None, quick: bool, output: Path | None
 ) -> None:
     """Write what scenarios communicate: each path's phase, mesh dim, bytes, module and redistribution.
 
@@ -36,10 +36,8 @@ def signature(
     """
     from distbench.judge.signature import signatures_of
     from distbench.launch import Request, jobs_of
-    from distbench.spec import parse_mesh
 
-    asked = parse_mesh(mesh) if mesh is not None else None
-    request = Request(scenarios, choices, asked, device="cpu", quick=quick, started_at=STARTED_AT, full_mesh=True)
+    request = Request(scenarios, choices, mesh, device="cpu", quick=quick, started_at=STARTED_AT, full_mesh=True)
     jobs = jobs_of(request, None)
     files = _files([job.scenario for job in jobs], output)
     texts = []

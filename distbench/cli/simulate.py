@@ -8,7 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distbench.cli import STARTED_AT
-from distbench.cli.options import check_writable, make_folder, refuse_with, width_option
+from distbench.cli.options import (
+    PATH,
+    check_writable,
+    format_option,
+    make_folder,
+    mesh_option,
+    refuse_with,
+    width_option,
+)
 from distbench.cli.output import say
 from distbench.spec.errors import UserError
 
@@ -21,24 +29,22 @@ MAX_RANKS, MAX_DIGITS = 16, 8
 
 @click.command()
 @click.argument("scenario", required=False)
-@click.option("--mesh", metavar="DIM=N,...", help="Mesh, of any size: no rank is started. Default: the scenario's own.")
+@mesh_option("Mesh, of any size: no rank is started. Default: the scenario's own.")
 @click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="What it would run on.")
 @click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
 @click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ.")
 @click.option("--float8", metavar="MODULES", help="Their matmuls in float8, by a rule; patterns such as 'layers.*'.")
 @click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
-@click.option("--save", type=click.Path(path_type=Path), metavar="FILE", help="Keep the recording, to replay it later.")
-@click.option("--recording", type=click.Path(path_type=Path), metavar="FILE", help="Replay this one; record nothing.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("results"), help="Results folder. [results]")
+@click.option("--save", type=PATH, metavar="FILE", help="Keep the recording, to replay it later.")
+@click.option("--recording", type=PATH, metavar="FILE", help="Replay this one; record nothing.")
+@click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
-@click.option(
-    "--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", help="What to print. [table]"
-)
+@format_option("table", "markdown", "json")
 @width_option
 def simulate(
     scenario: str | None,
-    mesh: str | None,
+    mesh: dict[str, int] | None,
     hardware: str,
     choices: tuple[str, ...],
     quick: bool,
@@ -137,7 +143,7 @@ def _ranks(text: str | None) -> list[int] | None:
 
 def _recorded(
     scenario: str,
-    mesh: str | None,
+    mesh: dict[str, int] | None,
     choices: tuple[str, ...],
     quick: bool,
     save: Path | None,
@@ -146,15 +152,11 @@ def _recorded(
     """A scenario's variants, and what is known of where they were recorded."""
     from distbench.launch import Request, jobs_of
     from distbench.simulate.recording import record_steps
-    from distbench.spec import parse_mesh
     from distbench.spec.mesh import mesh_size
 
     if save is not None:
         check_writable(save, "--save")
-    asked = None if mesh is None else parse_mesh(mesh)
-    request = Request(
-        (scenario,), choices, asked, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True
-    )
+    request = Request((scenario,), choices, mesh, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True)
     jobs = jobs_of(request, None)
     if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
         what = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"

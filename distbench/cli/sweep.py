@@ -6,7 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from distbench.cli.options import FiniteRange, check_writable, make_folder, scenario_names, width_option
+from distbench.cli.options import (
+    PATH,
+    FiniteRange,
+    check_writable,
+    format_option,
+    make_folder,
+    scenario_names,
+    width_option,
+)
 from distbench.cli.output import say
 
 if TYPE_CHECKING:
@@ -35,11 +43,9 @@ INTERRUPTED = 130
 @click.option("--float8", metavar="MODULES", help="With --hardware: their matmuls in float8, such as 'layers.*'.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
 @click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --out.")
-@click.option("--out", type=click.Path(path_type=Path), help="Folder. [results/sweep/SCENARIO-WORLD]")
-@click.option("--page", type=click.Path(path_type=Path), metavar="FILE", help="Write all of it as an HTML page.")
-@click.option(
-    "--format", "form", type=click.Choice(["table", "markdown", "json"]), default="table", help="What to print. [table]"
-)
+@click.option("--out", type=PATH, help="Folder. [results/sweep/SCENARIO-WORLD]")
+@click.option("--page", type=PATH, metavar="FILE", help="Write all of it as an HTML page.")
+@format_option("table", "markdown", "json")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
 @width_option
 @click.pass_context

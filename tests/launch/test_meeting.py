@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from conftest import DATA
 
-from distbench.cli import main as say_once
+from distbench.cli import output as say_once
 from distbench.cli.main import main
 from distbench.launch import rendezvous, torchrun
 from distbench.launch.nodes import NodeLaunch
