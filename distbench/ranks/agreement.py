@@ -20,8 +20,6 @@ from distbench.ranks.failure import HostLost, RankFailed, report_failure
 from distbench.ranks.hosts import named
 from distbench.spec import UserError
 
-# Ranks agree on whether a case failed on all of them or on one alone, and on which host is lost.
-
 Store = dist.TCPStore | dist.PrefixStore
 # A rank that has not failed and reports no work for so long waits in a collective for one that has.
 GRACE_S = 5.0

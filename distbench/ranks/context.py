@@ -15,8 +15,6 @@ from distbench.planning.cost_profile import Profile, load_profile, profile_on
 from distbench.ranks.device import ends_within
 from distbench.spec import Job, UserError
 
-# What a rank needs to know: its device, its coordinate on the mesh, and its process groups.
-
 GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
 
 

@@ -1,5 +1,8 @@
-"""What the hosts of a launch must have in common (refused), what they differ in (a caution), one folder of logs for
-all."""
+"""What the hosts of a launch must have in common (refused), what they differ in (a caution), one folder of all logs.
+
+Ranks that were given different things would wait for collectives that the others never issue, or measure something else
+than they do. They are refused before anything is measured, and named.
+"""
 
 import contextlib
 import hashlib
@@ -10,19 +13,16 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 
 from distbench.ranks.device import device_facts
 from distbench.spec import Job, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.job import JOB_FILE
 from distbench.spec.safe_text import count_text, listed
-
-# Ranks and hosts that were given different things are refused before anything is measured, and named.
-#
-# Each would wait for collectives that the others never issue, or measure something else than they do.
 
 Gather = Callable[[Any], list[Any]]
 MAX_NAMED = 8
@@ -229,31 +229,11 @@ def _span(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < MINUTE_S else f"{seconds / MINUTE_S:,.0f} min"
 
 
-# Ranks that would compute on another type of device than the others are refused before they form process groups.
-#
-# Each host's command finds its own accelerators: one whose driver is gone would go on with CPUs, and its ranks would
-# form
-# other groups than those that wait for them.
+def require_same_device(store: dist.Store, rank: int, world_size: int, device: str) -> None:
+    """Refuse types of device that differ, on all ranks alike, before they form process groups.
 
-
-class SharedStore(Protocol):
-    """What is asked of torch's store."""
-
-    def set(self, key: str, value: str) -> None:
-        """Leave a value."""
-
-    def get(self, key: str) -> bytes:
-        """A value, once it is there."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Count."""
-
-    def multi_get(self, keys: list[str]) -> list[bytes]:
-        """Several values."""
-
-
-def require_same_device(store: SharedStore, rank: int, world_size: int, device: str) -> None:
-    """Refuse types of device that differ, on all ranks alike.
+    Each host's command finds its own accelerators. A host whose driver is gone would go on with CPUs, and its ranks
+    would form other groups than those that wait for them.
 
     Args:
         store: all ranks' own of this job, before there is any group.

@@ -1,4 +1,9 @@
-"""Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample."""
+"""Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample.
+
+Every rank runs the same number of iterations, because every rank decides from the same gathered stamps. On accelerators
+a barrier of the hosts is not enough: how far apart they leave it, and how long each takes to launch, would be in each
+sample. There, calls that communicate start behind a collective of their devices (`DeviceStart`).
+"""
 
 import contextlib
 import math
@@ -13,13 +18,6 @@ import torch.distributed as dist
 from distbench.ranks.device import Clock, EventClock, delay, synchronize
 from distbench.spec import Settings
 from distbench.statistics.intervals import is_steady, median
-
-# Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample.
-#
-# Every rank runs the same number of iterations, because every rank decides from the same gathered stamps. On
-# accelerators
-# a barrier of the hosts is not enough: how far apart they leave it, and how long each takes to launch, would be in each
-# sample. There, calls that communicate start behind a collective of their devices (`DeviceStart`).
 
 Stamp = Callable[[], None]
 Call = Callable[[Stamp], object]

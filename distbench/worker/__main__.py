@@ -16,6 +16,7 @@ from distbench.ranks.measure import SPENT_BEFORE, Stopwatch
 from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Job
 from distbench.spec.job import pid_file
+from distbench.worker import leave
 
 STARTED_S = time.monotonic()
 
@@ -46,19 +47,8 @@ def main(job_path: str) -> NoReturn:
         # While it is there, an exit code of 0 is not this rank's own: a model may call os._exit.
         with contextlib.suppress(OSError):
             pid_file(log_dir, rank).unlink()
-        _leave(0)
-    _leave(1)
-
-
-def _leave(exit_code: int) -> NoReturn:
-    """End this process at once; everything that counts is on the disk.
-
-    An ordinary exit runs destructors of process groups that models still refer to: on gloo they now and then abort a
-    rank that is done ("terminate called without an active exception"), and where other ranks hang they never return.
-    """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
+        leave(0)
+    leave(1)
 
 
 def _run(job: Job) -> None:

@@ -26,6 +26,7 @@ from distbench.spec import Job, UserError
 from distbench.spec.devices import NUMA_BINDING
 from distbench.spec.errors import StorageFailed
 from distbench.spec.job import LAUNCH_LOG, pid_file
+from distbench.worker import leave
 
 STARTED_S = time.monotonic()
 POLL_S = 0.01
@@ -58,7 +59,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
             _log_to(log_dir / LAUNCH_LOG)
             _import_more_for(Job.load(file))
             if not ranks.run(file):
-                _leave(1)
+                leave(1)
             SPENT_BEFORE.clear()
             if number < len(job_files):
                 progress = ProgressWriter(log_dir / FILE_NAME)
@@ -66,8 +67,8 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
                 progress.close()
     except (UserError, StorageFailed) as error:
         report_failure(log_dir, 0, "storage" if isinstance(error, StorageFailed) else "user", str(error))
-        _leave(1)
-    _leave(0)
+        leave(1)
+    leave(0)
 
 
 class Ranks:
@@ -114,14 +115,14 @@ class Ranks:
         try:
             os.environ.update(_variables(rank, self._num_ranks, port))
             if not _is_bound(rank, job_file.parent):
-                _leave(1)
+                leave(1)
             *how, program = self._program
             sys.argv = [program, str(job_file)]
             runpy.run_module(program, run_name="__main__") if how else runpy.run_path(program, run_name="__main__")
         except BaseException:
             traceback.print_exc()
-            _leave(1)
-        _leave(0)
+            leave(1)
+        leave(0)
 
     def _end(self) -> None:
         """Ask the ranks to end, and kill those that do not."""
@@ -219,13 +220,6 @@ def _wait_for(path: Path) -> None:
     """Return when the file is there; a parent that has ended will write none, but it also ends this process."""
     while not path.exists():
         time.sleep(POLL_S)
-
-
-def _leave(exit_code: int) -> NoReturn:
-    """End this process at once."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(exit_code)
 
 
 def _split(arguments: Sequence[str]) -> tuple[int, list[str], list[Path]]:

@@ -15,8 +15,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from distbench.ranks.case import CaseSpec, OpenedCase
-from distbench.ranks.context import RankContext
-from distbench.ranks.device import free_bytes
 from distbench.spec import Settings
 from distbench.statistics.intervals import is_steady
 from distbench.statistics.pass_comparison import MIN_PASSES
@@ -239,17 +237,3 @@ class CaseProgress:
     def is_due_for_reopening(self, number: int) -> bool:
         """Whether this is one of the passes before which it is opened anew; cases take turns in that, too."""
         return (number + self.index) % REOPEN_EVERY == 0
-
-
-class Room:
-    """Where cases of a group are kept open: half of the memory that every rank had free when that was first asked."""
-
-    def __init__(self, context: RankContext) -> None:
-        self._context = context
-        self._num_bytes: float | None = None
-
-    def holds(self, turns: Sequence[CaseProgress]) -> bool:
-        """Whether these fit in at once; all ranks ask together."""
-        if self._num_bytes is None:
-            self._num_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2
-        return sum(turn.held_bytes for turn in turns) <= self._num_bytes

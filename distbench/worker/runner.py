@@ -14,7 +14,7 @@ from distbench.observe.trace import Tracing
 from distbench.ranks.agreement import Agreement
 from distbench.ranks.case import CaseSpec, OpenedCase, result_of
 from distbench.ranks.context import RankContext
-from distbench.ranks.device import clock_of
+from distbench.ranks.device import clock_of, free_bytes
 from distbench.ranks.failure import RankFailed, one_line, one_line_and_place
 from distbench.ranks.measure import Meter, RankGroup, Samples, StampSeries, Stopwatch
 from distbench.records.progress import ProgressWriter
@@ -24,17 +24,24 @@ from distbench.spec.devices import known_device
 from distbench.spec.errors import StorageFailed
 from distbench.statistics.intervals import median
 from distbench.torch_private import Forwarding, Unsupported
-from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan, Room
+from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan
 
-# What rank 0 appends to the run file: rows of first passes at once, lines of further passes once a second.
-#
-# The disk is waited for once a second too: all ranks wait for rank 0, at each row for longer than a short case takes.
-
+# A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
+BYTES_PER_PARAMETER_BYTE = 4
+RUN_BY_USERS = ("step", "call")  # kinds of cases whose collectives the user's own code issues
+OUT_OF_STEP = (
+    "its ranks are out of step: some have issued collectives that others have not; look in it for collectives that "
+    "depend on the rank, or on what earlier calls left behind"
+)
+SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
 SAVE_EVERY_S = 1.0
 
 
 class RowWriter:
     """One rank's end of the run file; ranks other than 0 write nothing.
+
+    Rows of first passes are appended at once, lines of further passes once a second. The disk is waited for once a
+    second too: all ranks wait for rank 0, at each row for longer than a short case takes.
 
     Raises:
         StorageFailed: in each method that writes, where the disk is full or the folder is gone.
@@ -81,16 +88,6 @@ class RowWriter:
             self._append(records, self._is_sync_due())
 
 
-# A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
-BYTES_PER_PARAMETER_BYTE = 4
-RUN_BY_USERS = ("step", "call")  # kinds of cases whose collectives the user's own code issues
-OUT_OF_STEP = (
-    "its ranks are out of step: some have issued collectives that others have not; look in it for collectives that "
-    "depend on the rank, or on what earlier calls left behind"
-)
-SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
-
-
 class Runner:
     """One rank's part in measuring a list of cases.
 
@@ -128,7 +125,7 @@ class Runner:
         self._turns: Sequence[CaseProgress] = ()
         self._num_begun = 0
         self._keeps_open = self._is_small = False
-        self._room = Room(context)
+        self._room_bytes: float | None = None
         self._unseen: list[tuple[CaseProgress, int, StampSeries]] = []
         self._tracing: Tracing | None = None
         if trace_paths:
@@ -150,13 +147,13 @@ class Runner:
         self._plan = plan
         turns = [CaseProgress(self._num_begun + index, case_spec) for index, case_spec in enumerate(case_specs)]
         self._num_begun += len(turns)
-        self._turns, self._is_small, self._room = turns, True, Room(self._context)
+        self._turns, self._is_small, self._room_bytes = turns, True, None
         new = [turn for turn in turns if turn.id not in passes_done]
         spent, started = Counter(self._stopwatch.spent_s), time.monotonic()
         turns = [turn for turn in turns if turn.id in passes_done or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
         if plan.num_passes > 1:
-            self._keeps_open = self._is_small or self._room.holds(turns)
+            self._keeps_open = self._is_small or self._fit_in(turns)
         if new and plan.is_automatic:
             spent = Counter(self._stopwatch.spent_s) - spent
             opening_s = spent["set-up"] + spent["warm-up"]
@@ -276,7 +273,14 @@ class Runner:
         """Whether a case stays open while others are first opened and checked: not where all share an allocator, whose
         peak would be theirs too."""
         so_far = [one for one in self._turns if one.opened_case is not None]
-        return self._waits_on_host and opened_case.stays_open and self._room.holds(so_far)
+        return self._waits_on_host and opened_case.stays_open and self._fit_in(so_far)
+
+    def _fit_in(self, turns: Sequence[CaseProgress]) -> bool:
+        """Whether these can be kept open at once, in half of the memory that every rank had free when that was first
+        asked for this group; all ranks ask together."""
+        if self._room_bytes is None:
+            self._room_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2
+        return sum(turn.held_bytes for turn in turns) <= self._room_bytes
 
     def _turn_of(self, turn: CaseProgress, number: int) -> str:
         """Samples of a further pass."""

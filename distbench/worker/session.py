@@ -250,14 +250,16 @@ def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[Case
         elif case_spec.case.kind == "redistribute":
             pairs.setdefault(case_spec.group, []).append(case_spec)
     baselines = [group[0] for group in steps.values() if len(group) > 1]
-    greedy = [one for group in pairs.values() if len(group) > 1 for one in group if _is_greedy(one)]
+    greedy = [
+        case_spec
+        for group in pairs.values()
+        if len(group) > 1
+        for case_spec in group
+        if str(case_spec.case.params["planner"]).removesuffix(NATIVE) == BASELINE
+    ]
     count = min(-(-len(greedy) // PAIRS_A_PROOF), MAX_PROOFS)
     drawn = random.Random(f"{seed} again").sample(greedy, count)
     return [*case_specs, *map(_again, baselines), *map(_again, drawn)]
-
-
-def _is_greedy(case_spec: CaseSpec) -> bool:
-    return str(case_spec.case.params["planner"]).removesuffix(NATIVE) == BASELINE
 
 
 def _again(case_spec: CaseSpec) -> CaseSpec:
@@ -275,22 +277,9 @@ def variant_label(job: Job, variant: Variant) -> str:
 
 def header_of(job: Job, ranks: ConnectedRanks) -> dict[str, Any]:
     """The run file's first line."""
-    record = job.to_record()
-    environment = {**record.pop("environment"), **_torch_facts(ranks.context)}
-    if ranks.cautions:
-        environment["cautions"] = list(ranks.cautions)
-    return {
-        "type": "run",
-        "schema_version": SCHEMA_VERSION,
-        "run_id": job.run_id,
-        "invocation_id": job.invocation_id,
-        "job": record,
-        "environment": environment,
-    }
-
-
-def _torch_facts(context: RankContext) -> dict[str, Any]:
-    return {
+    record, context = job.to_record(), ranks.context
+    environment = {
+        **record.pop("environment"),
         "torch": torch.__version__,
         **device_facts(context.device),
         "backend": context.backend,
@@ -300,4 +289,14 @@ def _torch_facts(context: RankContext) -> dict[str, Any]:
         "hosts": list(context.hosts),
         "num_threads": torch.get_num_threads(),
         "scheduler": policy_name(),
+    }
+    if ranks.cautions:
+        environment["cautions"] = list(ranks.cautions)
+    return {
+        "type": "run",
+        "schema_version": SCHEMA_VERSION,
+        "run_id": job.run_id,
+        "invocation_id": job.invocation_id,
+        "job": record,
+        "environment": environment,
     }
