@@ -1,5 +1,6 @@
 """`distbench run`: the scenarios are found, become jobs, each job becomes a run file, and the first screen is shown."""
 
+import datetime
 import os
 import shlex
 import sys
@@ -32,13 +33,16 @@ from distbench.spec.errors import PLAN_PROBLEMS, UserError
 from distbench.spec.file_io import short_path
 from distbench.spec.job import CHECKS
 from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
-from distbench.spec.safe_text import clean, cut
+from distbench.spec.safe_text import clean, count_text, cut
 
 if TYPE_CHECKING:
     from distbench.launch import JobOutcome, Request
     from distbench.launch.rendezvous import Joined
 
 INTERRUPTED = 130
+LIST_TIMEOUT_S = 600.0
+# Settings that an earlier run must share to predict how long this one takes.
+DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample", "check")
 MAX_REASON = 300  # characters
 # Parameters that say nothing of what is measured: --resume goes with them.
 BESIDE_RESUME = ("resume", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
@@ -159,10 +163,8 @@ def run(
     jobs = _jobs_of(request, joined)
     require_as_many(num_ranks_before, jobs)
     if dry_run:
-        from distbench.cli.dry_run import lines_of
-
         if _is_first(joined):
-            say_lines(lines_of(jobs, request.out))
+            say_lines(dry_run_lines(jobs, request.out))
         return
     if joined is None:
         confirm_ranks(jobs, yes)
@@ -229,6 +231,70 @@ def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
 def is_terminal() -> bool:
     """Whether a person can be asked."""
     return sys.stdin is not None and sys.stderr is not None and sys.stdin.isatty() and sys.stderr.isatty()
+
+
+# With --dry-run: the cases and the time, without ranks.
+
+
+def dry_run_lines(jobs: Sequence[Job], out: Path) -> list[str]:
+    """For a terminal: each scenario with its time and its cases, then the sum.
+
+    Raises:
+        UserError: a scenario is declared wrongly, or the user's choice leaves no case of any.
+    """
+    from distbench.processes.child import ask_child
+
+    answers = ask_child(
+        "case_ids",
+        given=[job.to_record() for job in jobs],
+        timeout_s=LIST_TIMEOUT_S,
+        failure="the cases cannot be listed: {why}; try `distbench doctor`",
+    )
+    errors = [answer["user_error"] for answer in answers if "user_error" in answer]
+    if errors and (len(errors) == len(jobs) or not jobs[0].chosen):
+        raise UserError(errors[0])
+    lines, counts, times_s = [], [], []
+    for job, answer in zip(jobs, answers, strict=True):
+        if "ids" in answer:
+            ids = answer["ids"]
+            seconds, words = estimated_time(job, len(ids), out)
+            ranks = count_text(mesh_size(job.mesh), "rank")
+            head = f"{job.scenario} on {format_mesh(job.mesh)} ({ranks}, {job.device})"
+            lines += [f"{head}: {count_text(len(ids), 'case')}, {words}", *(f"  {case_id}" for case_id in ids)]
+            counts.append(len(ids))
+            times_s += [] if seconds is None else [seconds]
+    if len(counts) > 1:
+        num_others = len(counts) - len(times_s)
+        others = f", and {count_text(num_others, 'scenario')} that never ran like this here" if num_others else ""
+        total = f"about {sum(times_s):.0f} s{others}" if times_s else "none of them ever ran like this here"
+        lines.append(f"{count_text(sum(counts), 'case')} of {count_text(len(counts), 'scenario')}: {total}")
+    return lines
+
+
+def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, str]:
+    """Seconds of wall time that a job takes, and the same in words with where they come from.
+
+    They come from the newest run of the same scenario, mesh, device and settings on this machine. Without one the
+    seconds are None, and the words say the budget.
+    """
+    from distbench.records.results_folder import newest_finished
+
+    settings = vars(job.settings)
+    run = newest_finished(
+        out,
+        job.scenario,
+        lambda about: (
+            (about.mesh, about.device) == (job.mesh, job.device)
+            and all(about.settings.get(name, settings[name]) == settings[name] for name in DECIDE_TIME)
+        ),
+    )
+    if run is None or not run.footer:
+        timed_s = min(job.settings.budget_s, num_cases * job.settings.max_case_s)
+        return None, f"never run like this here: {timed_s:.0f} s timed, and what opening cases takes"
+    seconds = run.footer["wall_s"] * num_cases / len(run.cases)
+    day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
+    rate = "" if num_cases == len(run.cases) else f", {count_text(len(run.cases), 'case')} then"
+    return seconds, f"about {seconds:.0f} s (as on {day}{rate})"
 
 
 # From jobs to run files.

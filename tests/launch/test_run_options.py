@@ -9,7 +9,7 @@ from conftest import DATA, run_files
 from processes import Children, Ranks
 from test_relaunch import job_in, rows_in
 
-from distbench.cli.dry_run import estimate
+from distbench.cli.run import estimated_time
 from distbench.launch import run_job
 from distbench.launch.display import Display
 from distbench.launch.run_job import JobRecord
@@ -179,6 +179,6 @@ def test_old_run_files_are_refused_with_a_sentence(tmp_path: Path, monkeypatch: 
 
 def test_without_an_earlier_run_the_budget_is_what_is_known(tmp_path: Path) -> None:
     job: Job = job_in(tmp_path)
-    found = estimate(job, 3, tmp_path)
-    assert found.seconds is None and "15 s timed" in found.because  # 3 cases of 5 s at most
-    assert "180 s timed" in estimate(job, 1000, tmp_path).because
+    seconds, words = estimated_time(job, 3, tmp_path)
+    assert seconds is None and "15 s timed" in words  # 3 cases of 5 s at most
+    assert "180 s timed" in estimated_time(job, 1000, tmp_path)[1]
