@@ -24,7 +24,6 @@ from distbench.cli.output import OutputOptions, say
 from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
-    from distbench.judge.gate import Gated
     from distbench.statistics.verdicts import Options
 
 
@@ -187,8 +186,12 @@ def gate(
         self_test(paths, launches, verdict.terms())
         return
     from distbench.judge import gate_text
+    from distbench.judge.gate import gate as judge
+    from distbench.records.comparison_sides import read_side
 
-    gated = _judged(paths, verdict.terms())
+    options, warnings = verdict.terms(), list[str]()
+    left, right = sides_of(paths)
+    gated = judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
     output.show(lambda form: gate_text.FORMS[form](gated, verdict.strict))
     ctx.exit(gated.exit_code(verdict.strict))
 
@@ -204,15 +207,6 @@ def _refuse_unused(mode: str | None) -> None:
         raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
     elif "launches" in given():
         raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
-
-
-def _judged(paths: Sequence[str], options: "Options") -> "Gated":
-    from distbench.judge.gate import gate as judge
-    from distbench.records.comparison_sides import read_side
-
-    warnings: list[str] = []
-    left, right = sides_of(paths)
-    return judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
 
 
 def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions) -> int:

@@ -3,15 +3,11 @@
 import shlex
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
 from distbench.cli.options import PATH, format_option, given, refuse_with, refuse_without, width_option
 from distbench.cli.output import say
-
-if TYPE_CHECKING:
-    from distbench.report.output import Rendered
 
 MAX_NAMED = 3
 
@@ -90,22 +86,15 @@ def report(
 
         shown = render_paths(runs, out, form, plots, page, chrome, by)
     else:
-        shown = _whole(runs, out, form, plots, by, page, reproducers, full, command)
+        from distbench.records.run_file import no_garbage_collection
+        from distbench.report import render
+
+        # Looking for garbage among all records again and again is a sixth of a long report. Figures do leave some.
+        with nullcontext() if plots or page else no_garbage_collection():
+            shown = render(runs, out, form, plots, by, page, reproducers, full, command)
     for sentence in shown.warnings:
         say(f"distbench: {sentence}", err=True)
     say(shown.text)
-
-
-def _whole(
-    runs: tuple[Path, ...], out: Path, form: str, plots: Path | None, by: tuple[str, ...], page: Path | None, *more: Any
-) -> "Rendered":
-    """The report on all of the runs; `more` are the other arguments of `render`."""
-    from distbench.records.run_file import no_garbage_collection
-    from distbench.report import render
-
-    # Looking for garbage among all records again and again is a sixth of a long report. Figures do leave some.
-    with nullcontext() if plots or page else no_garbage_collection():
-        return render(runs, out, form, plots, by, page, *more)
 
 
 def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:

@@ -74,7 +74,8 @@ def simulate(
     """
     from distbench.simulate.float8 import patterns_of
     from distbench.simulate.hardware_file import load_hardware
-    from distbench.simulate.recording import load_recordings
+    from distbench.simulate.recording import load_recordings, save_recordings
+    from distbench.simulate.simulated_run import write_simulated_run
     from distbench.simulate.simulation import Simulation
 
     environment: dict[str, Any]
@@ -93,27 +94,12 @@ def simulate(
     _say_steps(simulations, form)
     # Said before it is written: a disk that is full must not cost what took minutes.
     try:
-        _write(found, simulations, environment, save, out, label)
+        if save is not None:
+            save_recordings(found, save)
+            say(f"recording: {save}", err=True)
+        say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
     except OSError as error:
         raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
-
-
-def _write(
-    found: "list[Recording]",
-    simulations: "list[Simulation]",
-    environment: dict[str, Any],
-    save: Path | None,
-    out: Path,
-    label: str,
-) -> None:
-    """The recording where one is asked for, and the run file; each is named."""
-    from distbench.simulate.recording import save_recordings
-    from distbench.simulate.simulated_run import write_simulated_run
-
-    if save is not None:
-        save_recordings(found, save)
-        say(f"recording: {save}", err=True)
-    say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
 
 
 def _say_steps(simulations: "list[Simulation]", form: str) -> None:
