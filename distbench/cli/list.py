@@ -115,6 +115,7 @@ def _docstring(entry: Entry) -> str:
 
 
 def _last_time(entry: Entry, out: Path) -> str:
+    # Reading run files takes longer to import than the table of scenarios takes.
     from distbench.records.results_folder import newest_finished
 
     run = newest_finished(out, entry.name)

@@ -11,7 +11,7 @@ from statistics import geometric_mean, stdev
 from typing import Any
 
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
-from distbench.records.baselines import load_record, read_baseline
+from distbench.records.baselines import launches_of, load_baseline
 from distbench.records.launches import Value
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Rows, Table, capped, markdown_of
@@ -29,10 +29,10 @@ PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
 def baseline_page(path: Path) -> str:
     """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart."""
-    record, launches = load_record(path), read_baseline(path)
-    facts = record["facts"]
+    baseline = load_baseline(path)
+    launches, facts = launches_of(baseline, str(path)), baseline.facts
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
-    lines = (f"{count_text(len(launches), 'launch', 'launches')}, saved at {record['saved_at']}", ", ".join(facts_text))
+    lines = (f"{count_text(len(launches), 'launch', 'launches')}, saved at {baseline.saved_at}", ", ".join(facts_text))
     ids = dict.fromkeys(case_id for launch in launches for case_id in launch.cases)
     rows = [_baseline_row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in ids]
     columns = ("<case", "launches", "mean", "p10")
@@ -42,7 +42,7 @@ def baseline_page(path: Path) -> str:
     title = f"{count_text(len(rows), 'case')}:"
     return text_of(
         [
-            Heading(f"baseline {record['scenario']}", 1),
+            Heading(f"baseline {baseline.scenario}", 1),
             Lines(lines),
             Table(title, columns, rows, notes, optional=("launches",)),
         ]

@@ -6,16 +6,26 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from msgspec import Struct
 
 from distbench.spec import UserError
+from distbench.spec.decoder import Count, Date, Format, among, read_record
 from distbench.spec.errors import FAILURES
-from distbench.spec.file_io import COUNT, DATE, TEXT, Kinds, read_json, wrong_field
 from distbench.spec.job import LAUNCH_LOG
 from distbench.spec.safe_text import clean
 
 MAX_ERROR = 300  # characters
-FAILURE: Kinds = {"kind": TEXT, "message": TEXT, "rank": COUNT, "at": DATE}
+
+
+class Failure(Struct):
+    """What a rank writes as it fails; `at`: seconds since the epoch."""
+
+    kind: Annotated[str, among(FAILURES)]
+    message: str
+    rank: Count
+    at: Date
 
 
 @dataclass(frozen=True)
@@ -42,11 +52,11 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
     """
     log = log or log_dir / LAUNCH_LOG
     if failures := list(_failures(log_dir)):
-        first = min(failures, key=lambda record: record["at"])
-        message = first["message"]
-        if first["kind"] == "raised":
-            message = f"rank {first['rank']} raised {message}; its traceback is in {log_dir / _rank_log(first['rank'])}"
-        return Cause(first["kind"], message, first["rank"])
+        first = min(failures, key=lambda failure: failure.at)
+        message = first.message
+        if first.kind == "raised":
+            message = f"rank {first.rank} raised {message}; its traceback is in {log_dir / _rank_log(first.rank)}"
+        return Cause(first.kind, message, first.rank)
     if found := _killed_rank(log):
         rank, code = found
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
@@ -67,17 +77,11 @@ def _text(path: Path) -> str:
         return ""
 
 
-def _failures(log_dir: Path) -> Iterator[dict[str, Any]]:
-    """What the ranks wrote as they failed; a file that somebody damaged says nothing."""
+def _failures(log_dir: Path) -> Iterator[Failure]:
+    """What the ranks wrote as they failed, without damaged files."""
     for path in sorted(log_dir.glob("failure-rank*.json")):
         with contextlib.suppress(UserError):
-            record = read_json(path, "failure")
-            if (
-                isinstance(record, dict)
-                and not wrong_field(record, FAILURE, tuple(FAILURE))
-                and record["kind"] in FAILURES
-            ):
-                yield record
+            yield read_record(path, Failure, Format("failure", "see the logs next to it"))
 
 
 def _rank_log(rank: int) -> str:

@@ -293,17 +293,13 @@ def job_left_of(file: Path) -> Job:
             commit, scenario file or torch.
     """
     run = read_run(file)
-    record = run.header.get("job")
     facts = host_facts()
     try:
-        job = Job.from_record({**record, "environment": facts}) if isinstance(record, dict) else None
-    except (KeyError, TypeError):
-        job = None
-    if job is None:
-        raise UserError(f"run file {file} does not say how it was made in words of this distbench; measure anew")
-    about = run.header.get("environment")
-    hosts = about.get("hosts") if isinstance(about, dict) else None
-    if isinstance(hosts, list) and len({str(host) for host in hosts}) > 1:
+        job = Job.from_record({**(run.header.get("job") or {}), "environment": facts})
+    except ValueError as error:
+        wrong = f"run file {file} does not say how it was made in words of this distbench ({error})"
+        raise UserError(f"{wrong}; measure again") from error
+    if len(set(run.about.environment.hosts or ())) > 1:
         what = "it was measured on several hosts, and --resume starts ranks on this one alone"
         raise UserError(f"--resume {file}: {what}; what it has counts, measure the rest with --nodes and -k")
     for what, then, now in _differences(run, job, facts):

@@ -2,7 +2,9 @@
 
 import math
 import statistics
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import msgspec
 
 from distbench.planning.cost_profile import LOCAL_OPS, Profile, Sample, fit_line
 from distbench.records.run_file import Run
@@ -60,7 +62,9 @@ def profile_of(run: Run) -> Profile:
     mesh, hosts = dict(run.header["job"]["mesh"]), hosts_of(run)
     # What no mesh dim has is called by its shape.
     shapes = mesh_shapes(mesh, hosts) if hosts else {}
-    lines = [replace(line, hosts=shapes.get(line.mesh_dim, line.mesh_dim) if hosts else "") for line in lines]
+    lines = [
+        msgspec.structs.replace(line, hosts=shapes.get(line.mesh_dim, line.mesh_dim) if hosts else "") for line in lines
+    ]
     return Profile(machine, backend, torch, mesh, tuple(lines), source, hosts)
 
 

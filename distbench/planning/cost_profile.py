@@ -5,38 +5,23 @@ import json
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Protocol
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from distbench.spec.decoder import Amount, Bytes, Duration, Format, Name, Size, Time, is_of_type, read_record
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import (
-    AMOUNT,
-    BYTES,
-    DURATION,
-    LIST,
-    NAME,
-    SIZE,
-    TEXT,
-    Kind,
-    Kinds,
-    is_time,
-    list_of,
-    mapping_of,
-    number_within,
-    read_json,
-    shown,
-    write_whole,
-    wrong_field,
-)
+from distbench.spec.file_io import shown, write_whole
 from distbench.spec.mesh import (
+    SHAPE,
     fits,
-    is_shape,
     layout_text,
     level_of,
     mesh_shapes,
@@ -76,8 +61,22 @@ class Sample:
     num_messages: int = 0
 
 
-@dataclass(frozen=True)
-class Line:
+# Seconds a byte: a byte a second is the slowest link that anyone prices.
+PerByte = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
+Point = Annotated[
+    tuple[Amount, ...],
+    Meta(min_length=3, max_length=4, description="a point (payload bytes, copies, seconds, messages)"),
+]
+Shape = Annotated[
+    str,
+    Meta(
+        pattern=rf"^(?:{SHAPE.pattern})?\Z",
+        description="ranks of a group on each of its hosts, such as 4, 1+1 or 2|1+1",
+    ),
+]
+
+
+class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cost of one collective over one mesh dim, in groups of `group_size` ranks.
 
     Args:
@@ -95,19 +94,19 @@ class Line:
         samples: what was fitted, (payload bytes, copies, seconds, messages); files of before lack the last.
     """
 
-    op: str
-    mesh_dim: str
-    group_size: int
-    base_s: float
-    per_byte_s: float
-    per_copied_byte_s: float = 0.0
-    knee_bytes: float | None = None
-    per_byte_beyond_s: float = 0.0
-    per_message_s: float = 0.0
-    error: float = 0.0
-    held_out_error: float | None = None
-    samples: tuple[tuple[float, ...], ...] = ()
-    hosts: str = ""
+    op: Name
+    mesh_dim: Name
+    group_size: Size
+    base_s: Duration
+    per_byte_s: PerByte
+    per_copied_byte_s: PerByte = 0.0
+    knee_bytes: Bytes | None = None
+    per_byte_beyond_s: PerByte = 0.0
+    per_message_s: Duration = 0.0
+    error: Amount = 0.0
+    held_out_error: Amount | None = None
+    samples: tuple[Point, ...] = ()
+    hosts: Shape = ""
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -162,8 +161,8 @@ def fit_line(
             best = bent[0]
     # Half of the samples shall take longer: squares of relative errors favour predictions that are too low.
     factor = float(np.median(1 / _over_measured(best, samples)))
-    best = replace(best, **{name: getattr(best, name) * factor for name in COSTS})  # type: ignore[arg-type]
-    return replace(
+    best = msgspec.structs.replace(best, **{name: getattr(best, name) * factor for name in COSTS})
+    return msgspec.structs.replace(
         best,
         error=relative_error(best, samples),
         held_out_error=relative_error(best, held_out) if held_out else None,
@@ -191,7 +190,8 @@ def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Li
     below = payload if knee is None else np.minimum(payload, knee)
     columns = np.stack([np.ones_like(payload), below, copied, payload - below, messages], axis=1) / seconds[:, None]
     solution, miss = nonnegative_least_squares(columns, np.ones_like(seconds))
-    return replace(blank, knee_bytes=knee, **dict(zip(COSTS, solution.tolist(), strict=True))), miss
+    costs = dict(zip(COSTS, solution.tolist(), strict=True))
+    return msgspec.structs.replace(blank, knee_bytes=knee, **costs), miss
 
 
 def nonnegative_least_squares(columns: Floats, values: Floats) -> tuple[Floats, float]:
@@ -211,30 +211,7 @@ def nonnegative_least_squares(columns: Floats, values: Floats) -> tuple[Floats, 
 
 # 2: `hosts`, of the profile and of each line.
 PROFILE_VERSION = 2
-
-
-def _is_sample(one: Any) -> bool:
-    return isinstance(one, list) and len(one) in (3, 4) and all(map(AMOUNT.fits, one)) and is_time(one[2])
-
-
-HEAD: Kinds = {
-    **dict.fromkeys(("machine", "backend", "torch", "source"), TEXT),
-    "mesh": mapping_of(SIZE),
-    "hosts": list_of(TEXT),
-}
-NEEDED = ("op", "mesh_dim", "group_size", "base_s", "per_byte_s")
-# Seconds a byte: a byte a second is the slowest link that anyone prices.
-_PER_BYTE = number_within(0, 1)
-LINE: Kinds = {
-    **dict.fromkeys(("op", "mesh_dim"), NAME),
-    "group_size": SIZE,
-    **dict.fromkeys(("base_s", "per_message_s"), DURATION),
-    **dict.fromkeys(("per_byte_s", "per_copied_byte_s", "per_byte_beyond_s"), _PER_BYTE),
-    "knee_bytes": BYTES,
-    **dict.fromkeys(("error", "held_out_error"), AMOUNT),
-    "hosts": Kind(is_shape, "ranks of a group on each of its hosts, such as 4, 1+1 or 2|1+1"),
-    "samples": list_of(Kind(_is_sample, "points (payload bytes, copies, seconds, messages)")),
-}
+FORMAT = Format("profile", "write one with distbench calibrate", "profile_version", PROFILE_VERSION)
 
 
 @dataclass(frozen=True)
@@ -251,7 +228,7 @@ class Profile:
     machine: str
     backend: str
     torch: str
-    mesh: Mapping[str, int]
+    mesh: Mapping[str, Size]
     lines: tuple[Line, ...]
     source: str = "measured by distbench calibrate"
     hosts: tuple[str, ...] = ()
@@ -299,14 +276,14 @@ class Profile:
             likest = None if own is not None and own.hosts in ("", shape) else by_shape.get((op, shape))
             line = likest or (own if own is not None and fits(own.hosts, shape) else by_shape.get((op, slowest(shape))))
             if line is not None:
-                lines[key] = replace(line, mesh_dim=name, group_size=key[2])
+                lines[key] = msgspec.structs.replace(line, mesh_dim=name, group_size=key[2])
         return replace(self, lines=tuple(lines.values()))
 
     def natively(self) -> "Profile":
         """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""
         if self.backend != "gloo":
             return self
-        native = [replace(line, op=ALL_TO_ALL) for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
+        native = [msgspec.structs.replace(line, op=ALL_TO_ALL) for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
         return replace(self, lines=(*(line for line in self.lines if line.op != ALL_TO_ALL), *native))
 
     def digest(self) -> str:
@@ -320,60 +297,30 @@ class Profile:
         first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh), "hosts": self.hosts})[
             1:-1
         ]
-        lines = ",\n".join("  " + json.dumps(asdict(line)) for line in self.lines)
+        lines = ",\n".join("  " + json.dumps(msgspec.structs.asdict(line)) for line in self.lines)
         write_whole(path, "{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
 
 
 def load_profile(path: Path | str) -> Profile:
     """Read what `Profile.save` wrote, or a hand-written file of the same fields; UserError for any other."""
-    try:
-        record: Any = read_json(Path(path), "profile")
-    except UserError as error:
-        raise UserError(f"{error}; write one with distbench calibrate") from error
-    version = record.get("profile_version") if isinstance(record, dict) else None
-    if type(version) is int and version > PROFILE_VERSION:
-        raise UserError(f"profile {path} is newer than this distbench; update distbench")
-    if wrong := _wrong_in_profile(record):
-        raise UserError(f"profile {path} cannot be used: {wrong}; write one with distbench calibrate")
-    head = {name: record[name] for name in HEAD if name in record}
-    lines = tuple(_line(fields) for fields in record["lines"])
-    hosts = tuple(record.get("hosts") or ())
-    return Profile(**{**head, "mesh": dict(record["mesh"]), "lines": lines, "hosts": hosts})
+    return read_record(Path(path), Profile, FORMAT, _require_consistent)
 
 
-def _wrong_in_profile(record: Any) -> str | None:
-    if not isinstance(record, dict):
-        return f"it is {shown(record)}, not an object"
-    needed = ("profile_version", "machine", "backend", "torch", "mesh", "lines")
-    if wrong := wrong_field(record, {**HEAD, "profile_version": SIZE, "lines": LIST}, needed):
-        return wrong
-    hosts, num_ranks = record.get("hosts"), math.prod(record["mesh"].values())
-    if hosts and len(hosts) != num_ranks:
-        return f"hosts names {len(hosts)}, and mesh has {num_ranks} ranks, each of which has one"
-    wrong_lines = (_wrong_in_line(fields, f"lines[{index}]") for index, fields in enumerate(record["lines"]))
-    if wrong := next(filter(None, wrong_lines), None):
-        return wrong
-    keys = Counter((fields["op"], fields["mesh_dim"], fields["group_size"]) for fields in record["lines"])
-    twice = next((key for key, count in keys.items() if count > 1), None)
-    return "two lines are of {} over {} in groups of {}".format(*map(shown, twice)) if twice else None
-
-
-def _wrong_in_line(fields: Any, where: str) -> str | None:
-    if not isinstance(fields, dict):
-        return f"{where} is {shown(fields)}, not an object"
-    if unknown := next((name for name in fields if name not in LINE), None):
-        return f"{where} has a field {shown(unknown)}, which no line has"
-    if wrong := wrong_field(fields, LINE, NEEDED, f"{where}."):
-        return wrong
-    shape, size = fields.get("hosts") or "", fields["group_size"]
-    if shape and sizes_of(shape) != {size}:
-        return f"{where}.hosts is {shown(shape)}, which are no groups of {size} ranks"
-    return None
-
-
-def _line(fields: dict[str, Any]) -> Line:
-    given = {name: value for name, value in fields.items() if value is not None}
-    return Line(**{**given, "samples": tuple(map(tuple, fields.get("samples") or ()))})
+def _require_consistent(profile: Profile) -> None:
+    """Raise a ValueError where fields contradict each other."""
+    num_ranks = math.prod(profile.mesh.values())
+    if profile.hosts and len(profile.hosts) != num_ranks:
+        named = f"hosts names {len(profile.hosts)}, and mesh has {num_ranks} ranks"
+        raise ValueError(f"{named}, each of which has one")
+    for index, line in enumerate(profile.lines):
+        if line.hosts and sizes_of(line.hosts) != {line.group_size}:
+            where = f"lines[{index}].hosts is {shown(line.hosts)}"
+            raise ValueError(f"{where}, which are no groups of {line.group_size} ranks")
+        if not all(is_of_type(point[2], Time) for point in line.samples):
+            raise ValueError(f"lines[{index}].samples has seconds that are no time above 0 s and up to a day")
+    counts = Counter(line.key for line in profile.lines)
+    if twice := next((key for key, count in counts.items() if count > 1), None):
+        raise ValueError("two lines are of {} over {} in groups of {}".format(*map(shown, twice)))
 
 
 # What a planner asks: the price of a step on one mesh, by torch's own constants or by a profile.

@@ -7,106 +7,100 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from distbench.records.launches import Launch, Value
 from distbench.records.machine import slug
 from distbench.records.run_file import Header
-from distbench.records.run_file_fields import ENVIRONMENT, STATUSES, Record
+from distbench.records.run_file_fields import Environment, Record, Status
+from distbench.spec.decoder import Amount, Count, Date, Format, Time, decode, document
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import (
-    AMOUNT,
-    COUNT,
-    DATE,
-    FLAG,
-    LIST,
-    RECORD,
-    TEXT,
-    TIME,
-    Kinds,
-    list_of,
-    one_of,
-    or_none,
-    read_json,
-    shown,
-    write_whole,
-    wrong_field,
-)
+from distbench.spec.file_io import read_json, shown, write_whole
 
-# What a stored baseline may hold: the kind of each field that is read, and that columns fit the launches.
-
-HEAD: Kinds = {
-    **dict.fromkeys(("scenario", "saved_at"), TEXT),
-    **dict.fromkeys(("facts", "cases"), RECORD),
-    "launches": LIST,
-}
-FACTS: Kinds = {
-    **ENVIRONMENT,
-    **dict.fromkeys(("mesh", "profile"), TEXT),
-    **dict.fromkeys(("pipelined", "passes"), COUNT),
-    "settings": RECORD,
-}
-LAUNCH: Kinds = {
-    **dict.fromkeys(("run_id", "variants"), TEXT),
-    **dict.fromkeys(("started_at", "ended_at"), DATE),
-    "foreign_load": AMOUNT,
-    "complete": FLAG,
-    "facts": RECORD,
-}
-COLUMNS: Kinds = {
-    "num_samples": list_of(or_none(COUNT)),
-    **dict.fromkeys(("mean_s", "p10_s"), list_of(or_none(TIME))),
-    "status": list_of(or_none(one_of(STATUSES))),
-    "error": list_of(or_none(TEXT)),
-}
+# What a stored baseline may hold.
 
 
-def wrong_in_baseline(record: Record) -> str | None:
-    """The first wrong field of a baseline file, in words; None where there is none."""
-    if wrong := wrong_field(record, HEAD, tuple(HEAD)) or wrong_field(record["facts"], FACTS, within="facts."):
-        return wrong
-    for index, launch in enumerate(record["launches"]):
-        if wrong := _wrong_in_launch(launch, f"launches[{index}]"):
-            return wrong
-    ids = [launch["run_id"] for launch in record["launches"]]
-    if len(set(ids)) < len(ids):
-        return f"run_id {shown(next(one for one in ids if ids.count(one) > 1))} stands in two launches"
-    for case_id, columns in record["cases"].items():
-        if wrong := _wrong_in_columns(columns, len(ids), f"cases[{shown(case_id)}]"):
-            return wrong
-    return None
+class Facts(Environment, frozen=True):
+    """What launches have in common, or one launch alone."""
+
+    mesh: str | None = None
+    profile: str | None = None
+    pipelined: Count | None = None
+    passes: Count | None = None
+    settings: Record | None = None
 
 
-def _wrong_in_launch(launch: object, where: str) -> str | None:
-    if not isinstance(launch, dict):
-        return f"{where} is {shown(launch)}, not an object"
-    needed = ("run_id", "variants", "started_at", "complete", "facts")
-    return wrong_field(launch, LAUNCH, needed, f"{where}.") or wrong_field(
-        launch["facts"], FACTS, within=f"{where}.facts."
-    )
+class LaunchRow(Struct):
+    """One launch; `facts` are those that not all launches have in common, as `Facts` has them."""
+
+    run_id: str
+    variants: str
+    started_at: Date
+    complete: bool
+    facts: Record
+    ended_at: Date | None = None
+    foreign_load: Amount | None = None
+
+    def __post_init__(self) -> None:
+        """Check the facts, which stay plain data."""
+        decode(self.facts, Facts, "facts")
 
 
-def _wrong_in_columns(columns: object, num_launches: int, where: str) -> str | None:
-    if not isinstance(columns, dict):
-        return f"{where} is {shown(columns)}, not an object"
-    if wrong := wrong_field(columns, COLUMNS, ("num_samples", "mean_s", "p10_s"), f"{where}."):
-        return wrong
-    given = {name: columns[name] for name in COLUMNS if columns.get(name) is not None}
-    if wrong := next((name for name, values in given.items() if len(values) != num_launches), None):
-        return f"{where}.{wrong} has {len(given[wrong])} values for {num_launches} launches"
-    statuses = given.get("status", ["ok"] * num_launches)
-    for index, status in enumerate(statuses):
-        is_there = columns["num_samples"][index] is not None
-        lacking = next((name for name in ("mean_s", "p10_s") if columns[name][index] is None), None)
-        if is_there and status is None:
-            return f"{where}.status[{index}] is missing"
-        if is_there and status == "ok" and lacking:
-            return f"{where}.{lacking}[{index}] is missing"
-    return None
+class Columns(Struct):
+    """One case: an entry per launch, null where the launch has no such case or no such number.
+
+    Args:
+        status: empty where all are ok; likewise `error`.
+    """
+
+    num_samples: list[Count | None]
+    mean_s: list[Time | None]
+    p10_s: list[Time | None]
+    status: list[Status | None] = []
+    error: list[str | None] = []
+
+    def __post_init__(self) -> None:
+        """Fill the columns that may be empty, and check that all go together."""
+        num_launches = len(self.num_samples)
+        self.status = self.status or ["ok"] * num_launches
+        self.error = self.error or [None] * num_launches
+        for name in self.__struct_fields__:
+            if (num_values := len(getattr(self, name))) != num_launches:
+                raise ValueError(f"{name} has {num_values} values for {num_launches} launches")
+        times = {"mean_s": self.mean_s, "p10_s": self.p10_s}
+        for index, (count, status) in enumerate(zip(self.num_samples, self.status, strict=True)):
+            needed = {"status": self.status, **(times if status == "ok" else {})}
+            lacking = next((name for name, values in needed.items() if values[index] is None), None)
+            if count is not None and lacking:
+                raise ValueError(f"{lacking}[{index}] is missing")
+
+
+class Baseline(Struct):
+    """One baseline file."""
+
+    distbench_baseline: int
+    scenario: str
+    saved_at: str
+    facts: Record
+    launches: list[LaunchRow]
+    cases: dict[str, Columns]
+
+    def __post_init__(self) -> None:
+        """Check the facts, and that launches and columns go together."""
+        decode(self.facts, Facts, "facts")
+        ids = [launch.run_id for launch in self.launches]
+        if twice := next((run_id for run_id in ids if ids.count(run_id) > 1), None):
+            raise ValueError(f"run_id {shown(twice)} stands in two launches")
+        for case_id, columns in self.cases.items():
+            if (num_values := len(columns.num_samples)) != len(ids):
+                raise ValueError(f"cases[{shown(case_id)}].num_samples has {num_values} values for {len(ids)} launches")
 
 
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
 FOLDER = "baselines"
 LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored as they are
 SAVE_AGAIN = "save it again with distbench baseline save"
+FORMAT = Format("baseline", SAVE_AGAIN, "distbench_baseline", FORMAT_VERSION)
 SIGNIFICANT = 6  # digits of a time: a clock gives no more
 
 
@@ -173,13 +167,12 @@ def _rounded(seconds: float) -> float:
 
 
 def read_baseline(path: Path) -> list[Launch]:
-    """The launches of one baseline file. Raises as `load_record`."""
-    record = load_record(path)
-    return [_launch(record, index, str(path)) for index in range(len(record["launches"]))]
+    """The launches of one baseline file. Raises as `load_baseline`."""
+    return launches_of(load_baseline(path), str(path))
 
 
-def load_record(path: Path) -> Record:
-    """A baseline file as plain data.
+def load_baseline(path: Path) -> Baseline:
+    """Read a baseline file.
 
     Raises:
         UserError: it cannot be read, is no baseline, is damaged, or a newer distbench wrote it.
@@ -190,50 +183,51 @@ def load_record(path: Path) -> Record:
         raise UserError(f"{path} is no baseline; write one with distbench baseline save")
     if version < FORMAT_VERSION:
         raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {SAVE_AGAIN}")
-    if version > FORMAT_VERSION:
-        reads = f"this distbench reads up to {FORMAT_VERSION}"
-        raise UserError(f"baseline {path} has version {version}, {reads}; update it")
-    if wrong := wrong_in_baseline(record):
-        raise UserError(f"baseline {path} is damaged: {wrong}; {SAVE_AGAIN}")
-    return record
+    return document(record, Baseline, f"baseline {path}", FORMAT)
 
 
-def _launch(record: Record, index: int, source: str) -> Launch:
-    row = record["launches"][index]
-    return Launch(
-        run_id=row["run_id"],
-        source=source,
-        scenario=record["scenario"],
-        started_at=float(row["started_at"]),
-        ended_at=float(row.get("ended_at") or 0.0),
-        variants=row["variants"],
-        # A fact that the file lacks is not known, as in a run file.
-        facts={**Header().facts, **record["facts"], **row["facts"]},
-        foreign_load=row.get("foreign_load"),
-        complete=row["complete"],
-        cases={
-            case_id: _value(columns, index)
-            for case_id, columns in record["cases"].items()
-            if columns["num_samples"][index] is not None
-        },
-    )
+def launches_of(baseline: Baseline, source: str) -> list[Launch]:
+    """The launches that a baseline holds; `source` is its file."""
+    return [
+        Launch(
+            run_id=row.run_id,
+            source=source,
+            scenario=baseline.scenario,
+            started_at=row.started_at,
+            ended_at=row.ended_at or 0.0,
+            variants=row.variants,
+            # A fact that the file lacks is not known, as in a run file.
+            facts={**Header().facts, **baseline.facts, **row.facts},
+            foreign_load=row.foreign_load,
+            complete=row.complete,
+            cases={
+                case_id: value
+                for case_id, columns in baseline.cases.items()
+                if (value := _value(columns, index)) is not None
+            },
+        )
+        for index, row in enumerate(baseline.launches)
+    ]
 
 
-def _value(columns: Record, index: int) -> Value:
-    status = (columns.get("status") or {index: "ok"})[index]
-    count, mean_s, p10_s = (columns[name][index] for name in ("num_samples", "mean_s", "p10_s"))
+def _value(columns: Columns, index: int) -> Value | None:
+    """What one launch measured of a case; None where it has no such case."""
+    count, mean_s, p10_s = columns.num_samples[index], columns.mean_s[index], columns.p10_s[index]
+    if count is None:
+        return None
+    status = columns.status[index] or ""  # `Columns` requires one
     if mean_s is None or p10_s is None:
-        return Value(status, count, math.nan, math.nan, (columns.get("error") or {index: None})[index])
-    return Value(status, count, float(mean_s), float(p10_s))
+        return Value(status, count, math.nan, math.nan, columns.error[index])
+    return Value(status, count, mean_s, p10_s)
 
 
 def describe(out: Path) -> list[tuple[str, ...]]:
     """Rows (file, scenario, mesh, launches, cases, commit, saved at) for the baselines below a results folder."""
     rows: list[tuple[str, ...]] = []
     for path in sorted((out / FOLDER).rglob("*.json")):
-        record = load_record(path)
-        name, facts = str(path.relative_to(out / FOLDER)), record["facts"]
-        numbers = str(len(record["launches"])), str(len(record["cases"]))
+        baseline = load_baseline(path)
+        name, facts = str(path.relative_to(out / FOLDER)), baseline.facts
+        numbers = str(len(baseline.launches)), str(len(baseline.cases))
         commit = str(facts.get("git_commit") or "several")[:8]
-        rows.append((name, record["scenario"], str(facts.get("mesh")), *numbers, commit, record["saved_at"]))
+        rows.append((name, baseline.scenario, str(facts.get("mesh")), *numbers, commit, baseline.saved_at))
     return rows

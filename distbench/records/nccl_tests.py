@@ -10,17 +10,29 @@ import datetime
 from pathlib import Path
 from typing import Any
 
+from msgspec import Struct
+
 from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, Run
-from distbench.records.run_file_fields import Record, wrong_in_header, wrong_in_record
+from distbench.records.run_file_fields import HeaderLine, Record, require_line
+from distbench.spec.decoder import Count, Time, decode, is_of_type
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import COUNT, NUMBERS, TEXT, Kinds, is_time, read_json, wrong_field
+from distbench.spec.file_io import read_json
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
 OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}
 PLACEMENTS = ("out_of_place", "in_place")
 MESH_DIM = "ranks"
-ROW: Kinds = {"size": COUNT, "count": COUNT, "type": TEXT, "redop": TEXT}
+
+
+class ResultRow(Struct):
+    """What is read of one of the file's results, besides times."""
+
+    size: Count
+    count: Count
+    type: str
+    redop: str
+    root: Any
 
 
 def read_nccl_tests(path: Path) -> Run:
@@ -38,16 +50,16 @@ def read_nccl_tests(path: Path) -> Run:
         devices = (data.get("config") or {}).get("devices") or []
         cases = [
             _case(row, op, placement, max(len(devices), 1))
-            for row in map(_require_fields, results)
+            for row in results
             for placement in PLACEMENTS
             if isinstance(row.get(placement), dict)
         ]
         header, footer = _header(data, path, op, devices), _footer(data)
+        decode(header, HeaderLine)
+        for record in (*cases, footer or {}):
+            require_line(record)
     except (KeyError, IndexError, TypeError, ValueError, AttributeError, OverflowError) as error:
         raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
-    wrong = wrong_in_header(header) or next(filter(None, map(wrong_in_record, [*cases, footer or {}])), None)
-    if wrong:
-        raise UserError(f"nccl-tests file {path} is not as its version 2 writes it: as a run, {wrong}")
     by_id = {case["case"]["id"]: case for case in reversed(cases)}
     left_out = len(cases) - len(by_id)
     twice = f"{path.name}: {left_out} results are of a size and placement that stands before them; left out"
@@ -92,33 +104,28 @@ def _back_to_back(results: list[Record], config: Record) -> int:
     return together * int(config.get("iterations") or 1)
 
 
-def _require_fields(row: Record) -> Record:
-    if wrong := wrong_field(row, ROW, ("size", "count", "type", "redop", "root")):
-        raise ValueError(wrong)
-    return row
-
-
 def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
-    kind, redop, root = str(row["type"]), str(row["redop"]), str(row["root"]).strip()
-    dtype = DTYPES.get(kind, kind)
-    how = [op, *([redop] if redop != "none" else []), *([f"root{root}"] if root != "-1" else []), MESH_DIM, placement]
+    fields = decode(row, ResultRow)
+    dtype, root = DTYPES.get(fields.type, fields.type), str(fields.root).strip()
+    reduction = [fields.redop] if fields.redop != "none" else []
+    how = [op, *reduction, *([f"root{root}"] if root != "-1" else []), MESH_DIM, placement]
     body = row[placement]
     iterations = row.get(f"{placement}_per_iter") or {}
     times_us = iterations.get("times_us") or [body["time"] if "time" in body else body["cpu_time"]]
     wrong = body.get("nwrong")
-    is_wrong = type(wrong) in NUMBERS and wrong != 0
-    usable = all(type(time) in NUMBERS and is_time(time * 1e-6) for time in times_us)
+    is_wrong = is_of_type(wrong, float) and wrong != 0
+    usable = all(is_of_type(time, float) and is_of_type(time * 1e-6, Time) for time in times_us)
     status = "wrong" if is_wrong else "ok" if usable else "raised"
     errors = {
         "wrong": f"{wrong:g} elements are wrong" if is_wrong else "",
         "raised": "a time is none above 0 s and up to a day",
     }
-    params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": row["size"]}
+    params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": fields.size}
     result = CaseResult(
-        Case(f"collective/{dtype}[{row['count']}]/{'/'.join(how)}", "collective", params),
+        Case(f"collective/{dtype}[{fields.count}]/{'/'.join(how)}", "collective", params),
         status,
         [time * 1e-6 for time in times_us] if usable else [],
-        payload_bytes=row["size"],
+        payload_bytes=fields.size,
         group_size=num_ranks,
         mesh_dim=MESH_DIM,
         backend="nccl",

@@ -16,19 +16,26 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from msgspec import defstruct
+
+from distbench.spec.decoder import Amount, Count, is_of_type, optional
 from distbench.spec.errors import StorageFailed
-from distbench.spec.file_io import AMOUNT, COUNT, RECORD, TEXT, Kinds, list_of, mapping_of, parse_json, wrong_field
+from distbench.spec.file_io import parse_json
 
 FILE_NAME = "progress.jsonl"
 SAMPLES_EVERY_S = 0.25
-EVENT: Kinds = {
-    **dict.fromkeys(("event", "id", "kind", "status", "text"), TEXT),
-    "params": RECORD,
-    **dict.fromkeys(("index", "number", "count", "num_cases", "num_passes"), COUNT),
-    "ids": list_of(TEXT),
-    "spent_s": mapping_of(AMOUNT),
-    "measuring_s": AMOUNT,
-}
+Event = defstruct(
+    "Event",
+    [
+        ("event", str),
+        *optional(str, "id", "kind", "status", "text"),
+        *optional(dict[str, Any], "params"),
+        *optional(Count, "index", "number", "count", "num_cases", "num_passes"),
+        *optional(list[str], "ids"),
+        *optional(dict[str, Amount], "spent_s"),
+        *optional(Amount, "measuring_s"),
+    ],
+)
 NEEDED = {
     "none_chosen": ("num_cases", "ids"),
     "caution": ("text",),
@@ -114,6 +121,4 @@ class ProgressReader:
 
 
 def _is_event(event: Any) -> bool:
-    if not isinstance(event, dict) or wrong_field(event, EVENT, ("event",)):
-        return False
-    return wrong_field(event, EVENT, NEEDED.get(event["event"], ())) is None
+    return is_of_type(event, Event) and all(event.get(name) is not None for name in NEEDED.get(event["event"], ()))

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from distbench.records.baselines import FOLDER as BASELINES
 from distbench.records.machine import machine_name
-from distbench.records.run_file import Header, RecordReader, Run, header_of, read_run
+from distbench.records.run_file import Header, Run, read_header, read_run
 from distbench.spec.errors import UserError
 from distbench.spec.safe_text import capped_lines, count_text
 
@@ -138,7 +138,7 @@ def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[s
 
 
 def _head(path: Path) -> tuple[Path, Header]:
-    return path, header_of(RecordReader(path, []).header())
+    return path, read_header(path)
 
 
 # How long a scenario took before: the newest finished run of it among the run files of a machine.
@@ -152,18 +152,14 @@ def newest_finished(out: Path, scenario: str, fits: Callable[[Header], bool] = l
         fits: whether a run of it is one to be taken.
     """
     folder = out / machine_name()
-    found = read_each(run_files_in(folder), _header_and_path, []) if folder.is_dir() else []
-    chosen = [(about, path) for about, path in found if about.scenario == scenario and fits(about)]
-    for _, path in sorted(chosen, key=lambda one: one[0].started_at, reverse=True):
+    heads = read_each(run_files_in(folder), _head, []) if folder.is_dir() else []
+    chosen = [(path, about) for path, about in heads if about.scenario == scenario and fits(about)]
+    for path, _ in sorted(chosen, key=lambda head: head[1].started_at, reverse=True):
         for run in read_each([path], read_run, []):
             footer = run.footer or {}
             if footer.get("status") == "complete" and footer.get("wall_s") and run.cases:
                 return run
     return None
-
-
-def _header_and_path(path: Path) -> tuple[Header, Path]:
-    return header_of(RecordReader(path, []).header()), path
 
 
 # Folders whose launches belong together: one command made them, to be compared with each other.
@@ -228,7 +224,7 @@ def _runs_in(folder: Path) -> list[OldRun]:
         if BASELINES in parts or path.is_symlink():
             continue
         with contextlib.suppress(UserError):
-            about = header_of(RecordReader(path, []).header())
+            about = read_header(path)
             key = parts[:2] if parts[0] in TOGETHER else about.invocation_id or about.run_id or str(path)
             together.setdefault(key, []).append((path, about))
     return [_run_of(key, some, folder) for key, some in together.items()]

@@ -15,33 +15,32 @@ import codecs
 import gc
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec.json
+
 from distbench.records.run_file_fields import (
-    CASE,
-    COUNTERS,
-    ENVIRONMENT,
-    FOOTER,
-    HEADER,
-    IN_TRACE,
-    JOB,
-    NEEDED,
-    PARAMS,
-    PASS,
-    RESULT,
-    TRACE,
+    CaseLine,
+    Environment,
+    FailedPassLine,
+    FailedTraceLine,
+    Footer,
+    HeaderLine,
+    JobFields,
+    PassLine,
     Record,
-    wrong_in_header,
-    wrong_in_record,
+    TraceLine,
+    require_line,
 )
+from distbench.spec.decoder import decode, is_of_type
 from distbench.spec.devices import DRIVER_FIELDS, first_backend_class
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import Kinds, nullable, opened, parse_json, shown, wrong_field
+from distbench.spec.file_io import opened, parse_json, shown
 from distbench.spec.mesh import Mesh, format_mesh
 
 # The lines of a run file, one after another: a bad header refuses the file, a bad line costs only itself.
@@ -90,8 +89,11 @@ class RecordReader:
         if not isinstance(record, dict) or record.get("type") != "run":
             what = f"{self._path} is no distbench run file (its first line is no run header)"
             raise UserError(f"{what}; give a results/*.jsonl file")
-        if wrong := wrong_in_header(record):
-            raise UserError(f"{RUN_FILE} {self._path}, line 1: {wrong}; its header is damaged: measure again")
+        try:
+            decode(record, HeaderLine)
+        except ValueError as error:
+            wrong = f"{RUN_FILE} {self._path}, line 1: {error}"
+            raise UserError(f"{wrong}; its header is damaged: measure again") from error
         return record
 
     def _record(self, number: int, line: bytes) -> Record | None:
@@ -106,38 +108,34 @@ class RecordReader:
         if record.get("type") == "run":
             twice = "a second run header, but a file holds one run"
             raise UserError(f"{RUN_FILE} {self._path}, line {number}: {twice}; cut it into two files there")
-        if record.get("type") == "footer":
-            return self._footer(number, record)
-        if wrong := wrong_in_record(record) or self._repeated(number, record):
-            self._leave_out(number, wrong)
-            return None
+        try:
+            require_line(record)
+            self._require_first(number, record)
+        except ValueError as error:
+            if record.get("type") != "footer":
+                self._leave_out(number, str(error))
+                return None
+            # Without its wrong fields: what it is there for is to say that the run ended.
+            self._warnings.append(f"{self._path.name}, line {number}: {error}; this field is left out")
+            return {name: value for name, value in record.items() if is_of_type({name: value}, Footer)}
         return record
 
-    def _footer(self, number: int, record: Record) -> Record:
-        """Without its wrong fields: what it is there for is to say that the run ended."""
-        whole = {name: value for name, value in record.items() if not wrong_field({name: value}, FOOTER)}
-        if len(whole) < len(record):
-            wrong = wrong_field(record, FOOTER)
-            self._warnings.append(f"{self._path.name}, line {number}: {wrong}; this field is left out")
-        return whole
-
-    def _repeated(self, number: int, record: Record) -> str | None:
-        """What is wrong with a case or a pass that stands in the file already."""
+    def _require_first(self, number: int, record: Record) -> None:
+        """Raise a ValueError for a case or a pass that is in the file already."""
         if record.get("type") == "case":
             case_id, status = record["case"]["id"], record["status"]
             first, before = self._case_lines.setdefault(case_id, (number, status))
             if first == number:
-                return None
+                return
             # A case recorded twice, the second time by the parent when the launch broke: both rows count.
             if status in BROKE_THE_LAUNCH and not record.get("samples_s") and before in ("ok", "wrong"):
                 self._case_lines[case_id] = first, status
-                return None
-            return f"case.id {shown(case_id)} stands in line {first} already"
+                return
+            raise ValueError(f"case.id {shown(case_id)} stands in line {first} already")
         if record.get("type") == "pass" and "error" not in record:
             key = record["case_id"], record["number"]
             if (first := self._pass_lines.setdefault(key, number)) != number:
-                return f"pass {key[1]} of case {shown(key[0])} stands in line {first} already"
-        return None
+                raise ValueError(f"pass {key[1]} of case {shown(key[0])} stands in line {first} already")
 
     def _leave_out(self, number: int, why: str) -> None:
         self._num_left_out += 1
@@ -154,36 +152,12 @@ MUST_AGREE = (
 )
 # These may be the very thing that is compared.
 SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
-Number = int | float
 SIMULATED = "simulated"  # the field of a header, case or trace that nobody measured
 
 
 @dataclass(frozen=True)
-class Environment:
-    """Where a run was made; None for what its header does not say, or says as something else than its type here."""
-
-    machine: str | None = None
-    cpu_model: str | None = None
-    num_cpus: Number | None = None
-    memory_bytes: Number | None = None
-    num_devices: Number | None = None
-    device_name: str | None = None
-    device: str | None = None
-    backend: str | None = None
-    world_size: Number | None = None
-    num_hosts: Number | None = None
-    scheduler: str | None = None
-    torch: str | None = None
-    nccl: str | None = None
-    git_commit: str | None = None
-    git_dirty: bool | None = None
-    cautions: tuple[str, ...] = ()  # in what hosts differ
-    load_per_cpu: Number | None = None  # of the minute before the run began
-
-
-@dataclass(frozen=True)
 class Header:
-    """What a run file's first line says, as far as anyone reads it; made by `header_of`, whatever the line holds.
+    """What is read of a run file's first line; made by `header_of`.
 
     Args:
         invocation_id: what the runs of one `distbench run` share.
@@ -206,9 +180,9 @@ class Header:
     profile: str | None = None
     log_dir: str | None = None
     label: str | None = None
-    started_at: Number = 0.0
+    started_at: float = 0.0
     variants: Any = None
-    environment: Environment = Environment()
+    environment: Environment = field(default_factory=Environment)
     facts: dict[str, Any] = field(default_factory=lambda: _facts({}, {}))
     simulated: dict[str, Any] = field(default_factory=dict)
 
@@ -219,8 +193,9 @@ def basis_text(simulated: Mapping[str, Any]) -> str:
     Args:
         simulated: `Header.simulated`.
     """
-    hardware = _mapping(simulated.get("hardware")).get("name") or "unknown"
-    return f"by hardware file {hardware} with {guesses_text(simulated)}; distbench report --full lists what was assumed"
+    hardware = simulated.get("hardware")
+    name = (hardware.get("name") if isinstance(hardware, dict) else None) or "unknown"
+    return f"by hardware file {name} with {guesses_text(simulated)}; distbench report --full lists what was assumed"
 
 
 def guesses_text(simulated: Mapping[str, Any]) -> str:
@@ -234,38 +209,32 @@ def guesses_text(simulated: Mapping[str, Any]) -> str:
 
 
 def header_of(record: Mapping[str, Any]) -> Header:
-    """The header that a run file's first line is."""
-    job, environment = (_mapping(record.get(name)) for name in ("job", "environment"))
+    """The header that a run file's first line is; a ValueError where `HeaderLine` does not allow it."""
+    line = decode(record, HeaderLine)
+    job = line.job or JobFields()
     return Header(
-        **{name: _of_type(record, name, str) for name in ("run_id", "invocation_id")},
-        **{name: _of_type(job, name, str) for name in ("scenario", "device", "profile", "log_dir")},
-        mesh=_of_type(job, "mesh", dict),
-        settings=_mapping(job.get("settings")),
-        label=_of_type(job, "label", str) or None,
-        started_at=_of_type(job, "started_at", Number) or 0.0,
-        variants=job.get("variants"),
-        environment=_environment(environment),
-        facts=_facts(job, environment),
-        simulated=_mapping(record.get(SIMULATED)),
+        run_id=line.run_id,
+        invocation_id=line.invocation_id,
+        scenario=job.scenario,
+        mesh=job.mesh,
+        device=job.device,
+        settings=job.settings or {},
+        profile=job.profile,
+        log_dir=job.log_dir if isinstance(job.log_dir, str) else None,
+        label=job.label or None,
+        started_at=job.started_at or 0.0,
+        variants=job.variants,
+        environment=line.environment or Environment(),
+        facts=_facts(record.get("job") or {}, record.get("environment") or {}),
+        simulated=line.simulated or {},
     )
-
-
-def _environment(record: dict[str, Any]) -> Environment:
-    scalars = [one for one in fields(Environment) if one.name != "cautions"]
-    found = Environment(**{one.name: _of_type(record, one.name, one.type) for one in scalars})
-    if isinstance(cautions := record.get("cautions"), list):
-        found = replace(found, cautions=tuple(map(str, cautions)))
-    load = record.get("load_at_start")
-    if not (found.num_cpus and isinstance(load, list) and load and isinstance(load[0], Number)):
-        return found
-    return replace(found, load_per_cpu=load[0] / found.num_cpus)
 
 
 def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
-    settings = dict(_mapping(job.get("settings")))
+    settings = dict(job.get("settings") or {})
     facts["backend"] = _backend(environment)
-    facts["mesh"] = format_mesh(_mapping(job.get("mesh"))) or None
+    facts["mesh"] = format_mesh(job.get("mesh") or {}) or None
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
     facts["passes"] = settings.pop("passes", 1)
@@ -281,16 +250,6 @@ def _backend(environment: dict[str, Any]) -> Any:
     """The backend's name, with its class where that is not the one that the name has always had."""
     name, its_class = environment.get("backend"), environment.get("backend_class")
     return name if its_class in (None, first_backend_class(str(name))) else f"{name} ({its_class})"
-
-
-def _mapping(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _of_type(record: Mapping[str, Any], name: str, kind: Any) -> Any:
-    """The value of that name where it is of that type; else None."""
-    value = record.get(name)
-    return value if isinstance(value, kind) else None
 
 
 SCHEMA_VERSION = 2
@@ -380,7 +339,7 @@ class Run:
 
     @cached_property
     def about(self) -> Header:
-        """The header, with a default in the place of whatever is missing or of another type."""
+        """The header, with a default in the place of whatever is missing."""
         return header_of(self.header)
 
     @property
@@ -420,6 +379,11 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
             if not end:
                 path.unlink()
             raise
+
+
+def read_header(path: Path) -> Header:
+    """The first line of a run file of any version. Raises as `RecordReader.header`."""
+    return header_of(RecordReader(path, []).header())
 
 
 def read_run(path: Path) -> Run:
@@ -481,30 +445,34 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
 
 
-# The run file as a JSON schema (draft 2020-12), made of the same declarations that its reader checks lines by.
+# The run file as a JSON schema (draft 2020-12), exported from the types that its reader checks lines by.
 #
-# `python -m distbench.records.run_file > docs/run_file.schema.json` writes it anew; a test holds that file to it.
+# `python -m distbench.records.run_file > docs/run_file.schema.json` writes it anew; a test compares that file with it.
 
 Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
-NAMES = {"type": "array", "items": {"type": "string"}, "uniqueItems": True}
-ROWS = {"type": "array", "items": {"type": "array"}}
 
 
 def run_file_schema() -> Schema:
-    """The schema of one line. What stands in no declaration may hold anything, as with the reader.
+    """The schema of one line. A field that no type names may hold anything, as with the reader.
 
-    The reader asks more: one header, first; no case twice; as many values in a trace's row as it has columns.
+    The reader requires more: one header, first; no case twice; as many values in a trace's row as it has columns.
     """
-    case = _object(CASE, ("id",), params=_object(PARAMS))
+    kinds = (HeaderLine, CaseLine, FailedPassLine, PassLine, FailedTraceLine, TraceLine, Footer)
+    (run, case, failed_pass, one_pass, failed_trace, trace, footer), types = msgspec.json.schema_components(
+        kinds, ref_template="#/$defs/{name}"
+    )
+    # A reader of any version reads the header; the lines below it are of these versions.
+    types["HeaderLine"]["properties"]["schema_version"] = {"type": "integer", "minimum": 1, "maximum": SCHEMA_VERSION}
+    types["HeaderLine"]["required"].append("schema_version")
     has_error = {"required": ["error"]}
-    has_reason = {**has_error, "properties": {"error": {"type": "string"}}}
+    has_reason = {**has_error, "properties": {"error": {"not": {"type": "null"}}}}
     lines = {
-        "run": _object(HEADER, ("schema_version",), **_header()),
-        "case": _object(RESULT, NEEDED["case"], case=case, counters=_object(COUNTERS)),
-        "pass": _either(has_error, _object(PASS, NEEDED["pass of an error"]), _object(PASS, NEEDED["pass"])),
-        "trace": _either(has_reason, _object(TRACE, ("case_id",)), _object(TRACE, NEEDED["trace"], **_trace())),
-        "footer": _object(FOOTER),
+        "run": run,
+        "case": case,
+        "pass": {"if": has_error, "then": failed_pass, "else": one_pass},
+        "trace": {"if": has_reason, "then": failed_trace, "else": trace},
+        "footer": footer,
     }
     return {
         "$schema": DRAFT,
@@ -512,34 +480,9 @@ def run_file_schema() -> Schema:
         "description": f"schema_version 1 to {SCHEMA_VERSION}; docs/run-file.md says what each field means",
         "type": "object",
         "required": ["type"],
-        "allOf": [
-            {"if": {"properties": {"type": {"const": kind}}}, "then": {"$ref": f"#/$defs/{kind}"}} for kind in lines
-        ],
-        "$defs": lines,
+        "allOf": [{"if": {"properties": {"type": {"const": kind}}}, "then": line} for kind, line in lines.items()],
+        "$defs": types,
     }
-
-
-def _header() -> Schema:
-    version = {"type": "integer", "minimum": 1, "maximum": SCHEMA_VERSION}
-    return {"schema_version": version, "job": _object(JOB), "environment": _object(ENVIRONMENT)}
-
-
-def _trace() -> Schema:
-    tables = {"columns": NAMES, "rows": ROWS}
-    parts = {name: _object(kinds) for name, kinds in IN_TRACE.items()}
-    phases = {"type": "object", "properties": tables, "required": list(tables)}
-    return {**parts, **tables, "phases": phases, "computing": nullable(phases)}
-
-
-def _object(kinds: Kinds, needed: Sequence[str] = (), **inner: Schema) -> Schema:
-    """An object with these fields: null counts as missing, and what is needed must not be missing."""
-    own = {name: dict(kind.schema) for name, kind in kinds.items()} | inner
-    fields = {name: schema if name in needed else nullable(schema) for name, schema in sorted(own.items())}
-    return {"type": "object", "properties": fields, **({"required": list(needed)} if needed else {})}
-
-
-def _either(condition: Schema, one: Schema, other: Schema) -> Schema:
-    return {"if": condition, "then": one, "else": other}
 
 
 if __name__ == "__main__":

@@ -1,31 +1,11 @@
-"""What the lines of a run file may hold: of each field that anything reads, its kind; older files lack some of them."""
+"""What the lines of a run file may hold: the type of each kind of line; older files lack some fields."""
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, get_args
 
-from distbench.spec.file_io import (
-    AMOUNT,
-    BYTES,
-    COUNT,
-    DATE,
-    DURATION,
-    DURATIONS,
-    FLAG,
-    LIST,
-    MOMENT,
-    NAME,
-    RECORD,
-    SIZE,
-    TEXT,
-    TIMES,
-    Kind,
-    Kinds,
-    list_of,
-    mapping_of,
-    one_of,
-    or_none,
-    wrong_field,
-)
+from msgspec import Meta, Struct, defstruct
+
+from distbench.spec.decoder import Amount, Bytes, Count, Date, Duration, Moment, Name, Size, Time, decode, optional
 
 # Columns of a trace: a row per collective, per phase, and per stretch in which a rank computes.
 TRACE_COLUMNS = (
@@ -35,238 +15,258 @@ TRACE_COLUMNS = (
 )
 PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
 COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
-STATUSES = ("ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported")
+Status = Literal["ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported"]
+STATUSES: tuple[str, ...] = get_args(Status)
 MAX_PASSES = 100_000  # a number of a pass beyond this is no number of a pass
+PassNumber = Annotated[int, Meta(ge=1, le=MAX_PASSES - 1, description="a number of a pass")]
 Record = dict[str, Any]
 
 
-def _is_alive(value: Any) -> bool:
-    """(what it is, whose, bytes)."""
-    return (
-        isinstance(value, list)
-        and len(value) == len(_ALIVE)
-        and all(kind.fits(one) for kind, one in zip(_ALIVE, value, strict=True))
-    )
+class JobFields(Struct):
+    """What was run; fields without a type are not read as one."""
+
+    scenario: str | None = None
+    device: str | None = None
+    profile: str | None = None
+    label: str | None = None
+    mesh: dict[str, Size] | None = None
+    settings: Record | None = None
+    started_at: Date | None = None
+    log_dir: Any = None
+    variants: Any = None
 
 
-_ALIVE = (TEXT, TEXT, BYTES)
-HEADER: Kinds = {
-    **dict.fromkeys(("run_id", "invocation_id"), TEXT),
-    **dict.fromkeys(("job", "environment", "simulated"), RECORD),
-}
-JOB: Kinds = {
-    **dict.fromkeys(("scenario", "device", "profile", "label"), TEXT),
-    "mesh": mapping_of(SIZE),
-    "settings": RECORD,
-    "started_at": DATE,
-}
-ENVIRONMENT: Kinds = {
-    **dict.fromkeys(("machine", "cpu_model", "device_name", "device", "backend", "scheduler", "torch"), TEXT),
-    **dict.fromkeys(("backend_class", "nccl", "python", "platform", "git_commit"), TEXT),
-    **dict.fromkeys(("num_cpus", "num_devices", "memory_bytes", "world_size", "num_hosts", "num_threads"), COUNT),
-    "git_dirty": FLAG,
-    **dict.fromkeys(("hosts", "cautions"), list_of(TEXT)),
-    "load_at_start": list_of(AMOUNT),
-    "variables": RECORD,
-}
-CASE: Kinds = {"id": NAME, "kind": TEXT, "params": RECORD}
-PARAMS: Kinds = {
-    **dict.fromkeys(("op", "dtype", "mesh_dim", "source", "target", "planner", "variant", "suite", "direction"), TEXT),
-    **dict.fromkeys(("scenario", "computes", "call", "mode"), TEXT),
-    **dict.fromkeys(("size_bytes", "num_tokens", "batch_size"), BYTES),
-    **dict.fromkeys(("shape", "mesh_shape"), list_of(COUNT)),
-    **dict.fromkeys(("flattened", "hosts"), list_of(TEXT)),
-    **dict.fromkeys(("pairs", "groups"), list_of(list_of(COUNT))),
-    "ranks": list_of(COUNT),
-    "level": TEXT,
-}
-RESULT: Kinds = {
-    "case": RECORD,
-    "status": one_of(STATUSES),
-    "samples_s": TIMES,
-    "phases_s": mapping_of(DURATIONS),
-    "rank_median_s": DURATIONS,
-    **dict.fromkeys(("payload_bytes", "wire_bytes"), BYTES),
-    "group_size": SIZE,
-    **dict.fromkeys(("mesh_dim", "backend", "backend_op", "stop_reason", "error"), TEXT),
-    "counters": RECORD,
-    "simulated": FLAG,
-}
-COUNTERS: Kinds = {
-    **dict.fromkeys(("path", "worst_grad", "check", "peak_phase", "peak_owner", "memory_reason"), TEXT),
-    **dict.fromkeys(("result", "gradients", "forward_pays", "backward_pays"), TEXT),
-    **dict.fromkeys(("num_implicit", "state_bytes", "forward_wire_bytes", "backward_wire_bytes"), BYTES),
-    **dict.fromkeys(("num_collectives", "num_messages", "wire_bytes_executed", "lower_bound_bytes"), BYTES),
-    **dict.fromkeys(("peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"), BYTES),
-    **dict.fromkeys(("predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"), DURATION),
-    **dict.fromkeys(("loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"), AMOUNT),
-    **dict.fromkeys(("peak_bytes", "predicted_peak_bytes", "baseline_bytes", "cache_bytes"), BYTES),
-    "peak_by_kind": mapping_of(BYTES),
-    # Of a pipeline.
-    **dict.fromkeys(("idle_share", "least_idle_share"), AMOUNT),
-    "idle_shares": list_of(AMOUNT),
-    # Of a simulated step.
-    **dict.fromkeys(("compute_s", "exposed_s", "idle_s", "host_s", "bubble_s"), DURATION),
-    "bubble_shares": list_of(AMOUNT),
-    **dict.fromkeys(("predicted_phases_s", "exposed_by_mesh_dim_s"), mapping_of(DURATION)),
-    **dict.fromkeys(("mfu", "hfu"), AMOUNT),
-    **dict.fromkeys(("slowest_rank", "num_retries"), COUNT),
-    "fits": FLAG,
-    # Of links, by rank.
-    **dict.fromkeys(("tcp_segments", "tcp_segments_again"), list_of(COUNT)),
-    "alive": Kind(
-        lambda value: isinstance(value, list) and all(map(_is_alive, value)),
-        "a list of (what, owner, bytes)",
-        {
-            "type": "array",
-            "items": {"type": "array", "minItems": 3, "maxItems": 3, "prefixItems": [kind.schema for kind in _ALIVE]},
-        },
-    ),
-}
-PASS: Kinds = {
-    "case_id": NAME,
-    "number": Kind(
-        lambda value: type(value) is int and 0 < value < MAX_PASSES,
-        "a number of a pass",
-        {"type": "integer", "minimum": 1, "maximum": MAX_PASSES - 1},
-    ),
-    "samples_s": TIMES,
-    "phases_s": mapping_of(DURATIONS),
-    "rank_median_s": DURATIONS,
-    "stop_reason": TEXT,
-    "status": one_of(STATUSES),
-    "error": TEXT,
-}
-FOOTER: Kinds = {
-    **dict.fromkeys(("status", "message"), TEXT),
-    "finished_at": DATE,
-    **dict.fromkeys(("wall_s", "measuring_s"), AMOUNT),
-    "spent_s": mapping_of(AMOUNT),
-    "num_by_status": mapping_of(COUNT),
-    **dict.fromkeys(("num_relaunches", "num_not_run"), COUNT),
-    "load_at_end": list_of(AMOUNT),
-    "foreign_cpu": AMOUNT,
-}
-TRACE: Kinds = {
-    "case_id": NAME,
-    **dict.fromkeys(("error", "method", "exposed_reason"), TEXT),
-    **dict.fromkeys(("clock_shared", "simulated"), FLAG),
-    "steps_s": DURATIONS,
-    **dict.fromkeys(("overhead", "agreement", "memory", "phases", "computing", "pipeline"), RECORD),
-    **dict.fromkeys(("columns", "rows"), LIST),
-}
-IN_TRACE: dict[str, Kinds] = {
-    "overhead": {"ratio": AMOUNT, "bare_cpu_s": list_of(AMOUNT), "traced_cpu_s": list_of(AMOUNT)},
-    "pipeline": {
-        **dict.fromkeys(("mesh_dim", "schedule"), TEXT),
-        "bubble_shares": list_of(AMOUNT),
-        **dict.fromkeys(("num_stages", "microbatches"), COUNT),
-        "least_idle_share": AMOUNT,
-    },
-    "agreement": {"method": TEXT, "num_rows": COUNT, "differences": list_of(TEXT)},
-    "memory": {
-        **dict.fromkeys(("measured_by", "reason"), TEXT),
-        **dict.fromkeys(("measured_peak_bytes", "predicted_peak_bytes"), BYTES),
-    },
-}
-# Of each column of a trace's two tables, what one value may be.
-CELLS: Kinds = {
-    **dict.fromkeys(("rank", "step", "seq"), COUNT),
-    **dict.fromkeys(("phase", "kind", "op", "group", "dtype", "source"), TEXT),
-    **dict.fromkeys(("backend_op", "mesh_dim", "owner", "redistribution"), or_none(TEXT)),
-    "group_size": SIZE,
-    "payload_bytes": COUNT,
-    "wire_bytes": or_none(COUNT),
-    "owner_known": FLAG,
-    "explicit": or_none(FLAG),
-    **dict.fromkeys(("issued_s", "completed_s", "start_s", "end_s"), or_none(MOMENT)),
-    "exposed_s": or_none(DURATION),
-}
+class Environment(Struct, frozen=True):
+    """Where a run was made; None for what its header does not have.
+
+    Args:
+        cautions: in what hosts differ.
+        load_at_start: load averages of 1, 5 and 15 minutes.
+    """
+
+    machine: str | None = None
+    cpu_model: str | None = None
+    num_cpus: Count | None = None
+    num_threads: Count | None = None
+    memory_bytes: Count | None = None
+    num_devices: Count | None = None
+    device_name: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    backend_class: str | None = None
+    world_size: Count | None = None
+    num_hosts: Count | None = None
+    hosts: list[str] | None = None
+    scheduler: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    cautions: list[str] | None = None
+    load_at_start: list[Amount] | None = None
+    variables: Record | None = None
+
+    @property
+    def load_per_cpu(self) -> float | None:
+        """Of the minute before the run began."""
+        return self.load_at_start[0] / self.num_cpus if self.load_at_start and self.num_cpus else None
 
 
-# Of each kind of line, the fields that must be there.
-NEEDED = {
-    "case": ("case", "status"),
-    "pass": ("case_id", "number", "samples_s", "phases_s"),
-    "pass of an error": ("case_id", "status"),
-    "trace": ("case_id", "columns", "rows", "phases"),
-}
+class HeaderLine(Struct):
+    """The first line of a run file."""
+
+    schema_version: Any = None
+    run_id: str | None = None
+    invocation_id: str | None = None
+    job: JobFields | None = None
+    environment: Environment | None = None
+    simulated: Record | None = None
 
 
-def wrong_in_header(record: Record) -> str | None:
-    """The first wrong field of the first line, in words; None where there is none."""
-    return (
-        wrong_field(record, HEADER)
-        or wrong_field(record.get("job") or {}, JOB, within="job.")
-        or wrong_field(record.get("environment") or {}, ENVIRONMENT, within="environment.")
-    )
+Params = defstruct(
+    "Params",
+    [
+        *optional(str, "op", "dtype", "mesh_dim", "source", "target", "planner", "variant", "suite", "direction"),
+        *optional(str, "scenario", "computes", "call", "mode", "level"),
+        *optional(Bytes, "size_bytes", "num_tokens", "batch_size"),
+        *optional(list[Count], "shape", "mesh_shape", "ranks"),
+        *optional(list[str], "flattened", "hosts"),
+        *optional(list[list[Count]], "pairs", "groups"),
+    ],
+)
+CaseFields = defstruct("CaseFields", [("id", Name), *optional(str, "kind"), *optional(Params, "params")])
+Counters = defstruct(
+    "Counters",
+    [
+        *optional(str, "path", "worst_grad", "check", "peak_phase", "peak_owner", "memory_reason"),
+        *optional(str, "result", "gradients", "forward_pays", "backward_pays"),
+        *optional(Bytes, "num_implicit", "state_bytes", "forward_wire_bytes", "backward_wire_bytes"),
+        *optional(Bytes, "num_collectives", "num_messages", "wire_bytes_executed", "lower_bound_bytes"),
+        *optional(Bytes, "peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"),
+        *optional(Duration, "predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"),
+        *optional(Amount, "loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"),
+        *optional(Bytes, "peak_bytes", "predicted_peak_bytes", "baseline_bytes", "cache_bytes"),
+        *optional(dict[str, Bytes], "peak_by_kind"),
+        # (what it is, owner, bytes).
+        *optional(list[tuple[str, str, Bytes]], "alive"),
+        # Of a pipeline.
+        *optional(Amount, "idle_share", "least_idle_share"),
+        *optional(list[Amount], "idle_shares"),
+        # Of a simulated step.
+        *optional(Duration, "compute_s", "exposed_s", "idle_s", "host_s", "bubble_s"),
+        *optional(list[Amount], "bubble_shares"),
+        *optional(dict[str, Duration], "predicted_phases_s", "exposed_by_mesh_dim_s"),
+        *optional(Amount, "mfu", "hfu"),
+        *optional(Count, "slowest_rank", "num_retries"),
+        *optional(bool, "fits"),
+        # Of links, by rank.
+        *optional(list[Count], "tcp_segments", "tcp_segments_again"),
+    ],
+)
+SAMPLES = [
+    *optional(list[Time], "samples_s"),
+    *optional(dict[str, list[Duration]], "phases_s"),
+    *optional(list[Duration], "rank_median_s"),
+    *optional(str, "stop_reason", "error"),
+]
+CaseLine = defstruct(
+    "CaseLine",
+    [
+        ("case", CaseFields),
+        ("status", Status),
+        *SAMPLES,
+        *optional(Bytes, "payload_bytes", "wire_bytes"),
+        *optional(Size, "group_size"),
+        *optional(str, "mesh_dim", "backend", "backend_op"),
+        *optional(Counters, "counters"),
+        *optional(bool, "simulated"),
+    ],
+)
+PassLine = defstruct(
+    "PassLine",
+    [
+        ("case_id", Name),
+        ("number", PassNumber),
+        ("samples_s", list[Time]),
+        ("phases_s", dict[str, list[Duration]]),
+        *SAMPLES[2:],
+        *optional(Status, "status"),
+    ],
+)
+FailedPassLine = defstruct(
+    "FailedPassLine", [("case_id", Name), ("status", Status), *SAMPLES, *optional(PassNumber, "number")]
+)
+Footer = defstruct(
+    "Footer",
+    [
+        *optional(str, "status", "message"),
+        *optional(Date, "finished_at"),
+        *optional(Amount, "wall_s", "measuring_s", "foreign_cpu"),
+        *optional(dict[str, Amount], "spent_s"),
+        *optional(dict[str, Count], "num_by_status"),
+        *optional(Count, "num_relaunches", "num_not_run"),
+        *optional(list[Amount], "load_at_end"),
+    ],
+)
+# The columns of a trace's tables, each with a value per row.
+Columns = defstruct(
+    "Columns",
+    [
+        *optional(list[Count], "rank", "step", "seq", "payload_bytes"),
+        *optional(list[str], "phase", "kind", "op", "group", "dtype", "source"),
+        *optional(list[str | None], "backend_op", "mesh_dim", "owner", "redistribution"),
+        *optional(list[Size], "group_size"),
+        *optional(list[Count | None], "wire_bytes"),
+        *optional(list[bool], "owner_known"),
+        *optional(list[bool | None], "explicit"),
+        *optional(list[Moment | None], "issued_s", "completed_s", "start_s", "end_s"),
+        *optional(list[Duration | None], "exposed_s"),
+    ],
+)
 
 
-def wrong_in_record(record: Record) -> str | None:
-    """The same of any other line; a type that is not known here is left to newer versions."""
-    check = _OF_TYPE.get(kind) if isinstance(kind := record.get("type"), str) else None
-    return check(record) if check else None
+class TraceTable(Struct):
+    """Rows with a value for each of the columns."""
+
+    columns: Annotated[list[str], Meta(extra_json_schema={"uniqueItems": True})]
+    rows: list[list[Any]]
+
+    def __post_init__(self) -> None:
+        """Check what no annotation can: that rows and columns go together, and each column's values."""
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError("columns has a name twice")
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"rows is no list of rows with {len(self.columns)} values each")
+        by_column = zip(self.columns, zip(*self.rows, strict=True), strict=False)
+        decode({name: list(values) for name, values in by_column}, Columns, "rows")
 
 
-def _wrong_in_case(record: Record) -> str | None:
-    if wrong := wrong_field(record, RESULT, NEEDED["case"]):
-        return wrong
-    case = record["case"]
-    if wrong := wrong_field(case, CASE, ("id",), "case."):
-        return wrong
-    return wrong_field(case.get("params") or {}, PARAMS, within="case.params.") or wrong_field(
-        record.get("counters") or {}, COUNTERS, within="counters."
-    )
+TRACE = [
+    *optional(str, "method", "exposed_reason"),
+    *optional(bool, "clock_shared", "simulated"),
+    *optional(list[Duration], "steps_s"),
+]
+FailedTraceLine = defstruct(
+    "FailedTraceLine",
+    [
+        ("case_id", Name),
+        ("error", str),
+        *TRACE,
+        *optional(Record, "overhead", "agreement", "memory", "phases", "computing", "pipeline"),
+        *optional(list[Any], "columns", "rows"),
+    ],
+)
+Overhead = defstruct("Overhead", [*optional(Amount, "ratio"), *optional(list[Amount], "bare_cpu_s", "traced_cpu_s")])
+Agreement = defstruct(
+    "Agreement", [*optional(str, "method"), *optional(Count, "num_rows"), *optional(list[str], "differences")]
+)
+Memory = defstruct(
+    "Memory",
+    [*optional(str, "measured_by", "reason"), *optional(Bytes, "measured_peak_bytes", "predicted_peak_bytes")],
+)
+Pipeline = defstruct(
+    "Pipeline",
+    [
+        *optional(str, "mesh_dim", "schedule"),
+        *optional(list[Amount], "bubble_shares"),
+        *optional(Count, "num_stages", "microbatches"),
+        *optional(Amount, "least_idle_share"),
+    ],
+)
+TraceLine = defstruct(
+    "TraceLine",
+    [
+        ("case_id", Name),
+        ("phases", TraceTable),
+        *optional(TraceTable, "computing"),
+        *TRACE,
+        *optional(Overhead, "overhead"),
+        *optional(Agreement, "agreement"),
+        *optional(Memory, "memory"),
+        *optional(Pipeline, "pipeline"),
+    ],
+    bases=(TraceTable,),
+    kw_only=True,
+)
 
 
-def _wrong_in_pass(record: Record) -> str | None:
-    return wrong_field(record, PASS, NEEDED["pass of an error" if "error" in record else "pass"])
-
-
-def _wrong_in_trace(record: Record) -> str | None:
-    if wrong := wrong_field(record, TRACE, ("case_id",)):
-        return wrong
-    if record.get("error") is not None:
-        return None
-    if wrong := wrong_field(record, TRACE, NEEDED["trace"]):
-        return wrong
-    for name, kinds in IN_TRACE.items():
-        if wrong := wrong_field(record.get(name) or {}, kinds, within=f"{name}."):
-            return wrong
-    computing = record.get("computing")
-    return (
-        _wrong_in_table(record, "")
-        or _wrong_in_table(record["phases"], "phases.")
-        or (_wrong_in_table(computing, "computing.") if computing is not None else None)
-    )
-
-
-def _wrong_in_table(table: Record, within: str) -> str | None:
-    """What is wrong with `columns`, and `rows` with a value for each."""
-    columns, rows = table.get("columns"), table.get("rows")
-    if not isinstance(columns, list) or not all(isinstance(name, str) for name in columns):
-        return f"{within}columns is no list of names"
-    if len(set(columns)) < len(columns):
-        return f"{within}columns has a name twice"
-    if not isinstance(rows, list) or not all(isinstance(row, list) and len(row) == len(columns) for row in rows):
-        return f"{within}rows is no list of rows with {len(columns)} values each"
-    for name, values in zip(columns, zip(*rows, strict=True), strict=False):
-        if (kind := CELLS.get(name)) and not all(map(kind.fits, values)):
-            return f"{within}rows: {wrong_field({name: _first(values, kind)}, CELLS, (name,))}"
+def line_type(record: Mapping[str, Any]) -> type[Struct] | None:
+    """The type of a line other than the first one; None for a kind that is left to newer versions."""
+    match record.get("type"):
+        case "case":
+            return CaseLine
+        case "pass":
+            return FailedPassLine if "error" in record else PassLine
+        case "trace":
+            return TraceLine if record.get("error") is None else FailedTraceLine
+        case "footer":
+            return Footer
     return None
 
 
-def _first(values: Sequence[Any], kind: Kind) -> Any:
-    return next(value for value in values if not kind.fits(value))
-
-
-def _wrong_in_footer(record: Record) -> str | None:
-    return wrong_field(record, FOOTER)
-
-
-_OF_TYPE: dict[str, Callable[[Record], str | None]] = {
-    "case": _wrong_in_case,
-    "pass": _wrong_in_pass,
-    "trace": _wrong_in_trace,
-    "footer": _wrong_in_footer,
-}
+def require_line(record: Record) -> None:
+    """Raise a ValueError, one sentence, for the first wrong field of a line other than the first one."""
+    if kind := line_type(record):
+        decode(record, kind)

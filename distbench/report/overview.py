@@ -148,7 +148,7 @@ def cautions_of(run: Run) -> Iterator[str]:
             calm = " (less of it: the ranks ran under SCHED_BATCH)" if facts.scheduler == "batch" else ""
             shared = f"{on_each:g} ranks share {facts.num_cpus} CPUs"
             yield f"caution: {shared}, so every time includes waiting for a CPU{calm}"
-    yield from (f"caution: {sentence}" for sentence in facts.cautions)
+    yield from (f"caution: {sentence}" for sentence in facts.cautions or ())
     if known(repeats) and repeats > 1:
         yield f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back"
 

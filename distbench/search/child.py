@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+import msgspec
+
 from distbench.processes import start_supervised, stop_supervised
 from distbench.processes.child import CHILD, ended_text, last_words
 from distbench.search.space import Candidate, Setup
+from distbench.spec.decoder import Format, read_record
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import read_json, write_whole
+from distbench.spec.file_io import write_whole
 from distbench.spec.job import digest_of
 from distbench.spec.plan_changes import is_knob, mesh_of
 from distbench.spec.versions import installed_torch
@@ -36,6 +39,12 @@ class Question:
     ask: str
     variants: Sequence[Mapping[str, Any]]
     mesh: Mapping[str, int]
+
+
+class LeftOut(msgspec.Struct):
+    """The file of a variant that was not recorded: why."""
+
+    left_out: str
 
 
 def code_of_file(file: Path) -> list[Any]:
@@ -136,8 +145,7 @@ class SweepChild:
             return {"answers": [str(file) for file in files]}
         if (why := self._kept(question, question.variants[0], ".json")).is_file():
             with contextlib.suppress(UserError):  # a damaged one is asked for again, as a damaged recording is
-                known = read_json(why, "answer")
-                return known if isinstance(known, dict) and isinstance(known.get("left_out"), str) else None
+                return msgspec.structs.asdict(read_record(why, LeftOut, Format("answer", "delete it")))
         return None
 
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:

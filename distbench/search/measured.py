@@ -14,6 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
 from distbench.records.dataframe import PASSES, frame_of, measured_of, records_of
@@ -25,8 +27,9 @@ from distbench.search.ranking import RankedPlan, judged
 from distbench.search.space import Candidate, Setup, Space
 from distbench.search.state import Limits, SweepState
 from distbench.spec import Job, Settings
+from distbench.spec.decoder import Format, Name, read_record
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import NAME, Kind, Kinds, read_json, write_whole, wrong_field
+from distbench.spec.file_io import write_whole
 from distbench.spec.job import variant_text
 from distbench.spec.plan_changes import MESH
 from distbench.spec.safe_text import count_text
@@ -34,9 +37,22 @@ from distbench.spec.safe_text import count_text
 # The folder of a sweep: which sweep it is of, and the rounds that were measured.
 
 FILE = "sweep.json"
-_TEXTS = Kind(lambda value: type(value) is list and all(type(one) is str for one in value), "a list of texts")
-_SWEEP: Kinds = {"scenario": NAME, "file": NAME, "world": Kind(lambda value: type(value) is int, "a whole number")}
-_ROUND: Kinds = {"run_file": NAME, "labels": _TEXTS, "code": NAME}
+
+
+class SweepFile(msgspec.Struct):
+    """Which sweep a folder is of: scenario, its file, number of ranks."""
+
+    scenario: Name
+    file: Name
+    world: int
+
+
+class RoundFile(msgspec.Struct):
+    """Which run file has a round's plans; `code` is a digest of what the run file depends on besides its labels."""
+
+    run_file: Name
+    labels: list[str]
+    code: Name
 
 
 def require_folder(out: Path, setup: Setup, resume: bool) -> None:
@@ -50,9 +66,9 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
         if resume:
             raise UserError(f"--resume: {out} holds no sweep; give the --out of the earlier one, or leave --resume out")
         return
-    known = _checked(read_json(file, "sweep file"), _SWEEP, file, "give another --out")
-    if any(known[name] != value for name, value in _identity(setup).items()):
-        what = f"{known['scenario']} ({known['file']}) on {count_text(known['world'], 'rank')}"
+    sweep = read_record(file, SweepFile, Format("sweep file", "give another --out"))
+    if sweep != _identity(setup):
+        what = f"{sweep.scenario} ({sweep.file}) on {count_text(sweep.world, 'rank')}"
         raise UserError(f"--out {out} holds a sweep of {what}, which this one would overwrite; give another --out")
 
 
@@ -60,22 +76,18 @@ def claim_folder(out: Path, setup: Setup) -> None:
     """Say in the folder which sweep it is of; UserError where it cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        write_whole(out / FILE, json.dumps(_identity(setup)))
+        write_whole(out / FILE, json.dumps(msgspec.structs.asdict(_identity(setup))))
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
 
 
-def _identity(setup: Setup) -> dict[str, Any]:
-    return {"scenario": setup.entry.name, "file": str(setup.entry.file.resolve()), "world": setup.world}
+def _identity(setup: Setup) -> SweepFile:
+    return SweepFile(setup.entry.name, str(setup.entry.file.resolve()), setup.world)
 
 
 def keep_round(file: Path, run_file: Path, labels: Sequence[str], code: str) -> None:
-    """Keep which run file has a round's plans.
-
-    Args:
-        code: what the run file depends on besides its labels: a digest.
-    """
-    write_whole(file, json.dumps({"run_file": str(run_file), "labels": [*labels], "code": code}))
+    """Write a `RoundFile`."""
+    write_whole(file, json.dumps(msgspec.structs.asdict(RoundFile(str(run_file), [*labels], code))))
 
 
 def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
@@ -87,16 +99,8 @@ def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
     if not file.is_file():
         return None
     advice = "delete it, and --resume measures that round again"
-    known = _checked(read_json(file, "round file"), _ROUND, file, advice)
-    return (Path(known["run_file"]), known["labels"]) if known["code"] == code else None
-
-
-def _checked(record: Any, kinds: Kinds, file: Path, advice: str) -> dict[str, Any]:
-    wrong = wrong_field(record, kinds, [*kinds]) if isinstance(record, dict) else "it is no object"
-    if wrong:
-        raise UserError(f"{file} cannot be used: {wrong}; {advice}")
-    found: dict[str, Any] = record
-    return found
+    known = read_record(file, RoundFile, Format("round file", advice))
+    return (Path(known.run_file), known.labels) if known.code == code else None
 
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many

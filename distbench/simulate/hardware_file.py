@@ -7,34 +7,31 @@ begins. Times are those of a rank while all ranks of the machine run, so what th
 
 import bisect
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
+from msgspec import Meta, Struct
+
+from distbench.spec.decoder import Format, Name, Size, decode, document
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.file_io import (
-    NAME,
-    SIZE,
-    TEXT,
-    Kind,
-    Kinds,
-    list_of,
-    number_within,
-    one_of,
-    read_json,
-    shown,
-    wrong_field,
-)
+from distbench.spec.file_io import read_json
 
 OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
-COLLECTIVE_KINDS = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast")
+
+
+def number_within(low: float, high: float) -> Any:
+    """The type of a number within bounds, which belong to it."""
+    return Annotated[float, Meta(ge=low, le=high, description=f"a number from {low:g} to {high:g}")]
+
+
 # s; a figure below zero or above a second an operator is a mistake, as is a step a hundred times its parts.
 _HOST_S = number_within(0, 1)
 _FACTOR = number_within(0.1, 10)
-HOST_FIGURES: Kinds = {
+HOST_FIGURES: Mapping[str, Any] = {
     "operator_s": _HOST_S,
     "listed_s": _HOST_S,
     "fsdp_s": _HOST_S,
@@ -44,8 +41,6 @@ HOST_FIGURES: Kinds = {
 }
 # What may be left out, and what is taken then: older files have one factor over the whole step instead.
 LEFT_OUT = {"operator_factor": 1.0, "step_factor": 1.0}
-_BASES = ("published", "measured", "fitted", "guess")
-_FASTEST_S, _SLOWEST_S = 1e-9, 1e4
 
 
 @dataclass(frozen=True)
@@ -107,107 +102,104 @@ class HostFigures:
         return self.figures[name]
 
 
-def host_figures(record: Any) -> HostFigures:
-    """From a record that `wrong_in_host` found nothing wrong with."""
-    lines = [(one, _curve(one["points"], has_floor=True)) for one in record["collectives"]]
+Points = Annotated[
+    tuple[
+        tuple[
+            Annotated[float, Meta(gt=0, description="an amount above 0")],
+            Annotated[float, Meta(ge=1e-9, le=1e4, description="seconds from 1e-9 to 1e4")],
+        ],
+        ...,
+    ],
+    Meta(min_length=1, description="points [amount, seconds]"),
+]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One figure of a hardware file.
+
+    Args:
+        basis: by the maker or in a paper; on the machine; to one published run; by nobody.
+        source: where it can be looked up, or what it was guessed from.
+    """
+
+    value: int | float
+    basis: Literal["published", "measured", "fitted", "guess"]
+    source: Name
+
+
+class CollectiveCurve(Struct):
+    """Seconds of a kind of collective by payload, in groups of a size."""
+
+    kind: Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"]
+    group_size: Size
+    points: Points
+    hosts: str | None = None
+
+
+class HostPart(Struct):
+    """The `host` part as its file has it; see `HostFigures`."""
+
+    num_ranks: Size
+    figures: dict[str, Figure]
+    operators: dict[str, Points]
+    collectives: list[CollectiveCurve]
+    hosts: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Check names and figures, that amounts ascend, and that there is what kinds that were not measured go by."""
+        _require_names(self.figures, HOST_FIGURES, LEFT_OUT, "figures")
+        _require_values(self.figures, HOST_FIGURES)
+        _require_names(self.operators, OPERATOR_CURVES, (), "operators")
+        curves = {f"operators.{name}": points for name, points in self.operators.items()}
+        curves |= {f"collectives[{place}].points": line.points for place, line in enumerate(self.collectives)}
+        for where, points in curves.items():
+            if not all(low < high for (low, _), (high, _) in pairwise(points)):
+                raise ValueError(f"{where} is a list of {len(points)}, not points of ascending amounts")
+        if not any(line.kind == "all_gather" and line.group_size > 1 for line in self.collectives):
+            raise ValueError("collectives lacks all_gather in groups of 2 or more")
+
+
+def _require_names(names: Iterable[str], allowed: Collection[str], can_lack: Container[str], where: str) -> None:
+    """Raise a ValueError for a name that is unknown, or missing."""
+    for name in names:
+        if name not in allowed:
+            raise ValueError(f"{where}.{name} is unknown ({nearest(name, allowed)})")
+    if lacking := next((name for name in allowed if name not in {*names} and name not in can_lack), None):
+        raise ValueError(f"{where}.{lacking} is missing")
+
+
+def _require_values(figures: Mapping[str, Figure], types: Mapping[str, Any]) -> None:
+    """Raise a ValueError for a figure that is not of its type."""
+    for name, figure in figures.items():
+        decode(figure.value, types[name], f"figures.{name}.value")
+
+
+def host_figures(part: HostPart) -> HostFigures:
+    """Return the figures and curves of the part, for look-ups."""
+    lines = [(line, Curve(line.points, has_floor=True)) for line in part.collectives]
     return HostFigures(
-        record["num_ranks"],
-        LEFT_OUT | {name: figure["value"] for name, figure in record["figures"].items()},
-        {name: _curve(record["operators"][name]) for name in OPERATOR_CURVES},
+        part.num_ranks,
+        LEFT_OUT | {name: figure.value for name, figure in part.figures.items()},
+        {name: Curve(part.operators[name]) for name in OPERATOR_CURVES},
         # The first line of a size is that of neighbours.
-        {(one["kind"], one["group_size"]): curve for one, curve in reversed(lines)},
-        tuple(record.get("hosts") or ()),
-        {(one["kind"], one["hosts"]): curve for one, curve in lines if one.get("hosts")},
+        {(line.kind, line.group_size): curve for line, curve in reversed(lines)},
+        part.hosts or (),
+        {(line.kind, line.hosts): curve for line, curve in lines if line.hosts},
     )
-
-
-def wrong_in_host(record: Any) -> str | None:
-    """What is wrong with the `host` part of a hardware file, if anything."""
-    if not isinstance(record, dict):
-        return f"host is {shown(record)}, not an object"
-    if wrong := wrong_field(record, {"num_ranks": SIZE, "hosts": list_of(TEXT)}, ("num_ranks",), "host."):
-        return wrong
-    for part, kind in (("figures", dict), ("operators", dict), ("collectives", list)):
-        if not isinstance(record.get(part), kind):
-            return f"host.{part} is {shown(record.get(part))}, not {'a list' if kind is list else 'an object'}"
-    return (
-        _wrong_in_host_figures(record["figures"])
-        or _wrong_in_operators(record["operators"])
-        or next(filter(None, (_wrong_in_line(one, at) for at, one in enumerate(record["collectives"]))), None)
-        or _lacking(record["collectives"])
-    )
-
-
-def _wrong_in_host_figures(figures: Mapping[str, Any]) -> str | None:
-    for name in figures:
-        if name not in HOST_FIGURES:
-            return f"host.figures.{name} is unknown ({nearest(name, HOST_FIGURES)})"
-    for name, kind in HOST_FIGURES.items():
-        if name not in figures and name in LEFT_OUT:
-            continue
-        if not isinstance(figures.get(name), dict):
-            return f"host.figures.{name} is {shown(figures.get(name))}, not an object of value, basis and source"
-        kinds = {"value": kind, "basis": one_of(_BASES), "source": NAME}
-        if wrong := wrong_field(figures[name], kinds, ("value", "basis", "source"), f"host.figures.{name}."):
-            return wrong
-    return None
-
-
-def _wrong_in_operators(operators: Mapping[str, Any]) -> str | None:
-    for name in operators:
-        if name not in OPERATOR_CURVES:
-            return f"host.operators.{name} is unknown ({nearest(name, OPERATOR_CURVES)})"
-    kinds = dict.fromkeys(OPERATOR_CURVES, POINTS)
-    return wrong_field(dict(operators), kinds, OPERATOR_CURVES, "host.operators.")
-
-
-def _wrong_in_line(line: Any, place: int) -> str | None:
-    where = f"host.collectives[{place}]"
-    if not isinstance(line, dict):
-        return f"{where} is {shown(line)}, not an object"
-    kinds = {"kind": one_of(COLLECTIVE_KINDS), "group_size": SIZE, "points": POINTS, "hosts": TEXT}
-    return wrong_field(line, kinds, ("kind", "group_size", "points"), f"{where}.")
-
-
-def _lacking(lines: Sequence[Mapping[str, Any]]) -> str | None:
-    """By all-gathers go the kinds that were not measured."""
-    is_there = any(line["kind"] == "all_gather" and line["group_size"] > 1 for line in lines)
-    return None if is_there else "host.collectives lacks all_gather in groups of 2 or more"
-
-
-def _are_points(value: Any) -> bool:
-    if not isinstance(value, list) or not value:
-        return False
-    if not all(isinstance(one, list) and len(one) == 2 and all(map(_is_number, one)) for one in value):
-        return False
-    amounts = [amount for amount, _ in value]
-    ascending = all(low < high for low, high in pairwise(amounts))
-    return ascending and amounts[0] > 0 and all(_FASTEST_S <= seconds <= _SLOWEST_S for _, seconds in value)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
-POINTS = Kind(_are_points, "points [amount, seconds], amounts ascending and seconds from 1e-9 to 1e4")
-
-
-def _curve(points: Sequence[Sequence[float]], has_floor: bool = False) -> Curve:
-    return Curve(tuple((float(amount), float(seconds)) for amount, seconds in points), has_floor)
 
 
 # A hardware file: JSON, every figure with its value, its basis and its source; checked when it is read.
 
 VERSION = 1
+FORMAT = Format("hardware file", "docs/simulation.md says what each figure is", "hardware_version", VERSION)
 MAX_NAME = 100  # folders of results are called by it
 FOLDER = Path(__file__).parent / "hardware"
-# published: by the maker or in a paper; measured: on the machine; fitted: to one published run; guess: by nobody.
-BASES = ("published", "measured", "fitted", "guess")
 _RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to what no device reaches
 _BANDWIDTH = number_within(1e6, 1e14)  # bytes a second
 _LATENCY = number_within(0, 1)  # s
 _SHARE = number_within(0.01, 1)
-FIGURES: Kinds = {
+FIGURES: Mapping[str, Any] = {
     "memory_bytes": number_within(1 << 28, 1 << 44),
     "peak_bf16_flops": _RATE,
     "matmul_bf16_flops": _RATE,
@@ -219,7 +211,7 @@ FIGURES: Kinds = {
     "operator_s": _LATENCY,
     "launch_s": _LATENCY,
     "host_s": _LATENCY,
-    "devices_per_node": Kind(lambda value: type(value) is int and 1 <= value <= 1024, "a whole number from 1 to 1024"),
+    "devices_per_node": Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")],
     "node_bytes_per_s": _BANDWIDTH,
     "node_base_s": _LATENCY,
     "network_bytes_per_s": _BANDWIDTH,
@@ -270,21 +262,24 @@ PEAKS = (
     ("attention_backward_flops", "peak_bf16_flops"),
     ("attention_backward_full_flops", "peak_bf16_flops"),
 )
-_FIGURE: Kinds = {"basis": one_of(BASES), "source": NAME}
 
 
-@dataclass(frozen=True)
-class Figure:
-    """One figure of a hardware file.
+class HardwareFile(Struct):
+    """A hardware file."""
 
-    Args:
-        basis: out of BASES.
-        source: where it can be looked up, or what it was guessed from.
-    """
+    name: Annotated[str, Meta(min_length=1, max_length=MAX_NAME, description=f"a name of up to {MAX_NAME} characters")]
+    summary: str
+    figures: dict[str, Figure]
+    host: HostPart | None = None
 
-    value: float
-    basis: str
-    source: str
+    def __post_init__(self) -> None:
+        """Check names and figures, and that no rate is above its peak."""
+        _require_names(self.figures, FIGURES, EXTRAPOLATED, "figures")
+        _require_values(self.figures, FIGURES)
+        values = {name: figure.value for name, figure in self.figures.items()}
+        for reached, peak in PEAKS if self.host is None else PEAKS[:2]:
+            if values.get(reached, 0) > values.get(peak, math.inf):
+                raise ValueError(f"figures.{reached} is above figures.{peak}, which nothing reaches")
 
 
 @dataclass(frozen=True)
@@ -347,45 +342,7 @@ def load_hardware(name: str) -> Hardware:
     return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 
 
-def hardware_of(record: Any, where: str, advice: str = "docs/simulation.md says what each figure is") -> Hardware:
+def hardware_of(record: Any, where: str, advice: str = FORMAT.advice) -> Hardware:
     """The machine that a file's record describes; UserError, which names `where`, for what is wrong with it."""
-    if not isinstance(record, dict):
-        raise UserError(f"{where} cannot be used: it is {shown(record)}, not an object; {advice}")
-    version = record.get("hardware_version")
-    if type(version) is int and version > VERSION:
-        raise UserError(f"{where} is newer than this distbench; update distbench")
-    wrong = wrong_field(record, {"name": NAME, "summary": TEXT}, ("hardware_version", "name", "summary", "figures"))
-    if version is not None and version != VERSION:
-        wrong = f"hardware_version is {shown(version)}, not {VERSION}"
-    if not wrong and len(record["name"]) > MAX_NAME:
-        wrong = f"name has more than {MAX_NAME} characters"
-    figures: Any = record.get("figures")
-    if not wrong and not isinstance(figures, dict):
-        wrong = f"figures is {shown(figures)}, not an object"
-    host = record.get("host")
-    wrong = wrong or _wrong_in_figures(figures, PEAKS if host is None else PEAKS[:2])
-    wrong = wrong or (wrong_in_host(host) if host is not None else None)
-    if wrong:
-        raise UserError(f"{where} cannot be used: {wrong}; {advice}")
-    found = {name: Figure(figure["value"], figure["basis"], figure["source"]) for name, figure in figures.items()}
-    return Hardware(record["name"], record["summary"], found, host_figures(host) if host is not None else None)
-
-
-def _wrong_in_figures(figures: Any, peaks: Sequence[tuple[str, str]]) -> str | None:
-    # What is misspelt lacks the right name too.
-    for name in figures:
-        if name not in FIGURES:
-            return f"figures.{name} is unknown ({nearest(name, FIGURES)})"
-    for name in FIGURES:
-        if name not in figures and name not in EXTRAPOLATED:
-            return f"figures.{name} is missing"
-    for name, figure in figures.items():
-        if not isinstance(figure, dict):
-            return f"figures.{name} is {shown(figure)}, not an object of value, basis and source"
-        kinds = {**_FIGURE, "value": FIGURES[name]}
-        if wrong := wrong_field(figure, kinds, ("value", "basis", "source"), f"figures.{name}."):
-            return wrong
-    for reached, peak in peaks:
-        if reached in figures and peak in figures and figures[reached]["value"] > figures[peak]["value"]:
-            return f"figures.{reached} is above figures.{peak}, which nothing reaches"
-    return None
+    part = document(record, HardwareFile, where, FORMAT._replace(advice=advice))
+    return Hardware(part.name, part.summary, part.figures, host_figures(part.host) if part.host is not None else None)

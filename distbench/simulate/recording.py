@@ -5,38 +5,21 @@ import json
 import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
+
+from msgspec import Meta, Struct
 
 from distbench.processes.child import ask_child
 from distbench.spec import Job
+from distbench.spec.decoder import Amount, Count, Name, Size, among, decode
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import (
-    AMOUNT,
-    BYTES,
-    COUNT,
-    FLAG,
-    NAME,
-    RECORD,
-    SIZE,
-    TEXT,
-    Kind,
-    Kinds,
-    list_of,
-    mapping_of,
-    one_of,
-    opened,
-    or_none,
-    parse_json,
-    shown,
-    write_whole,
-    wrong_field,
-)
+from distbench.spec.file_io import opened, parse_json, shown, write_whole
 
 # A recording of one rank's step: what it issued to which stream, and what it allocated, in the order of the program.
 #
-# docs/simulation.md says what each field means; `recording_file.py` writes and reads it.
+# docs/simulation.md says what each field means.
 
 # Of an operator: what its time depends on.
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
@@ -47,7 +30,10 @@ HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fs
 MESSAGES = ("send", "recv")
 # The phase of a pipeline in which forward and backward take turns.
 SCHEDULE = "schedule"
-Touched = Sequence[Sequence[int]]
+MAX_WORLD_SIZE = 65_536  # as --mesh has it
+Pair = Annotated[Sequence[Count], Meta(min_length=2, max_length=2, description="a pair of whole numbers")]
+Touched = Sequence[Pair]
+GroupSize = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE, description=f"1 to {MAX_WORLD_SIZE}")]
 
 
 @dataclass(frozen=True)
@@ -62,11 +48,11 @@ class PipelineFacts:
         least_idle_share: of a step, where stages take as long and messages no time; None where that is not known.
     """
 
-    mesh_dim: str
-    schedule: str
-    num_stages: int
-    microbatches: int
-    least_idle_share: float | None = None
+    mesh_dim: Name
+    schedule: Name
+    num_stages: Size
+    microbatches: Size
+    least_idle_share: Amount | None = None
 
 
 @dataclass(frozen=True)
@@ -88,17 +74,17 @@ class Head:
         pipeline: of the stages on its ranks, where it is one; of its mesh dim all ranks are recorded.
     """
 
-    scenario: str
+    scenario: Name
     variant: str
-    mesh: dict[str, int]
-    torch: str
-    num_parameters: int
-    batch_size: int
-    num_tokens: int | None
-    microbatches: int
+    mesh: dict[str, Size]
+    torch: Name
+    num_parameters: Size
+    batch_size: Size
+    num_tokens: Size | None
+    microbatches: Size
     phases: tuple[str, ...]
     compiled: tuple[str, ...] = ()
-    rank: int = 0
+    rank: Count = 0
     case_id: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     pipeline: "PipelineFacts | None" = None
@@ -112,7 +98,7 @@ class Head:
 class StepBegun(NamedTuple):
     """A step begins: number 1 sets things up, number 2 is recorded with its operators."""
 
-    number: int
+    number: Count
 
 
 class Operator(NamedTuple):
@@ -130,17 +116,17 @@ class Operator(NamedTuple):
         attention: of attention, [queries, keys, whether it is causal (0 or 1)]; empty for others.
     """
 
-    stream: int
-    name: str
-    kind: str
-    flops: int
-    dtype: str
-    num_bytes: int
+    stream: Count
+    name: Name
+    kind: Annotated[str, among(KINDS_OF_OPERATORS)]
+    flops: Count
+    dtype: Name
+    num_bytes: Count
     reads: Touched
     writes: Touched
-    phase: str
+    phase: Name
     owner: str
-    attention: Sequence[int] = ()
+    attention: Sequence[Count] = ()
 
 
 class Collective(NamedTuple):
@@ -156,42 +142,42 @@ class Collective(NamedTuple):
         batch: of a message, those of a rank with the same number begin and end together; they follow one another.
     """
 
-    stream: int
-    phase: str
-    source: str
-    kind: str
-    mesh_dim: str
-    group_size: int
-    dtype: str
-    payload_bytes: int
+    stream: Count
+    phase: Name
+    source: Name
+    kind: Name
+    mesh_dim: Name
+    group_size: GroupSize
+    dtype: Name
+    payload_bytes: Count
     owner: str
     owner_known: bool
     redistribution: str
     explicit: bool | None
     ranks: Touched
     op: str = ""
-    peer: int | None = None
-    batch: int = 0
+    peer: Count | None = None
+    batch: Count = 0
 
 
 class EventRecorded(NamedTuple):
     """An event happens when all that was issued to the stream before has ended."""
 
-    stream: int
-    event: int
+    stream: Count
+    event: Count
 
 
 class EventWaited(NamedTuple):
     """What is issued to the stream from now on begins after the event."""
 
-    stream: int
-    event: int
+    stream: Count
+    event: Count
 
 
 class HostWaited(NamedTuple):
     """The host issues nothing before the stream is empty."""
 
-    stream: int
+    stream: Count
 
 
 class Allocated(NamedTuple):
@@ -202,17 +188,17 @@ class Allocated(NamedTuple):
         owner: the module's name; empty for the root, and where none is known.
     """
 
-    block: int
-    num_bytes: int
-    stream: int
-    held: str
+    block: Count
+    num_bytes: Count
+    stream: Count
+    held: Annotated[str, among(HELD)]
     owner: str
 
 
 class Freed(NamedTuple):
     """A block is given back to the allocator; its bytes were asked for by `Allocated`."""
 
-    block: int
+    block: Count
 
 
 Event = StepBegun | Operator | Collective | EventRecorded | EventWaited | HostWaited | Allocated | Freed
@@ -268,91 +254,24 @@ class Recording:
 
 VERSION = 3
 MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
-MAX_WORLD_SIZE = 65_536  # as --mesh has it
-# Event in a file to its type, and what each field may hold.
-_TOUCHED = Kind(
-    lambda value: (
-        isinstance(value, list)
-        and all(isinstance(one, list) and len(one) == 2 for one in value)
-        and all(type(number) is int and number >= 0 for one in value for number in one)
-    ),
-    "a list of pairs of whole numbers",
-)
-_STREAM: Kinds = {"stream": COUNT}
-_COMMON: Kinds = {**_STREAM, **dict.fromkeys(("phase", "dtype", "name"), NAME), "owner": TEXT}
-TYPES: dict[str, tuple[type[Any], Kinds]] = {
-    "step": (StepBegun, {"number": COUNT}),
-    "operator": (
-        Operator,
-        {
-            **_COMMON,
-            "kind": one_of(KINDS_OF_OPERATORS),
-            "flops": BYTES,
-            "num_bytes": BYTES,
-            "reads": _TOUCHED,
-            "writes": _TOUCHED,
-            "attention": list_of(COUNT),
-        },
-    ),
-    "collective": (
-        Collective,
-        {
-            **_COMMON,
-            **dict.fromkeys(("source", "kind", "mesh_dim"), NAME),
-            **dict.fromkeys(("owner", "redistribution"), TEXT),
-            "group_size": Kind(lambda value: SIZE.fits(value) and value <= MAX_WORLD_SIZE, f"1 to {MAX_WORLD_SIZE}"),
-            "payload_bytes": BYTES,
-            "owner_known": FLAG,
-            "explicit": or_none(FLAG),
-            "ranks": _TOUCHED,
-            "op": TEXT,
-            "peer": or_none(COUNT),
-            "batch": COUNT,
-        },
-    ),
-    "record": (EventRecorded, {**_STREAM, "event": COUNT}),
-    "wait": (EventWaited, {**_STREAM, "event": COUNT}),
-    "host_wait": (HostWaited, _STREAM),
-    "allocate": (
-        Allocated,
-        {**_STREAM, "block": COUNT, "num_bytes": BYTES, "held": one_of(HELD), "owner": TEXT},
-    ),
-    "free": (Freed, {"block": COUNT}),
+# Event in a file to its type.
+TYPES: dict[str, type[Event]] = {
+    "step": StepBegun,
+    "operator": Operator,
+    "collective": Collective,
+    "record": EventRecorded,
+    "wait": EventWaited,
+    "host_wait": HostWaited,
+    "allocate": Allocated,
+    "free": Freed,
 }
-NAMES = {kind: name for name, (kind, _) in TYPES.items()}
-_HEAD: Kinds = {
-    "scenario": NAME,
-    "variant": TEXT,
-    "mesh": mapping_of(SIZE),
-    "torch": NAME,
-    **dict.fromkeys(("num_parameters", "batch_size", "microbatches"), SIZE),
-    "num_tokens": or_none(SIZE),
-    **dict.fromkeys(("phases", "compiled"), list_of(TEXT)),
-    "rank": COUNT,
-    "num_events": COUNT,
-    "case_id": TEXT,
-    "params": RECORD,
-    "pipeline": or_none(RECORD),
-}
-_PIPELINE: Kinds = {
-    **dict.fromkeys(("mesh_dim", "schedule"), NAME),
-    **dict.fromkeys(("num_stages", "microbatches"), SIZE),
-    "least_idle_share": or_none(AMOUNT),
-}
-# Fields that older recordings lack, or that may be null.
-_OPTIONAL = (
-    "num_events",
-    "num_tokens",
-    "rank",
-    "case_id",
-    "params",
-    "pipeline",
-    "explicit",
-    "op",
-    "peer",
-    "batch",
-    "attention",
-)
+NAMES = {kind: name for name, kind in TYPES.items()}
+
+
+class HeadLine(Struct):
+    """What the first line of a rank has besides its `Head`."""
+
+    num_events: Count | None = None
 
 
 def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
@@ -372,27 +291,30 @@ def load_recordings(path: Path) -> list[Recording]:
     Raises:
         UserError: the file cannot be read, is no recording, or a line of it is damaged.
     """
-    found: list[tuple[int, Head, list[Event]]] = []
+    ranks: list[tuple[int, Head, list[Event]]] = []
     counts: list[int | None] = []
     with opened(path, "recording") as file:
         for number, record in _lines(file, path):
-            if found and "recording_version" not in record:
-                found[-1][2].append(_event(record, path, number))
-                continue
-            found.append((number, _head(record, path, number), []))
-            counts.append(record.get("num_events"))
-            if len(found) > MAX_RANKS:
+            try:
+                if ranks and "recording_version" not in record:
+                    ranks[-1][2].append(_event(record))
+                    continue
+                ranks.append((number, _head(record, path), []))
+                counts.append(decode(record, HeadLine).num_events)
+            except ValueError as error:
+                raise _damaged(path, number, str(error)) from error
+            if len(ranks) > MAX_RANKS:
                 raise _damaged(path, number, f"more than {MAX_RANKS} ranks")
-    if not found:
+    if not ranks:
         raise UserError(f"{path} {_NO_RECORDING}")
-    first = found[0][1]
-    for (number, head, events), count in zip(found, counts, strict=True):
+    first = ranks[0][1]
+    for (number, head, events), count in zip(ranks, counts, strict=True):
         if count is not None and len(events) != count:
             raise _damaged(path, number, f"{len(events):,} of its {count:,} events are there: it was cut short")
         if (head.scenario, head.variant, head.mesh) != (first.scenario, first.variant, first.mesh):
             raise _damaged(path, number, f"{head.label} is another step than {first.label}, a file holds one")
         _require_order(events, path, number + 1)
-    return [Recording(head, events) for _, head, events in found]
+    return [Recording(head, events) for _, head, events in ranks]
 
 
 def load_recording(path: Path) -> Recording:
@@ -403,31 +325,20 @@ def load_recording(path: Path) -> Recording:
 _NO_RECORDING = "is no recording; write one with distbench simulate SCENARIO --save FILE"
 
 
-def _head(record: dict[str, Any], path: Path, number: int) -> Head:
+def _head(record: dict[str, Any], path: Path) -> Head:
     version = record.get("recording_version")
     if type(version) is int and version > VERSION:
         raise UserError(f"recording {path} is newer than this distbench; update distbench")
     if type(version) is not int or version < 1:
         raise UserError(f"{path} {_NO_RECORDING}")
-    if wrong := wrong_field(record, _HEAD, [name for name in _HEAD if name not in _OPTIONAL]):
-        raise _damaged(path, number, wrong)
-    given = {one.name: record[one.name] for one in fields(Head) if record.get(one.name) is not None}
-    if (pipeline := given.get("pipeline")) is not None:
-        given["pipeline"] = _pipeline(pipeline, record["mesh"], path, number)
-    head = Head(**{"num_tokens": None, **given, **{name: tuple(record[name]) for name in ("phases", "compiled")}})
+    head = decode(record, Head)
+    if head.pipeline is not None and head.pipeline.mesh_dim not in head.mesh:
+        raise ValueError("pipeline: mesh_dim is not one of the mesh")
     if math.prod(head.mesh.values()) > MAX_WORLD_SIZE:
-        raise _damaged(path, number, f"its mesh has more than {MAX_WORLD_SIZE:,} ranks")
+        raise ValueError(f"its mesh has more than {MAX_WORLD_SIZE:,} ranks")
     if math.prod(head.mesh.values()) <= head.rank:
-        raise _damaged(path, number, f"rank is {head.rank}, not one of the mesh's")
+        raise ValueError(f"rank is {head.rank}, not one of the mesh's")
     return head
-
-
-def _pipeline(record: dict[str, Any], mesh: dict[str, int], path: Path, number: int) -> PipelineFacts:
-    wrong = wrong_field(record, _PIPELINE, [name for name in _PIPELINE if name != "least_idle_share"])
-    if wrong or record["mesh_dim"] not in mesh:
-        raise _damaged(path, number, f"pipeline: {wrong or 'mesh_dim is not one of the mesh'}")
-    given: dict[str, Any] = {name: record.get(name) for name in _PIPELINE}
-    return PipelineFacts(**given)
 
 
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -443,21 +354,16 @@ def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         yield number, record
 
 
-def _event(record: dict[str, Any], path: Path, number: int) -> Event:
-    found = TYPES.get(record.pop("is", None)) if isinstance(record.get("is"), str) else None
-    if found is None:
-        raise _damaged(path, number, "it is no event of a recording")
-    kind, kinds = found
-    needed = [name for name in kind._fields if name not in _OPTIONAL]
-    if wrong := wrong_field(record, kinds, needed):
-        raise _damaged(path, number, wrong)
-    given = {name: record.get(name) for name in kind._fields}
-    given |= {name: default for name, default in kind._field_defaults.items() if given[name] is None}
-    event: Event = kind(**given)
+def _event(record: dict[str, Any]) -> Event:
+    kind = TYPES.get(name) if isinstance(name := record.get("is"), str) else None
+    if kind is None:
+        raise ValueError("it is no event of a recording")
+    values = [record.get(name, kind._field_defaults.get(name)) for name in kind._fields]
+    event = decode(values, kind)
     if isinstance(event, Collective) and _num_ranks(event) != event.group_size:
-        raise _damaged(path, number, f"ranks has {_num_ranks(event)} ranks, not group_size, {event.group_size}")
+        raise ValueError(f"ranks has {_num_ranks(event)} ranks, not group_size, {event.group_size}")
     if isinstance(event, Collective) and event.peer is not None and event.kind not in MESSAGES:
-        raise _damaged(path, number, f"peer is {event.peer}, and a message is a {' or a '.join(MESSAGES)}")
+        raise ValueError(f"peer is {event.peer}, and a message is a {' or a '.join(MESSAGES)}")
     return event
 
 

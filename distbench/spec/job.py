@@ -11,7 +11,7 @@ from typing import Any
 
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.file_io import read_json, write_whole
+from distbench.spec.file_io import write_whole
 from distbench.spec.plan_changes import KNOBS, check_knob, is_knob
 from distbench.spec.safe_text import cut
 
@@ -146,15 +146,16 @@ class Job:
     @classmethod
     def load(cls, path: Path) -> "Job":
         """The job that `save` wrote; UserError where the file holds none, as on a disk that was full."""
-        try:
-            return cls.from_record(read_json(path, "job file"))
-        except (AttributeError, KeyError, TypeError) as error:
-            raise UserError(f"job file {path} is damaged ({error!r}); start the launch anew") from error
+        from distbench.spec.decoder import Format, read_record
+
+        return read_record(path, cls, Format("job file", "start the launch again"))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Job":
         """The job that `to_record` gave."""
-        return cls(**{**record, "settings": Settings(**record["settings"])})
+        from distbench.spec.decoder import decode
+
+        return decode(record, cls)
 
     def save(self, path: Path) -> None:
         """Write the job as JSON, as a whole: ranks may be waiting for it."""

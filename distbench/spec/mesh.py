@@ -119,11 +119,6 @@ def groups_of(size: int, stride: int, num_ranks: int) -> list[range]:
     return [range(start, start + size * stride, stride) for start in starts]
 
 
-def is_shape(told: object) -> bool:
-    """Whether it is a shape, or "" for an unknown one."""
-    return isinstance(told, str) and (not told or SHAPE.fullmatch(told) is not None)
-
-
 def sizes_of(shape: str) -> set[int]:
     """How many ranks the groups of a shape have: one number, where it is of groups of a mesh dim."""
     return {sum(map(int, one.split("+"))) for one in shape.split("|")}

@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distbench.launch.rendezvous import Joined
@@ -136,7 +137,9 @@ def test_a_run_is_refused_before_ranks_start_where_its_profile_is_of_other_level
 
 def test_a_profile_that_knows_no_hosts_goes_by_name() -> None:
     measured = profile_of({"dp": 2, "tp": 4}, TWO_HOSTS)
-    unknown = replace(measured, hosts=(), lines=tuple(replace(line, hosts="") for line in measured.lines))
+    unknown = replace(
+        measured, hosts=(), lines=tuple(msgspec.structs.replace(line, hosts="") for line in measured.lines)
+    )
     assert unknown.on({"tp": 4, "dp": 2}, TWO_HOSTS) == unknown
 
 

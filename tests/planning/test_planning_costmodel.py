@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -136,7 +137,9 @@ def test_a_profile_survives_its_file(tmp_path: Path) -> None:
 
 
 def test_the_digest_follows_the_costs_and_not_the_story() -> None:
-    changed = replace(profile(), lines=(replace(profile().lines[0], base_s=1.1e-5), *profile().lines[1:]))
+    changed = replace(
+        profile(), lines=(msgspec.structs.replace(profile().lines[0], base_s=1.1e-5), *profile().lines[1:])
+    )
     assert changed.digest() != profile().digest()
     assert replace(profile(), source="another story").digest() == profile().digest()
 

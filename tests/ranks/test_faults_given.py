@@ -47,14 +47,14 @@ def test_a_sequence_that_does_not_divide_is_refused_before_anything_starts(forke
 @pytest.mark.parametrize(
     ("head", "line", "says"),
     [
-        ({"backend": ["gloo"]}, {}, "backend holds 'gloo', not text"),
+        ({"backend": ["gloo"]}, {}, "backend is a list of 1, not text"),
         ({}, {"base_s": "NaN"}, "lines.0..base_s is 'NaN'"),
         ({}, {"base_s": -1.0}, "lines.0..base_s is -1.0"),
         ({}, {"knee_bytes": "64k"}, "lines.0..knee_bytes is '64k'"),
         ({}, {"error": "small"}, "lines.0..error is 'small'"),
-        ({}, {"held_out_error": {"of": 0.1}}, "lines.0..held_out_error holds 0.1"),
+        ({}, {"held_out_error": {"of": 0.1}}, "lines.0..held_out_error is an object of 1"),
         ({"mesh": {"tp": "two"}}, {}, "mesh"),
-        ({"lines": {"a": 1}}, {}, "lines holds 1, not a list"),
+        ({"lines": {"a": 1}}, {}, "lines is an object of 1, not a list"),
     ],
 )
 def test_a_profile_with_fields_of_wrong_types_is_refused(

@@ -247,7 +247,7 @@ def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
     [
         (("host",), 3, "host is 3, not an object"),
         (("host", "num_ranks"), 0, "host.num_ranks is 0, not a whole number above 0"),
-        (("host", "figures", "fsdp_s"), None, "host.figures.fsdp_s is None, not an object"),
+        (("host", "figures", "fsdp_s"), None, "host.figures.fsdp_s is missing"),
         (
             ("host", "figures", "operator_factor", "value"),
             40,
@@ -255,14 +255,14 @@ def test_the_table_fits_a_terminal(hardware: Hardware) -> None:
         ),
         (
             ("host", "figures", "operator_facter"),
-            {},
+            {"value": 1, "basis": "guess", "source": "here"},
             "host.figures.operator_facter is unknown (nearest: operator_factor",
         ),
         (("host", "operators", "memory"), [[2, 1], [1, 2]], "host.operators.memory is a list of 2, not points"),
         (("host", "operators", "matmul_f64"), [[1, 1]], "host.operators.matmul_f64 is unknown"),
         (("host", "collectives"), {}, "host.collectives is an object of 0, not a list"),
         (("host", "collectives", 0, "kind"), "gather", "host.collectives[0].kind is"),
-        (("host", "collectives", 0, "points"), [[1, -1]], "host.collectives[0].points holds a list of 2"),
+        (("host", "collectives", 0, "points"), [[1, -1]], "host.collectives[0].points[0][1] is -1, not seconds"),
         (("host", "collectives"), [], "host.collectives lacks all_gather"),
     ],
 )

@@ -225,8 +225,11 @@ def changed(tmp_path: Path, change: Any) -> str:
         ),
         (lambda record: record["figures"]["host_s"].update(value=-1), r"figures.host_s.value is -1, not"),
         (lambda record: record["figures"]["host_s"].update(basis="sure"), r"basis is 'sure', not one of published"),
-        (lambda record: record["figures"].update(nic=1), r"figures.nic is unknown \(there are: "),
-        (lambda record: record["figures"].update(host_s=1), r"figures.host_s is 1, not an object of value"),
+        (
+            lambda record: record["figures"].update(nic=record["figures"]["host_s"]),
+            r"figures.nic is unknown \(there are: ",
+        ),
+        (lambda record: record["figures"].update(host_s=1), r"figures.host_s is 1, not an object"),
         (
             lambda record: record["figures"].update(matmul_fp8_flops={"value": 4e15, "basis": "guess", "source": "x"}),
             "matmul_fp8_flops is above figures.peak_fp8_flops",
@@ -240,13 +243,13 @@ def changed(tmp_path: Path, change: Any) -> str:
         (lambda record: record.pop("figures"), "figures is missing"),
         (lambda record: record.update(figures=[]), "figures is a list of 0, not an object"),
         (lambda record: record.pop("hardware_version"), "hardware_version is missing"),
-        (lambda record: record.update(name="n" * 101), "name has more than 100 characters"),
+        (lambda record: record.update(name="n" * 101), "name is 'nn.*, not a name of up to 100 characters"),
         (
             lambda record: record["figures"]["attention_backward_flops"].update(value=1e16),
             "attention_backward_flops is above figures.peak_bf16_flops",
         ),
         (lambda record: record.update(hardware_version=2), "is newer than this distbench"),
-        (lambda record: record.update(hardware_version="x"), "hardware_version is 'x', not 1"),
+        (lambda record: record.update(hardware_version="x"), "hardware_version is 'x', not a whole number"),
     ],
 )
 def test_a_hardware_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, change: Any, says: str) -> None:

@@ -4,23 +4,15 @@ import json
 import os
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from distbench.records.comparison_sides import read_side
 from distbench.records.results_folder import collect
 from distbench.records.run_file import read_run
+from distbench.spec.decoder import Count, Duration, Format, Time, decode, document
 from distbench.spec.errors import UserError
-from distbench.spec.file_io import (
-    COUNT,
-    DURATIONS,
-    TIMES,
-    mapping_of,
-    opened,
-    parse_json,
-    read_json,
-    read_text,
-    wrong_field,
-)
+from distbench.spec.file_io import opened, parse_json, read_json, read_text
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 
@@ -97,28 +89,60 @@ def test_a_name_that_stands_in_an_object_twice_is_refused(tmp_path: Path) -> Non
         read_json(tmp_path / "x.json", "baseline")
 
 
+class Nested(msgspec.Struct, forbid_unknown_fields=True):
+    n: Count = 0
+
+
+class Example(msgspec.Struct):
+    need: str
+    t: list[Time] | None = None
+    n: Count | None = None
+    p: dict[str, list[Duration]] | None = None
+    inner: list[Nested] | None = None
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [
-        ({"t": [1.0, True]}, "t holds True, not a list of times above 0 s and up to a day"),
-        ({"t": [1.0, 0]}, "t holds 0, not"),
-        ({"t": [86401]}, "t holds 86401, not"),
-        ({"t": ["\x1b[0m" * 100]}, "t holds '.x1b.0m"),
-        ({"t": 7}, "t is 7, not"),
+        ({"t": [1.0, True]}, "t[1] is True, not a time above 0 s and up to a day"),
+        ({"t": [1.0, 0]}, "t[1] is 0, not"),
+        ({"t": [86401]}, "t[0] is 86401, not"),
+        ({"t": ["\x1b[0m" * 100]}, "t[0] is '\\x1b[0m"),
+        ({"t": 7}, "t is 7, not a list of a time"),
         ({"n": -1}, "n is -1, not a whole number from 0 on"),
         ({"n": 2.5}, "n is 2.5, not"),
-        ({"p": {"a": [0.0], "b": ["x"]}}, "p holds a list of 1, not an object"),
-        ({}, "of.need is missing"),
+        ({"n": 10**40}, "n is 1000000000000"),
+        ({"p": {"a": [0.0], "b": ["x"]}}, "p.b[0] is 'x', not seconds from 0 up to a day"),
+        ({"inner": [{}, {"m": 1}]}, "inner[1].m is unknown (there are: n)"),
+        ({"inner": [{}, []]}, "inner[1] is a list of 0, not an object"),
+        ({"need": None}, "need is missing or null"),
     ],
 )
 def test_the_first_wrong_field_is_named(value: dict[str, object], said: str) -> None:
-    kinds = {"t": TIMES, "n": COUNT, "p": mapping_of(DURATIONS)}
-    found = wrong_field(value, kinds, () if value else ("need",), "" if value else "of.")
-    assert found and found.startswith(said.replace(".x1b.0m", "\\x1b[0m")) and len(found) < 200
+    with pytest.raises(ValueError) as caught:
+        decode({"need": "", **value}, Example)
+    assert str(caught.value).startswith(said) and len(str(caught.value)) < 200
+    with pytest.raises(ValueError, match=r"^of\.need is missing$"):
+        decode({}, Example, "of")
 
 
 def test_a_field_that_is_null_or_not_known_says_nothing() -> None:
-    assert wrong_field({"t": None, "other": float("nan")}, {"t": TIMES}) is None
+    assert decode({"need": "", "t": None, "other": float("nan")}, Example) == Example("")
+
+
+@pytest.mark.parametrize(
+    ("record", "said"),
+    [
+        ({"need": "", "version": 3}, "file X is newer than this distbench; update distbench"),
+        ({"need": ""}, "file X cannot be used: version is missing or null; give another"),
+        ({"version": 2}, "file X cannot be used: need is missing; give another"),
+        ([], "file X cannot be used: it is a list of 0, not an object; give another"),
+    ],
+)
+def test_a_document_that_cannot_be_used_is_one_sentence(record: object, said: str) -> None:
+    with pytest.raises(UserError) as caught:
+        document(record, Example, "file X", Format("file", "give another", "version", 2))
+    assert str(caught.value) == said
 
 
 def changed(tmp_path: Path, line: int, *steps: object) -> Path:
@@ -137,10 +161,10 @@ def changed(tmp_path: Path, line: int, *steps: object) -> Path:
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (("samples_s", 3, -1.0), "line 2: samples_s holds -1.0, not a list of times"),
-        (("samples_s", 0, 90_000), "line 2: samples_s holds 90000"),
+        (("samples_s", 3, -1.0), "line 2: samples_s.3. is -1.0, not a time"),
+        (("samples_s", 0, 90_000), "line 2: samples_s.0. is 90000"),
         (("samples_s", 0, float("nan")), "line 2: not a whole record, cut short or corrupt .NaN is no number"),
-        (("phases_s", "forward", "soon"), "line 2: phases_s holds 'soon'"),
+        (("phases_s", "forward", "soon"), "line 2: phases_s.forward is 'soon'"),
         (("group_size", 0), "line 2: group_size is 0, not a whole number above 0"),
         (("case", "id", 7), "line 2: case.id is 7, not a name"),
         (("case", "params", "num_tokens", -3), "line 2: case.params.num_tokens is -3"),
@@ -159,7 +183,7 @@ def test_a_wrong_field_costs_its_line_and_is_named(tmp_path: Path, steps: tuple[
 @pytest.mark.parametrize(
     ("steps", "said"),
     [
-        (("job", "mesh", "tp", "four"), "job.mesh holds 'four'"),
+        (("job", "mesh", "tp", "four"), "job.mesh.tp is 'four'"),
         (("job", "started_at", 1e300), "job.started_at is 1e.300, not seconds since 1970"),
         (("environment", "num_cpus", True), "environment.num_cpus is True"),
         (("run_id", 3), "run_id is 3, not text"),

@@ -196,7 +196,20 @@ def test_an_argument_of_another_type_names_itself_and_one_that_fits(tmp_path: Pa
 
 def test_a_job_survives_its_file(tmp_path: Path) -> None:
     job = Job(
-        "r", "i", "s", "f.py", [{"x": 1}], ["x"], {"tp": 2}, "cpu", Settings.quick(), "a", "b", 3.0, 4.0, {"k": 1}
+        "r",
+        "i",
+        "s",
+        "f.py",
+        [{"x": 1}],
+        ["x"],
+        {"tp": 2},
+        "cpu",
+        Settings.quick(),
+        "a",
+        "b",
+        3.0,
+        4.0,
+        environment={"k": 1},
     )
     job.save(tmp_path / "job.json")
     assert Job.load(tmp_path / "job.json") == job
