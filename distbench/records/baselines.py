@@ -69,7 +69,7 @@ class Columns(Struct):
                 raise ValueError(f"{name} has {num_values} values for {num_launches} launches")
         times = {"mean_s": self.mean_s, "p10_s": self.p10_s}
         for index, (count, status) in enumerate(zip(self.num_samples, self.status, strict=True)):
-            needed = {"status": self.status, **(times if status == "ok" else {})}
+            needed: dict[str, Sequence[object]] = {"status": self.status, **(times if status == "ok" else {})}
             lacking = next((name for name, values in needed.items() if values[index] is None), None)
             if count is not None and lacking:
                 raise ValueError(f"{lacking}[{index}] is missing")
