@@ -171,10 +171,6 @@ def _text(value: object) -> str:
     return "x".join(str(part) for part in value) if isinstance(value, list) else str(value)
 
 
-def _numbers(value: object) -> Sequence[float]:
-    return value if isinstance(value, list) and set(map(type, value)) <= {int, float} else ()
-
-
 def _run_columns(runs: Sequence[Run]) -> dict[str, Any]:
     facts = {
         "scenario": [run.about.scenario for run in runs],
@@ -212,7 +208,6 @@ def _factor(op: str | None, group_size: float) -> float:
 
 def _phase_columns(records: Nodes) -> dict[str, Floats]:
     """`forward_s`, `backward_s`, `optimizer_s` and whatever other phases there are: the medians, in seconds."""
-    phases = [found if isinstance(found := record.get("phases_s"), dict) else {} for record in records]
-    others = sorted({name for found in phases for name in found} - set(PHASES))
-    names = (*PHASES, *others)
-    return {f"{name}_s": summarise([_numbers(found.get(name)) for found in phases])["median_s"] for name in names}
+    phases = [record.get("phases_s") or {} for record in records]
+    names = (*PHASES, *sorted({name for of_record in phases for name in of_record} - set(PHASES)))
+    return {f"{name}_s": summarise([of_record.get(name, ()) for of_record in phases])["median_s"] for name in names}

@@ -83,7 +83,7 @@ def launch_of(run: Run) -> Launch:
         source=str(run.path),
         scenario=run.scenario,
         started_at=float(about.started_at),
-        ended_at=_ended_at(run.footer or {}),
+        ended_at=float((run.footer or {}).get("finished_at") or 0.0),
         variants=json.dumps(about.variants, sort_keys=True),
         facts=about.facts,
         foreign_load=foreign_load(about.environment, run.footer or {}),
@@ -92,11 +92,6 @@ def launch_of(run: Run) -> Launch:
         invocation_id=about.invocation_id,
         label=about.label or "",
     )
-
-
-def _ended_at(footer: Record) -> float:
-    moment = footer.get("finished_at")
-    return float(moment) if isinstance(moment, int | float) else 0.0
 
 
 def value_of(record: Record) -> Value:
@@ -125,7 +120,5 @@ def foreign_load(environment: Environment, footer: Record) -> float | None:
     minute before the launch, over the CPUs: it holds what is left of an earlier launch of our own, which both sides of
     an interleaved comparison share.
     """
-    told = footer.get("foreign_cpu")
-    if isinstance(told, int | float):
-        return float(told)
-    return environment.load_per_cpu
+    foreign_cpu = footer.get("foreign_cpu")
+    return environment.load_per_cpu if foreign_cpu is None else float(foreign_cpu)

@@ -258,11 +258,10 @@ DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 
 
 def _without_guessed_tokens(record: Record) -> Record:
-    case = record.get("case")
-    if not (isinstance(case, dict) and case.get("kind") == "step" and isinstance(params := case.get("params"), dict)):
+    case = record["case"] if record.get("type") == "case" else {}
+    if case.get("kind") != "step" or not (params := case.get("params")):
         return record
-    shape = params.get("shape")
-    batch = {"batch_size": shape[0]} if isinstance(shape, list) and shape else {}
+    batch = {"batch_size": params["shape"][0]} if params.get("shape") else {}
     kept = {name: value for name, value in params.items() if name != "num_tokens"}
     return {**record, "case": {**case, "params": kept | batch}}
 
@@ -439,7 +438,7 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         if "rank_median_s" in record:
             case.setdefault("ranks_by_pass", [case.get("rank_median_s") or []]).append(record["rank_median_s"])
         case["samples_s"] = [*(case.get("samples_s") or ()), *record["samples_s"]]
-        phases = known if isinstance(known := case.get("phases_s"), dict) else {}
+        phases = case.get("phases_s") or {}
         case["phases_s"] = {name: [*phases.get(name, ()), *more] for name, more in record["phases_s"].items()}
         case["passes"].append((record["number"], len(record["samples_s"])))
         case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
