@@ -173,7 +173,7 @@ def test_old_run_files_are_refused_with_a_sentence(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(run_job, "host_facts", lambda: dict(FACTS))
     old = tmp_path / "old.jsonl"
     append(old, {"type": "run", "schema_version": 1, "job": {"scenario": "s"}})
-    with pytest.raises(UserError, match="measure anew"):
+    with pytest.raises(UserError, match="measure again"):
         run_job.job_left_of(old)
 
 
