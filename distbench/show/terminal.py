@@ -1,14 +1,14 @@
 """Blocks as text for a terminal or a file: which columns fit the width, no line longer, no word broken."""
 
-import io
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TextIO
 
-from distbench.show.blocks import Block, Code, Heading, Lines, Table, markdown_of
+from distbench.show.blocks import Block, Code, Heading, Lines, Table, clean_lines, markdown_of
 from distbench.spec.safe_text import clean, cut
 
 # How wide the screen is that text goes to; `--width` says it where it is given.
@@ -65,34 +65,31 @@ def width_of(stream: TextIO | None) -> int | None:
 # Which columns of a table fit a screen: what rows share is said once, then columns are left out as declared.
 
 GAP = 2
-LEAST_TEXT = 10  # characters that a text is cut to at most
-MARK = "..."
-AGAIN, BRIEFLY_AGAIN = " (baseline again)", " (again)"
+LEAST_TEXT = 10  # characters that a column of texts is narrowed to at most
 # Parts of a variant or of a case's id, but not of a shape: `f32[8,8]` is one.
 _SEPARATOR = re.compile(r"([/,])(?![^\[(]*[\])])")
 _REMARK = re.compile(r"(.*?)( \([^()]*\))?", re.DOTALL)
 # "95 %" is one.
 _HEADING_WORD = re.compile(r"\d+ %|\S+")
-_LAST_PIECE = re.compile(r"[^ ,/>=]*$")
 
 
 @dataclass(frozen=True)
 class ScreenColumn:
-    """One column: its heading's lines, a line a row, and whether it is text, which is left-aligned and may be cut."""
+    """One column: its heading, a text a row, both of several lines where that fits better, and whether it is text."""
 
-    heading: tuple[str, ...]
+    heading: str
     cells: tuple[str, ...]
-    is_text: bool
+    is_text: bool  # left-aligned, and over several lines where it is too wide
 
     @property
     def name(self) -> str:
         """Its heading on one line."""
-        return " ".join(self.heading)
+        return self.heading.replace("\n", " ")
 
-    @property
+    @cached_property
     def width(self) -> int:
         """Characters of its widest line."""
-        return max(map(cells, (*self.heading, *self.cells)), default=0)
+        return max((cells(line) for text in (self.heading, *self.cells) for line in text.split("\n")), default=0)
 
 
 @dataclass(frozen=True)
@@ -106,7 +103,7 @@ class Fitted:
 
 
 def fitted(table: Table, width: int) -> Fitted:
-    """The table's columns within so many characters; numbers are never cut."""
+    """The table's columns within so many characters; nothing is cut, and a number is never broken."""
     rows = list(table.rows)
     columns = [_column(heading, [row[index] for row in rows]) for index, heading in enumerate(table.columns)]
     above: list[str] = []
@@ -125,16 +122,19 @@ def fitted(table: Table, width: int) -> Fitted:
         if _total(columns) > width and any(column.name == name for column in columns):
             left_out.append(name)
             columns = [column for column in columns if column.name != name]
-    columns = _cut(columns, width)
+    columns = _narrowed(columns, width)
     while _total(columns) > width and len(columns) > 1:
         left_out.append(columns.pop().name)
-    return Fitted(columns, above, _told(left_out, wanted), prose)
+    below = []
+    if left_out:
+        how = f"--width {-(-wanted // 10) * 10} shows them" if wanted <= MAX_WIDTH else f"they take {wanted} characters"
+        below.append(f"columns left out: {', '.join(left_out)}; {how}")
+    return Fitted(columns, above, below, prose)
 
 
 def _column(heading: str, texts: Sequence[str]) -> ScreenColumn:
-    lines = tuple(clean(line) for line in heading.removeprefix("<").split("\n"))
     cells = tuple(clean(cut(text).replace("\n", " ")) for text in texts)
-    return ScreenColumn(lines, cells, heading.startswith("<"))
+    return ScreenColumn(clean_lines(heading.removeprefix("<")), cells, heading.startswith("<"))
 
 
 def _total(columns: Sequence[ScreenColumn]) -> int:
@@ -144,12 +144,12 @@ def _total(columns: Sequence[ScreenColumn]) -> int:
 def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
     """The heading over several lines, broken at spaces where its cells are narrower; the last line is the fullest."""
     words = _HEADING_WORD.findall(column.name)
-    room = max(map(len, (*column.cells, *words)), default=0)
+    room = max(len(line) for text in (*column.cells, *words, "") for line in text.split("\n"))
     lines = [""]
     for word in reversed(words):
         longer = f"{word} {lines[0]}".strip()
         lines = [longer, *lines[1:]] if len(longer) <= room or not lines[0] else [word, *lines]
-    return replace(column, heading=tuple(lines))
+    return replace(column, heading="\n".join(lines))
 
 
 def _fold_shared_cells(
@@ -210,71 +210,23 @@ def _left(pieces: Sequence[str], shared: Sequence[str]) -> str:
     return "".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept))
 
 
-def _cut(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
-    """The widest texts cut, as far as that is needed."""
+def _narrowed(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
+    """The widest texts over several lines, as far as that is needed."""
     widths = {index: column.width for index, column in enumerate(columns) if column.is_text}
-    excess = _total(columns) - width
-    while excess > 0 and widths and max(widths.values()) > LEAST_TEXT:
-        widest = max(widths, key=lambda index: widths[index])
-        others = max((size for index, size in widths.items() if index != widest), default=LEAST_TEXT)
-        target = max(min(others - 1, widths[widest] - 1), widths[widest] - excess, LEAST_TEXT)
-        excess -= widths[widest] - target
-        widths[widest] = target
-    return [_cut_to(column, widths[index]) if index in widths else column for index, column in enumerate(columns)]
-
-
-def _cut_to(column: ScreenColumn, width: int) -> ScreenColumn:
-    if column.width <= width:
-        return column
-    heading = _narrow_heading(replace(column, cells=("x" * width,))).heading
-    short = tuple(shortened(cell, width) for cell in column.cells)
-    too_long = [cell.removesuffix(AGAIN) for cell in column.cells if cells(cell) > width]
-    is_prose = any(" " in cell and "=" not in cell for cell in too_long)
-    if not is_prose and len(set(short)) < len(set(column.cells)):
-        # At any character, or in the middle: whichever leaves more of them apart.
-        ways = ([way(cell, width) for cell in column.cells] for way in (_without_middle, _without_end))
-        short = max(map(tuple, ways), key=lambda texts: len(set(texts)))
-    return replace(column, heading=heading, cells=short)
-
-
-def _without_end(text: str, width: int) -> str:
-    """At most `width` characters: where the beginnings of names tell them apart."""
-    return text if cells(text) <= width else first_cells(text, width - len(MARK)) + MARK
-
-
-def _without_middle(text: str, width: int) -> str:
-    """At most `width` characters: where the ends of names tell them apart."""
-    text = text if cells(text) <= width else text.replace(AGAIN, BRIEFLY_AGAIN)
-    if cells(text) <= width:
-        return text
-    room = width - len(MARK)
-    tail = first_cells(text[::-1], room - room // 3)[::-1]
-    return first_cells(text, room - cells(tail)) + MARK + tail
-
-
-def shortened(text: str, width: int) -> str:
-    """At most `width` characters: whole words of the beginning and MARK, or less than a word where that says more."""
-    if cells(text) <= width:
-        return text
-    if text.endswith(AGAIN) and width >= len(BRIEFLY_AGAIN) + LEAST_TEXT:
-        # Two rows that differ in this alone must not be cut to the same.
-        return shortened(text.removesuffix(AGAIN), width - len(BRIEFLY_AGAIN)) + BRIEFLY_AGAIN
-    room = first_cells(text, width - len(MARK))
-    # The end of the room is also the end of a word where a separator follows.
-    whole = room if text[len(room)] in " ,/=" else _LAST_PIECE.sub("", room)
-    return (whole.rstrip() if len(whole) >= len(room) / 2 else room) + MARK
-
-
-def _told(left_out: Sequence[str], wanted: int) -> list[str]:
-    if not left_out:
-        return []
-    how = f"--width {-(-wanted // 10) * 10} shows them" if wanted <= MAX_WIDTH else f"they take {wanted} characters"
-    return [f"columns left out: {', '.join(left_out)}; {how}"]
+    for _ in range(_total(columns) - width):
+        widest = max(widths, key=lambda index: widths[index], default=None)
+        if widest is None or widths[widest] <= LEAST_TEXT:
+            break
+        widths[widest] -= 1
+    narrowed = list(columns)
+    for index, room in widths.items():
+        if room < columns[index].width:
+            texts = tuple("\n".join(wrap(cell, room, INDENT)) for cell in columns[index].cells)
+            narrowed[index] = _narrow_heading(replace(columns[index], cells=texts))
+    return narrowed
 
 
 INDENT, PROSE_INDENT = "  ", "    "
-# Stands for a space at the end of a cell, which rich would drop: it lines numbers up at their points.
-_KEPT = "\ue000"
 # What stays on one line: a word with the % or unit of measurement after it, and an interval.
 _WORD = re.compile(r"(?:\[[-+.\d]+, [-+.\d]+\]|[^ ]|(?<=\d) (?=(?:%|[num]?s|[KMGT]?i?B(?:/s)?)(?!\w)))+ *| +")
 # Where a word longer than a line is broken: after a separator, but not inside an arrow or a number.
@@ -314,40 +266,31 @@ def _paragraph(text: str, width: int) -> str:
 
 
 def table_lines(table: Table, width: int) -> list[str]:
-    """Title, what is said once for all rows, headings, one line a row, notes."""
-    found = fitted(table, width)
-    above = [*wrap(clean(table.title), width), *(_paragraph(text, width) for text in found.above)]
-    below = [_paragraph(text, width) for text in (*found.below, *table.notes)]
-    return [*above, *(_grid(table, found, width) if table.rows else []), *below]
+    """Title, what is said once for all rows, headings, the rows, notes."""
+    fit = fitted(table, width)
+    lines = [*wrap(clean(table.title), width), *(_paragraph(text, width) for text in fit.above)]
+    if table.rows:
+        headings = [column.heading for column in fit.columns]
+        lines += [*_row(fit.columns, headings, at_bottom=True), "-" * _total(fit.columns)]
+    for index, cells_of_row in enumerate(zip(*(column.cells for column in fit.columns), strict=True)):
+        lines += [""] if index in table.breaks else []
+        lines += _row(fit.columns, cells_of_row)
+        if fit.prose and fit.prose[index]:
+            lines += [PROSE_INDENT + part for part in wrap(fit.prose[index], width - len(PROSE_INDENT))]
+    return [*lines, *(_paragraph(text, width) for text in (*fit.below, *table.notes))]
 
 
-def _grid(table: Table, found: Fitted, width: int) -> list[str]:
-    """The headings, a rule and the rows, as rich lays them out; blank lines and prose between the rows."""
-    from rich.box import Box
-    from rich.console import Console
-    from rich.table import Table as Grid
-    from rich.text import Text
+def _row(columns: Sequence[ScreenColumn], texts: Sequence[str], at_bottom: bool = False) -> list[str]:
+    """The lines of a row; texts of fewer lines than others stand at its top."""
+    parts = [text.split("\n") for text in texts]
+    height = max(map(len, parts))
+    parts = [[""] * (height - len(part)) + part if at_bottom else part + [""] * (height - len(part)) for part in parts]
+    return [(" " * GAP).join(map(_aligned, line, columns)) for line in zip(*parts, strict=True)]
 
-    # The rule below the headings alone; rich wants eight lines of four.
-    box = Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
-    grid = Grid(box=box, show_edge=False, pad_edge=False, padding=(0, GAP - 1, 0, 0), header_style="")
-    for column in found.columns:
-        justify = "left" if column.is_text else "right"
-        header = Text("\n".join(column.heading), justify=justify)  # type: ignore[arg-type]
-        grid.add_column(header, width=column.width, vertical="bottom", justify=justify)  # type: ignore[arg-type]
-    for row in zip(*(column.cells for column in found.columns), strict=True):
-        grid.add_row(*(Text(cell.rstrip(" ") + _KEPT * (len(cell) - len(cell.rstrip(" ")))) for cell in row))
-    file = io.StringIO()
-    Console(file=file, width=width + GAP, color_system=None, legacy_windows=False).print(grid)
-    lines = file.getvalue().replace(_KEPT, " ").rstrip("\n").split("\n")
-    num_above = len(lines) - len(table.rows)
-    placed = lines[:num_above]
-    for index, line in enumerate(lines[num_above:]):
-        placed += [""] if index in table.breaks else []
-        placed.append(line)
-        if found.prose and found.prose[index]:
-            placed += [PROSE_INDENT + part for part in wrap(found.prose[index], width - len(PROSE_INDENT))]
-    return placed
+
+def _aligned(text: str, column: ScreenColumn) -> str:
+    room = " " * (column.width - cells(text))
+    return text + room if column.is_text else room + text
 
 
 def wrap(text: str, width: int, indent: str = "") -> list[str]:
