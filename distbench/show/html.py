@@ -6,19 +6,17 @@ import hashlib
 import html
 import io
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING
 
 from distbench.show import plots as style
-from distbench.show.blocks import Block, Code, Heading, Lines, Table, clean_lines
-from distbench.show.plots import PlacedSpot, placed_spots
+from distbench.show.blocks import Block, Heading, Lines, clean_lines
+from distbench.show.plots import Spot, placed_spots
 from distbench.spec.safe_text import clean, cut
 
 if TYPE_CHECKING:
-    from jinja2 import Template
     from markupsafe import Markup
     from matplotlib.figure import Figure
 
@@ -66,13 +64,13 @@ def svg_of(figure: "Figure", prefix: str) -> str:
     text = _PATHS.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
     text = re.sub(r"\s*\n\s*", " ", text)
     width, height = figure.get_size_inches() * 72
-    opening = f'<svg class="plot" role="img" aria-label="{_attribute(figure.get_suptitle() or "figure")}"'
+    opening = f'<svg class="plot" role="img" aria-label="{html.escape(clean(figure.get_suptitle() or "figure"))}"'
     opening += f' viewBox="0 0 {width:.1f} {height:.1f}" style="--width:{width:.0f}px">'
     body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
     return _UNPRINTABLE.sub(" ", f"{opening}{body}<g>{''.join(map(_spot, placed_spots(figure)))}</g></svg>")
 
 
-def _spot(spot: PlacedSpot) -> str:
+def _spot(spot: Spot) -> str:
     said = "\n".join(map(clean, cut(spot.text).split("\n")))
     title = f"<title>{html.escape(said)}</title>"
     if not spot.width and not spot.height:
@@ -80,12 +78,6 @@ def _spot(spot: PlacedSpot) -> str:
     size = f'width="{max(spot.width, MIN_BAR):.1f}" height="{max(spot.height, MIN_BAR):.1f}"'
     return f'<rect class="spot" x="{spot.x:.1f}" y="{spot.y:.1f}" {size}>{title}</rect>'
 
-
-def _attribute(text: str) -> str:
-    return html.escape(clean(text))
-
-
-# The report as one HTML page that needs nothing else: styles, script and figures within. Blocks in, text out.
 
 TEMPLATES = Path(__file__).parent / "templates"
 # Words that a table's reader looks for first, and how they are set.
@@ -123,12 +115,12 @@ PageBlock = Block | Picture
 
 @dataclass
 class PageSection:
-    """What stands under one entry of the contents; `shown` are parts as the template takes them."""
+    """What stands under one entry of the contents: blocks with the number of each on the page."""
 
     id: str
     title: str
     mark: str = ""
-    shown: list[dict[str, Any]] = field(default_factory=list)
+    blocks: list[tuple[int, PageBlock]] = field(default_factory=list)
 
 
 def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
@@ -137,16 +129,34 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     The first heading of level 1 is the page's own, every further one of level 1 or 2 begins a section, all others
     stand within it.
     """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
     sections, heading = _sections(title, blocks)
-    _link(sections)
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("early.js", "page.js")]
-    return _template("page.html").render(
-        title=clean(title),
+    environment = Environment(
+        loader=FileSystemLoader(TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "clean": clean,
+        "clean_lines": clean_lines,
+        "column_name": _column_name,
+        "breakable": _breakable,
+    }
+    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look, "picture": _picture}
+    return environment.get_template("page.html").render(
+        title=title,
         heading=heading,
         sections=sections,
-        style=_raw(_template("page.css").render()),
-        scripts=[*map(_raw, scripts)],
-        hashes=_raw(" ".join(map(_hash, scripts))),
+        # In the first and in the last section a section's title leads there.
+        links={section.title: section.id for section in sections[1:]},
+        style=Markup(environment.get_template("page.css").render()),
+        scripts=[*map(Markup, scripts)],
+        hashes=Markup(" ".join(map(_hash, scripts))),
     )
 
 
@@ -159,105 +169,48 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
         if isinstance(block, Heading) and block.level <= 2:
             mark = clean(block.mark) if isinstance(block, SectionHeading) else ""
             sections.append(PageSection(f"s{number}", clean(block.text), mark))
-        else:
-            sections[-1].shown += _shown(block, number)
-    heading = clean(first.text if first else title)
-    return [one for one in sections if one.shown or one.id != "s0"], heading
+        elif not isinstance(block, Lines) or block.texts:
+            sections[-1].blocks.append((number, block))
+    return [section for section in sections if section.blocks or section.id != "s0"], first.text if first else title
 
 
-def _link(sections: Sequence[PageSection]) -> None:
-    """In the first and in the last section a section's title leads there, as a cell and where a sentence begins so."""
-    ids = {section.title: section.id for section in sections[1:]}
-    for block in (block for section in (*sections[:1], *sections[-1:]) for block in section.shown):
-        for row in block.get("rows", ()):
-            row["cells"] = [cell._replace(link=ids.get(str(cell.text))) for cell in row["cells"]]
-        if "texts" in block:
-            block["texts"] = [text._replace(link=ids.get(text.text.partition(" (")[0])) for text in block["texts"]]
-
-
-def _shown(block: PageBlock, number: int) -> Iterator[dict[str, Any]]:
-    """A block as the template takes it: its kind, and its parts."""
-    if isinstance(block, Picture):
-        yield {"kind": "picture", "svg": _raw(svg_of(block.figure, f"f{number}-"))}
-    elif isinstance(block, Heading):
-        yield {"kind": "heading", "text": clean(block.text)}
-    elif isinstance(block, Code):
-        yield {"kind": "code", "text": "\n".join(map(clean, block.lines))}
-    elif isinstance(block, Lines):
-        if block.texts:
-            kind = "verdict" if isinstance(block, Verdict) else "lines"
-            yield {"kind": kind, "texts": [*map(_paragraph, block.texts)]}
-    else:
-        yield _table(block)
-
-
-def _table(table: Table) -> dict[str, Any]:
-    lefts = [heading.startswith("<") for heading in table.columns]
-    # A word that was cut for a narrow column is whole again.
-    headings = [clean_lines(name.removeprefix("<").replace("-\n", "")).replace("\n", " ") for name in table.columns]
-    rows = [
-        {"breaks": index in table.breaks, "cells": [*map(_cell, row, lefts)]}
-        for index, row in enumerate([*table.rows, *table.beyond])
-    ]
-    return {
-        "kind": "table",
-        "title": clean(table.title),
-        "columns": list(zip(headings, lefts, strict=True)),
-        "rows": rows,
-        "together": table.together,
-        "notes": [clean(note) for note in table.notes[bool(table.beyond) :]],
-    }
-
-
-class PageText(NamedTuple):
-    """A cell or a sentence: its text, its classes, and the section that it (a sentence: its first words) leads to."""
-
-    text: "str | Markup"
-    look: str
-    link: str | None = None
-
-
-def _paragraph(text: str) -> PageText:
-    """A sentence; one that begins with a space says more of the one before it."""
-    text = clean(text)
-    said = text.strip()
-    look = BAD if said.startswith("NOT ") else FAINT if said.startswith("caution") else ""
-    return PageText(said, f"{'more' * text.startswith(' ')} {look}".strip())
-
-
-def _cell(cell: str, is_left: bool) -> PageText:
-    text, left = clean_lines(cell), "left" * is_left
-    look = f"{left} {LOOKS.get(text.strip(), '')}".strip()
-    if not is_left or max(map(len, text.split("\n"))) <= LONG_LINE:
-        return PageText(text, look)
-    # An arrow would be broken after its dash.
-    from markupsafe import Markup, escape
-
-    whole = Markup("<span>{}</span><wbr>")
-    parts = enumerate(_BREAK_AFTER.split(text))
-    return PageText(
-        Markup("").join(whole.format(part) if at % 2 else escape(part) for at, part in parts), f"{look} long"
-    )
-
-
-@cache
-def _template(name: str) -> "Template":
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    return environment.get_template(name)
-
-
-def _raw(text: str) -> "Markup":
+def _picture(block: Picture, number: int) -> "Markup":
     from markupsafe import Markup
 
-    return Markup(text)
+    return Markup(svg_of(block.figure, f"f{number}-"))
+
+
+def _column_name(heading: str) -> str:
+    # A word that was cut for a narrow column is whole again.
+    return clean_lines(heading.removeprefix("<").replace("-\n", "")).replace("\n", " ")
+
+
+def _line_look(text: str) -> str:
+    """A sentence's classes; one that begins with a space says more of the one before it."""
+    look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith("caution") else ""
+    return f"{'more' * text.startswith(' ')} {look}".strip()
+
+
+def _is_long(cell: str, is_left: bool) -> bool:
+    return is_left and max(map(len, cell.split("\n"))) > LONG_LINE
+
+
+def _cell_look(cell: str, is_left: bool) -> str:
+    """A cell's classes."""
+    looks = ("left" * is_left, LOOKS.get(cell.strip(), ""), "long" * _is_long(cell, is_left))
+    return " ".join(filter(None, looks))
+
+
+def _breakable(cell: str, is_left: bool) -> "Markup | str":
+    """A cell's text, which may be broken after separators where it is long."""
+    from markupsafe import Markup, escape
+
+    if not _is_long(cell, is_left):
+        return cell
+    # An arrow would be broken after its dash.
+    whole = Markup("<span>{}</span><wbr>")
+    parts = enumerate(_BREAK_AFTER.split(cell))
+    return Markup("").join(whole.format(part) if at % 2 else escape(part) for at, part in parts)
 
 
 def _hash(script: str) -> str:

@@ -23,8 +23,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# How every plot looks: colours that a colour-blind eye tells apart, units on axes, and saving without a screen.
-
 # Okabe and Ito's palette: told apart with any of the common colour deficiencies.
 BLUE, SKY, GREEN, ORANGE = "#0072B2", "#56B4E9", "#009E73", "#E69F00"
 RED, PURPLE, BLACK = "#D55E00", "#CC79A7", "#000000"
@@ -212,32 +210,22 @@ class Spot(NamedTuple):
     height: float = 0.0
 
 
-class PlacedSpot(NamedTuple):
-    """A spot on the drawn figure, in points (1/72 inch) from its upper left corner; a point has no size."""
-
-    x: float
-    y: float
-    text: str
-    width: float
-    height: float
-
-
 def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
     """Say these texts where the axes' data are pointed at."""
     _SPOTS.setdefault(axes, []).extend(spots)
 
 
-def placed_spots(figure: "Figure") -> Iterator[PlacedSpot]:
-    """Every spot of a figure that was drawn, in the order of its axes; what lies at no finite place is left out."""
+def placed_spots(figure: "Figure") -> Iterator[Spot]:
+    """Every spot of a figure that was drawn, in points (1/72 inch) from its upper left corner, in the order of its
+    axes; what lies at no finite place is left out."""
+    to_figure, (width, height) = figure.transFigure.inverted(), figure.get_size_inches() * POINTS_PER_INCH
     for axes in figure.axes:
-        spots = _SPOTS.get(axes, ())
-        to_points = axes.transData + figure.transFigure.inverted()
-        width, height = figure.get_size_inches() * POINTS_PER_INCH
-        for spot in spots:
+        to_points = axes.transData + to_figure
+        for spot in _SPOTS.get(axes, ()):
             corners = [(spot.x, spot.y), (spot.x + spot.width, spot.y + spot.height)]
             with np.errstate(divide="ignore", invalid="ignore"):
                 across, up = to_points.transform(corners).T
             if np.isfinite([*across, *up]).all():
                 left, bottom = float(across.min()) * width, float(up.min()) * height
                 size = float(np.ptp(across)) * width, float(np.ptp(up)) * height
-                yield PlacedSpot(left, height - bottom - size[1], spot.text, *size)
+                yield Spot(left, height - bottom - size[1], spot.text, *size)
