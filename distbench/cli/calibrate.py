@@ -140,7 +140,8 @@ def _jobs_of_hardware(request: Any, calibration: Any, joined: Any) -> list[Any]:
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
     from distbench.planning.calibration import measured_in, profile_of
     from distbench.records.run_file import read_run
-    from distbench.report.calibrations import draw, profile_text
+    from distbench.report.calibrations import calibration_figures, profile_text
+    from distbench.show.plots import draw
 
     run = read_run(run_file)
     profile = profile_of(run)
@@ -151,7 +152,7 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
     say(profile_text(profile))
     say(f"profile: {output}", err=True)
     if plots:
-        for path in draw(profile, measured_in(run), plots):
+        for path in draw(calibration_figures(profile, measured_in(run)), plots):
             say(f"drawn: {path}", err=True)
 
 

@@ -10,9 +10,8 @@ from distbench.records.run_file import no_garbage_collection
 from distbench.report.output import DATA_FORMS, FORMS, Rendered, rendered
 from distbench.report.overview import Contents, overview
 from distbench.report.page import page_blocks, write_page
-from distbench.report.plots import figures_in
 from distbench.report.reproducer import write_reproducers
-from distbench.report.sections import report_blocks
+from distbench.report.sections import figures_in, report_blocks
 from distbench.report.summary import summary
 from distbench.show.blocks import Block, Table, TableColumns, capped, key_columns, table_of
 from distbench.show.plots import draw
@@ -115,7 +114,7 @@ def render(
         lambda: (
             _blocks(contents, runs, command, full or form != "table")
             if groups is None
-            else [*overview(found), table(groups)]
+            else [*overview(Contents.of(found, whole, with_studies=False).reported), table(groups)]
         ),
         warnings,
         written,

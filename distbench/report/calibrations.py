@@ -1,9 +1,8 @@
 """Calibrations: the profile that a run of scenario `calibrate` gives, as lines, a table, plots and a page."""
 
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby, pairwise
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,9 +10,9 @@ import numpy as np
 from distbench.planning.calibration import MeasuredSteps, measured_in, profile_of
 from distbench.planning.cost_profile import DIRECT, LOCAL_OPS, Line, Profile, Sample
 from distbench.records.run_file import Run
+from distbench.report.section import Figures, ReportedRun, Section
 from distbench.show import plots as style
-from distbench.show.blocks import Lines, Table, TableColumns, table_of
-from distbench.show.html import PageBlock, Picture
+from distbench.show.blocks import Block, Lines, Table, TableColumns, table_of
 from distbench.show.plots import Spot, hover
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, bandwidth_text, brief_time_text, percent_text, size_text, time_text
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
 
 # A cost profile as a table.
 
-PROFILE_GB = 1e9
+GB = 1e9
 COLUMNS: TableColumns = (
     ("<op", lambda line: line.op),
     ("<mesh dim", lambda line: line.mesh_dim),
@@ -57,7 +56,11 @@ def profile_table(profile: Profile) -> Table:
     notes = [
         *([f"hosts: ranks of a group on each of its hosts; {levels}"] if len(set(profile.hosts)) > 1 else []),
         "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), beyond the knee at the rate beyond",
-        *(_message_note(line.per_message_s) for line in profile.lines if line.per_message_s),
+        *(
+            f"of direct, {brief_time_text(line.per_message_s)} more for each message of the busiest rank"
+            for line in profile.lines
+            if line.per_message_s
+        ),
         "payload: the full gathered or scattered buffer; of direct, what the busiest rank sends or receives",
         "errors: median of |predicted / measured - 1|, over the sizes fitted and over those held out",
     ]
@@ -67,12 +70,8 @@ def profile_table(profile: Profile) -> Table:
     return table_of(title, columns, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond"))
 
 
-def _message_note(per_message_s: float) -> str:
-    return f"of direct, {time_text(per_message_s).strip()} more for each message of the busiest rank"
-
-
 def _rate_text(per_byte_s: float) -> str:
-    return bandwidth_text(1 / per_byte_s / PROFILE_GB).strip() if per_byte_s else NOTHING
+    return bandwidth_text(1 / per_byte_s / GB).strip() if per_byte_s else NOTHING
 
 
 # What a calibration measured, drawn as points on the lines that were fitted.
@@ -80,23 +79,6 @@ def _rate_text(per_byte_s: float) -> str:
 TITLES = {"all_to_all": "all_to_all as DTensor runs it", "all_to_all_native": "all_to_all, native", DIRECT: "direct"}
 NUM_CURVE = 61
 NUM_COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 4, 3.3, 3.0
-
-
-def draw(profile: Profile, measured: Sequence[MeasuredSteps], folder: Path) -> list[Path]:
-    """Measured points on the profile's lines, one figure a mesh dim, one panel an op; the files written.
-
-    Raises:
-        UserError: the folder cannot be written.
-    """
-    written = []
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with style.styled():
-            for name, figure in calibration_figures(profile, measured):
-                written += style.save(figure, folder, name)
-    except OSError as error:
-        raise UserError(f"plots cannot be written to {folder}: {error.strerror}; give another --plots") from error
-    return written
 
 
 def calibration_figures(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Iterator[tuple[str, Figure]]":
@@ -120,9 +102,9 @@ def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
         panel.set_ylabel("time")
     where = "the whole mesh" if measured[0].op == DIRECT else f"mesh dim {measured[0].mesh_dim}"
     text = f"What a step costs over {where}, groups of {count_text(measured[0].group_size, 'rank')}"
-    figure.suptitle(text, x=0.01, ha="left", fontweight="bold")
+    style.title(figure, text)
     caption = "lines are fitted to the filled points and judged by the hollow ones (off by: median of the latter)"
-    figure.supxlabel(caption, x=0.01, ha="left", fontsize=9, color=style.GREY)
+    style.caption(figure, caption)
     return figure
 
 
@@ -164,22 +146,17 @@ def _kind(sample: Sample) -> tuple[float, int]:
     return round(sample.num_copies, 1), sample.num_messages
 
 
-GB = 1e9
-
-
-def calibration_lines(run: Run) -> Iterator[str]:
-    """For each mesh dim what its collectives cost, and how far off the lines are; nothing where there is none."""
-    profile = _profile_of(run)
+def headline(reported: ReportedRun) -> Iterator[str]:
+    """For each mesh dim what its collectives cost, and how far off the lines are."""
+    profile = _profile_of(reported.run)
     if not isinstance(profile, Profile):
         yield from [profile] if profile else []
         return
     lines = [line for line in profile.lines if line.op not in LOCAL_OPS]
     for mesh_dim, of_dim in groupby(lines, key=lambda line: line.mesh_dim):
         own = list(of_dim)
-        yield (
-            f"{mesh_dim} ({count_text(own[0].group_size, 'rank')}), latency + bandwidth: "
-            f"{', '.join(map(_cost_text, own))}"
-        )
+        ranks, costs = count_text(own[0].group_size, "rank"), ", ".join(map(_cost_text, own))
+        yield f"{mesh_dim} ({ranks}), latency + bandwidth: {costs}"
     if lines:
         worst = max(lines, key=lambda line: line.expected_error)
         usual = percent_text(statistics.median(line.expected_error for line in lines))
@@ -188,21 +165,19 @@ def calibration_lines(run: Run) -> Iterator[str]:
         yield f"off by {usual} on {judged} (median of {count_text(len(lines), 'line')}; {most})"
 
 
-def calibration_tables(run: Run) -> list[Table]:
-    """The lines of one run's calibration; nothing where there is none."""
-    profile = _profile_of(run)
-    return [profile_table(profile)] if isinstance(profile, Profile) else []
+def tables(reported: ReportedRun, full: bool = True) -> list[Block]:
+    """The lines of one run's calibration, or why there are none."""
+    profile = _profile_of(reported.run)
+    if isinstance(profile, Profile):
+        return [profile_table(profile)]
+    return [Lines((profile,))] if profile else []
 
 
-def calibration_blocks(run: Run) -> Iterable[PageBlock]:
-    """Figures and a table of one run's calibration; nothing where there is none."""
-    profile = _profile_of(run)
-    if not isinstance(profile, Profile):
-        return [Lines((profile,))] if profile else []
-    return [
-        *(Picture(figure) for _, figure in calibration_figures(profile, measured_in(run))),
-        *calibration_tables(run),
-    ]
+def figures(reported: ReportedRun) -> Figures:
+    """The figures of one run's calibration."""
+    profile = _profile_of(reported.run)
+    if isinstance(profile, Profile):
+        yield from calibration_figures(profile, measured_in(reported.run))
 
 
 def _profile_of(run: Run) -> Profile | str | None:
@@ -223,3 +198,6 @@ def _cost_text(line: Line) -> str:
     parts += [f"{brief_time_text(line.per_message_s)} a message"] if line.per_message_s > 0 else []
     parts += [f"{bandwidth_text(1 / per_byte_s / GB).strip()} GB/s"] if per_byte_s > 0 else []
     return f"{line.op} {' + '.join(parts) or 'no cost'}"
+
+
+SECTION = Section(headline, tables, figures)

@@ -1,17 +1,20 @@
 """Users' own calls: one row a call and variant."""
 
-from typing import TYPE_CHECKING
-
-from distbench.records.dataframe import measured_of, records_of
+from distbench.records.dataframe import Row, measured_of, records_of
+from distbench.report.section import ReportedRun, Section, first_of
 from distbench.show.blocks import Table, TableColumns, capped, table_of
-from distbench.show.units import p95_notes, spread_of, time_text, whole_text, word_text
-
-if TYPE_CHECKING:
-    import pandas as pd
+from distbench.show.terminal import without_shared
+from distbench.show.units import brief_time_text, p95_notes, spread_of, time_text, whole_text, word_text
 
 MAX_ROWS = 100
+
+
+def _name(row: Row) -> str:
+    return str(row["id"]).removeprefix("call/")
+
+
 COLUMNS: TableColumns = (
-    ("<call", lambda row: str(row["id"]).removeprefix("call/")),
+    ("<call", _name),
     ("ranks", lambda row: whole_text(row["group_size"])),
     ("median", lambda row: time_text(row["median_s"])),
     ("p95", lambda row: time_text(row["p95_s"])),
@@ -20,13 +23,23 @@ COLUMNS: TableColumns = (
 )
 
 
-def tables(frame: "pd.DataFrame") -> list[Table]:
-    """What one run's calls cost, in file order; nothing when there are none."""
-    measured = measured_of(frame, "call")
-    if measured.empty:
+def headline(reported: ReportedRun) -> list[str]:
+    """Each call's median."""
+    rows = records_of(measured_of(reported.frame, "call"))
+    names, _ = without_shared([*map(_name, rows)])
+    listed = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
+    return [f"a call takes {first_of(listed)}"] if listed else []
+
+
+def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    """What one run's calls cost, in file order."""
+    rows = records_of(measured_of(reported.frame, "call"))
+    if not rows:
         return []
-    rows = records_of(measured)
     spread, text = spread_of(rows)
     columns = (*COLUMNS[:3], (f"<{spread}", text), *COLUMNS[3:])
     optional = ("stopped by", "samples", "ranks", "p95", spread)
     return [capped(table_of("calls", columns, rows, p95_notes(rows), (), optional), MAX_ROWS)]
+
+
+SECTION = Section(headline, tables)

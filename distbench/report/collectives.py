@@ -1,22 +1,26 @@
 """Collectives: bandwidth per mesh dim, op, dtype and size."""
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, measured_of, records_of
+from distbench.report.section import MAX_PANELS, PER_ROW, Figures, ReportedRun, Section, panels_of
+from distbench.show import plots as style
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
+from distbench.show.plots import Spot, hover
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 MAX_ROWS = 100
 # How a footnote names the collective itself, as against the function that was called.
 OWN_NAMES = {"reduce_scatter": "reduce-scatter", "all_gather": "all-gather", "all_to_all": "all-to-all"}
 
 
-def _op_text(row: Row) -> str:
-    runs_as_another = isinstance(row["backend_op"], str) and row["backend_op"] != row["op"]
-    return str(row["op"]) + ("^" if runs_as_another else "")
+def _is_run_as_another(row: Row) -> bool:
+    return isinstance(row["backend_op"], str) and row["backend_op"] != row["op"]
 
 
 # What COLUMNS reads of a frame that has a hundred.
@@ -25,7 +29,7 @@ SHOWN = (
     *("algbw_gb_per_s", "busbw_gb_per_s"),
 )
 COLUMNS: TableColumns = (
-    ("<op", _op_text),
+    ("<op", lambda row: f"{row['op']}{'^' * _is_run_as_another(row)}"),
     ("<dtype", lambda row: units.word_text(row["dtype"])),
     ("size", lambda row: units.size_text(row["payload_bytes"])),
     ("median", lambda row: units.time_text(row["median_s"])),
@@ -49,9 +53,27 @@ def collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     return kept.sort_values(["mesh_dim_rank", "op", "dtype", "payload_bytes"], kind="stable")
 
 
-def tables(frame: "pd.DataFrame") -> list[Table]:
-    """One table a mesh dim, of one run's frame."""
-    measured = collectives_of(frame)
+def headline(reported: ReportedRun) -> Iterator[str]:
+    """For each mesh dim of several ranks each collective's bus bandwidth at the largest size."""
+    measured = collectives_of(reported.frame)
+    for mesh_dim, of_dim in measured[measured["group_size"] != 1].groupby("mesh_dim", sort=False):
+        largest = of_dim[of_dim["payload_bytes"] == of_dim["payload_bytes"].max()].drop_duplicates("op")
+        rows = [row for row in records_of(largest) if units.known(row["busbw_gb_per_s"])]
+        if rows:
+            listed = ", ".join(
+                f"{_op_and_backend_op(row)} {units.bandwidth_text(row['busbw_gb_per_s']).strip()}" for row in rows
+            )
+            ranks, size = units.whole_text(rows[0]["group_size"]), units.size_text(rows[0]["payload_bytes"])
+            yield f"{mesh_dim} ({ranks} ranks), {size}, busbw GB/s: {listed}"
+
+
+def _op_and_backend_op(row: Row) -> str:
+    return f"{row['op']} (run as {row['backend_op']})" if _is_run_as_another(row) else str(row["op"])
+
+
+def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    """One table a mesh dim."""
+    measured = collectives_of(reported.frame)
     return [_table(str(mesh_dim), of_dim) for mesh_dim, of_dim in measured.groupby("mesh_dim", sort=False)]
 
 
@@ -81,3 +103,58 @@ def run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:
     other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
     found = other[["op", "backend_op", "backend"]].drop_duplicates()
     return list(found.itertuples(index=False, name=None))
+
+
+def figures(reported: ReportedRun) -> Figures:
+    """busbw against size, one figure a dtype, one panel a mesh dim, one line a collective."""
+    measured = collectives_of(reported.frame)
+    measured = measured[(measured["busbw_gb_per_s"] > 0) & (measured["payload_bytes"] > 0)]
+    for dtype, of_dtype in measured.groupby("dtype", sort=False):
+        panels = list(of_dtype.groupby("mesh_dim", sort=False))[:MAX_PANELS]
+        colors = dict(zip(sorted(of_dtype["op"].unique()), style.CYCLE * 3, strict=False))
+        figure, axes = panels_of(len(panels), 1.2, 4.6)
+        ends = [
+            _busbw_panel(panel, str(mesh_dim), of_dim, colors)
+            for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True)
+        ]
+        # Panels share their y axis, whose limits stand when all lines are drawn.
+        for panel, of_panel in zip(axes, ends, strict=True):
+            style.label_ends(panel, of_panel, colors)
+        for panel in axes[::PER_ROW]:
+            panel.set_ylabel("busbw (GB/s)")
+        style.title(figure, f"{reported.run.scenario}: bus bandwidth by message size, {dtype}")
+        notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in run_as_another(of_dtype)]
+        style.caption(figure, "; ".join(["bands: quartiles", *notes]))
+        yield f"busbw-{dtype}", figure
+
+
+def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: dict[str, str]) -> dict[str, float]:
+    """One line an op; op to the y of its last point."""
+    ends: dict[str, float] = {}
+    for op, of_op in measured.groupby("op", sort=False):
+        points = of_op.sort_values("payload_bytes")
+        columns = ("payload_bytes", "busbw_gb_per_s", "busbw_low_gb_per_s", "busbw_high_gb_per_s")
+        sizes, busbw, low, high = (points[name].to_numpy(float) for name in columns)
+        axes.fill_between(sizes, low, high, color=colors[str(op)], alpha=0.15, linewidth=0)
+        axes.plot(sizes, busbw, color=colors[str(op)], marker="o", markersize=4, linewidth=1.8)
+        ends[str(op)] = float(busbw[-1])
+        hover(axes, map(_busbw_spot, records_of(points)))
+    axes.set_yscale("log")
+    axes.grid(visible=True, axis="y")
+    style.size_ticks(axes, measured["payload_bytes"].tolist())
+    style.label_axis(axes.yaxis, lambda value: f"{value:g}")
+    axes.tick_params(labelleft=True)
+    axes.set_title(f"mesh dim {mesh_dim}, groups of {group_sizes_text(measured)}", fontweight="normal")
+    axes.set_xlabel("message size S")
+    return ends
+
+
+def _busbw_spot(row: Row) -> Spot:
+    low, high = (f"{row[f'busbw_{end}_gb_per_s']:.3g}" for end in ("low", "high"))
+    text = f"{row['op']} over {row['mesh_dim']}, {units.size_text(row['payload_bytes'])}\n"
+    text += f"busbw {row['busbw_gb_per_s']:.3g} GB/s [{low}, {high}]\n"
+    text += f"median {units.brief_time_text(row['median_s'])} {units.quartiles_text(row)}"
+    return Spot(row["payload_bytes"], row["busbw_gb_per_s"], text)
+
+
+SECTION = Section(headline, tables, figures)

@@ -1,23 +1,37 @@
 """Forward passes alone: percentiles of their latency, throughput, and what their cache takes; one row a variant."""
 
+import textwrap
 from functools import partial
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, records_of
 from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
-from distbench.report.steps import MAX_ROWS, RESERVED, about_memory, place_text, rate_text, speedup_text, steps_of
+from distbench.report.section import Figures, ReportedRun, Section
+from distbench.report.steps import (
+    LABEL_WIDTH,
+    MAX_BARS,
+    about_memory,
+    place_text,
+    rate_text,
+    speedup_text,
+    steps_of,
+    times_and_checks,
+)
+from distbench.show import plots as style
 from distbench.show import units
-from distbench.show.blocks import Table, TableColumn, TableColumns, capped, table_of
+from distbench.show.blocks import Table, TableColumns, table_of
+from distbench.show.plots import Spot, hover
 from distbench.statistics.intervals import MIN_FOR_PERCENTILE
 from distbench.statistics.pass_comparison import MIN_PASSES
-from distbench.statistics.verdicts import WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 PERCENTS = tuple(MIN_FOR_PERCENTILE)
 TAILS = PERCENTS[1:]
+MARKS = dict(zip(PERCENTS, (("D", style.BLUE), ("o", style.SKY), ("s", style.ORANGE)), strict=True))
 MORE = "measure with --passes"  # each of them has one at least
 
 
@@ -47,6 +61,7 @@ LATENCIES: TableColumns = (
     *((_tail_name(percent), partial(_tail_text, percent)) for percent in TAILS),
     ("samples", lambda row: units.whole_text(row["num_samples"])),
     ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
+    ("samples/s", lambda row: units.count_text(row["samples_per_s"])),
     ("<speed-up, 95 % CI", speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
@@ -54,6 +69,7 @@ CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("KV cache", lambda row: units.size_text(row["cache_bytes"])),
     ("peak memory", lambda row: units.size_text(row["peak_bytes"])),
+    ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"])),
     ("predicted", lambda row: units.size_text(row["predicted_peak_bytes"])),
     ("<at", place_text),
     ("output error", lambda row: units.error_text(row["output_rel_error"])),
@@ -61,42 +77,26 @@ CHECKS: TableColumns = (
 )
 
 
-def forward_rows(frame: "pd.DataFrame") -> list[Row]:
-    """The forward passes that were measured and right, as `steps_of` gives them."""
-    return _forward_only(steps_of(frame))
-
-
 def _forward_only(measured: "pd.DataFrame") -> list[Row]:
-    rows = records_of(measured[measured["mode"] == FORWARD_ONLY])
-    return rows
+    return records_of(measured[measured["mode"] == FORWARD_ONLY])
 
 
-def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
-    """What one run's forward passes take; nothing when there are none.
+def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    """What one run's forward passes take.
 
     Where not `full`, variants within noise are counted alone, and whether outputs were right is left out.
     """
-    measured = steps_of(frame)
+    measured = steps_of(reported.frame)
     rows = _forward_only(measured)
     if not rows:
         return []
-    told = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
     notes = [*_about_percentiles(rows), *measured.attrs["told"]]
-    if num_left_out := len(rows) - len(told):
-        notes.insert(0, f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them")
-    optional = ("samples", *map(_tail_name, TAILS), "tokens/s", "samples/s")
-    unknown = [
-        _tail_name(percent) for percent in TAILS if not any(units.known(percentile_s(row, percent)) for row in rows)
-    ]
-    columns = [column for column in LATENCIES if column[0] not in unknown]
-    columns = columns if any(units.known(row["num_tokens"]) for row in rows) else [*map(_in_samples, columns)]
-    times = table_of("latency of a forward pass", columns, told, notes, (), optional)
-    return [capped(times, MAX_ROWS), *([capped(_checks(rows), MAX_ROWS)] if full else [])]
-
-
-def _in_samples(column: TableColumn) -> TableColumn:
-    """The column of throughput where no row says how many tokens it has; any other as it is."""
-    return ("samples/s", lambda row: units.count_text(row["samples_per_s"])) if column[0] == "tokens/s" else column
+    tails = tuple(map(_tail_name, TAILS))
+    # Samples where no row says how many tokens it has.
+    in_other_unit = "samples/s" if any(units.known(row["num_tokens"]) for row in rows) else "tokens/s"
+    columns = [column for column in LATENCIES if column[0] != in_other_unit]
+    optional = ("samples", *tails, "tokens/s", "samples/s")
+    return times_and_checks("latency of a forward pass", columns, rows, notes, optional, tails, _checks(rows), full)
 
 
 def _about_percentiles(rows: list[Row]) -> list[str]:
@@ -114,20 +114,65 @@ def _about_percentiles(rows: list[Row]) -> list[str]:
 
 
 def _checks(rows: list[Row]) -> Table:
-    columns = list(CHECKS)
-    if any(units.known(row["peak_reserved_bytes"]) for row in rows):
-        columns.insert(3, RESERVED)
     notes = [
         "KV cache is what a rank keeps of keys and values, the rank that keeps most; peak memory has it too",
         *about_memory(rows),
         "errors are of the logits, relative to the largest one on one device",
     ]
     optional = ("stopped by", "reserved", "at", "predicted")
-    return table_of("memory, and agreement with one device", columns, rows, notes, (), optional)
+    return table_of("memory, and agreement with one device", CHECKS, rows, notes, (), optional, ("reserved",))
 
 
-def latency_lines(frame: "pd.DataFrame") -> list[str]:
+def headline(reported: ReportedRun) -> list[str]:
     """The median of each variant, and what it gives a second, in one line."""
-    rows = [row for row in forward_rows(frame) if not str(row["variant"]).endswith(AGAIN)]
+    rows = [row for row in _forward_only(steps_of(reported.frame)) if not str(row["variant"]).endswith(AGAIN)]
     listed = [f"{row['variant']} {units.brief_time_text(row['median_s'])}, {rate_text(row)}" for row in rows]
     return [f"median latency: {'; '.join(listed)}"] if listed else []
+
+
+def figures(reported: ReportedRun) -> Figures:
+    """The latency of each variant's forward pass."""
+    rows = _forward_only(steps_of(reported.frame))[:MAX_BARS]
+    if not rows:
+        return
+    figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(rows))
+    largest = max(percentile_s(row, percent) for row in rows for percent in PERCENTS if _is_known(row, percent))
+    scale, unit = (1.0, "s") if largest >= 1 else (1e-3, "ms")
+    for percent, (marker, color) in MARKS.items():
+        told = [(at, row) for at, row in enumerate(rows) if _is_known(row, percent)]
+        if told:
+            seconds = [percentile_s(row, percent) / scale for _, row in told]
+            axes.scatter(
+                seconds, [at for at, _ in told], marker=marker, color=color, s=46, label=f"p{percent}", zorder=3
+            )
+            hover(axes, [Spot(x, at, _said(row, percent)) for x, (at, row) in zip(seconds, told, strict=True)])
+    _spans(axes, rows, scale)
+    axes.set_xlim(0, largest / scale * 1.12)
+    style.name_bars(axes, [textwrap.fill(str(row["variant"]).replace(",", ", "), LABEL_WIDTH) for row in rows])
+    axes.set_xlabel(f"latency of a forward pass ({unit})")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
+    style.title(figure, f"{reported.run.scenario}: latency of a forward pass")
+    style.caption(
+        figure, "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
+    )
+    yield "latency", figure
+
+
+def _is_known(row: Row, percent: int) -> bool:
+    return units.known(percentile_s(row, percent))
+
+
+def _spans(axes: "Axes", rows: list[Row], scale: float) -> None:
+    """A line from each variant's first percentile to its last one."""
+    for at, row in enumerate(rows):
+        told = [percentile_s(row, percent) / scale for percent in PERCENTS if _is_known(row, percent)]
+        if told:
+            axes.plot([told[0], told[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
+
+
+def _said(row: Row, percent: int) -> str:
+    of = f"{num_slower(row, percent)} of {row['num_samples']:.0f} samples were slower"
+    return f"{row['variant']}\np{percent}: {units.brief_time_text(percentile_s(row, percent))}\n{of}"
+
+
+SECTION = Section(headline, tables, figures)

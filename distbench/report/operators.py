@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, measured_of, records_of
+from distbench.report.section import ReportedRun, Section
 from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
 from distbench.show.units import NOTHING, known, size_text, time_text, whole_text, word_text
 from distbench.spec.placements import BASELINE
@@ -40,9 +41,9 @@ def operators_of(frame: "pd.DataFrame") -> list[Row]:
     return sorted(found.values(), key=lambda row: first[tuple(row[name] for name in KEYS)])
 
 
-def tables(frame: "pd.DataFrame") -> list[Table]:
-    """What one run's operators pay; nothing when there are none."""
-    rows = operators_of(frame)
+def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    """What one run's operators pay."""
+    rows = operators_of(reported.frame)
     if not rows:
         return []
     planners = list(dict.fromkeys(name for row in rows for name in row["times"]))
@@ -67,9 +68,9 @@ def _payment_text(row: Row) -> str:
     return "; ".join(parts) or "nothing"
 
 
-def operator_lines(frame: "pd.DataFrame") -> Iterator[str]:
+def headline(reported: ReportedRun) -> Iterator[str]:
     """How many redistribute unasked, which of them sends most, and where planners pay otherwise."""
-    rows = operators_of(frame)
+    rows = operators_of(reported.frame)
     placed = dict.fromkeys(tuple(row[name] for name in KEYS) for row in rows)
     unasked = [row for row in rows if known(row["num_implicit"]) and row["num_implicit"] > 0]
     if not rows:
@@ -82,3 +83,6 @@ def operator_lines(frame: "pd.DataFrame") -> Iterator[str]:
     yield line
     if otherwise := len(rows) - len(placed):
         yield f"planners pay otherwise on {otherwise} of them"
+
+
+SECTION = Section(headline, tables)

@@ -1,13 +1,14 @@
 """What a report is made of, and its top: what ran where, what is not ok, how the time of each run was spent."""
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from distbench.records.run_file import Run
 from distbench.records.run_file_fields import STATUSES
+from distbench.report.section import ReportedRun
 from distbench.report.study import Study, studies_of
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
 from distbench.show.units import brief_time_text, counts_text, known, percent_text, size_text
@@ -18,15 +19,11 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# What a report is made of.
-
-
 @dataclass(frozen=True)
 class Contents:
-    """Runs, the frame of each one's cases, and what the laboratories among them say."""
+    """The runs of a report, and the planner studies among them."""
 
-    runs: Sequence[Run]
-    frames: Sequence["pd.DataFrame"]
+    reported: Sequence[ReportedRun]
     studies: Sequence[Study]
 
     @classmethod
@@ -34,11 +31,16 @@ class Contents:
         """Contents of runs and the one frame of all their cases; studies take time, and are not always shown."""
         ends = accumulate((len(run.cases) for run in runs), initial=0)
         frames = [frame.iloc[start:end] for start, end in pairwise(ends)]
-        return cls(runs, frames, studies_of(runs, frames) if with_studies else [])
+        studies = studies_of(runs, frames) if with_studies else []
+        study_of = {id(run): study for study in studies for run in study.runs}
+        return cls(
+            [ReportedRun(run, part, study_of.get(id(run))) for run, part in zip(runs, frames, strict=True)], studies
+        )
 
-    def is_studied(self, run: Run) -> bool:
-        """Whether a study covers this run's redistributions."""
-        return any(run is other for study in self.studies for other in study.runs)
+    @property
+    def runs(self) -> list[Run]:
+        """The runs alone."""
+        return [reported.run for reported in self.reported]
 
 
 RUN_COLUMNS = ("<scenario", "<mesh", "<device", "ranks", "<status", "wall", "<cases")
@@ -58,15 +60,14 @@ CASE_COLUMNS: TableColumns = (
 )
 
 
-def overview(
-    runs: Sequence[Run], opening: Sequence[Block] = (), is_studied: Callable[[Run], bool] = lambda run: False
-) -> list[Block]:
+def overview(reported: Sequence[ReportedRun], opening: Sequence[Block] = ()) -> list[Block]:
     """Title, `opening`, machines, one row a run, the cases that are not ok, and those that were skipped.
 
-    Redistributions of studied runs are shown elsewhere, those that are not ok too.
+    Redistributions that a study covers are shown there, those that are not ok too.
     """
-    cautions = (*_labels(runs), *dict.fromkeys(line for run in runs for line in cautions_of(run)), *busy_line(runs))
-    tables = (_cases_table(NOT_OK_TITLE, NOT_OK, runs, is_studied), _cases_table("skipped", SKIPPED, runs, is_studied))
+    runs = [part.run for part in reported]
+    cautions = (*_labels(runs), *cautions_in(runs))
+    tables = (_cases_table(NOT_OK_TITLE, NOT_OK, reported), _cases_table("skipped", SKIPPED, reported))
     blocks: list[Block] = [
         Heading(f"distbench report: {count_text(len(runs), 'run')}", 1),
         *opening,
@@ -77,17 +78,33 @@ def overview(
     return [*blocks, *(table for table in tables if table.rows)]
 
 
-def _cases_table(name: str, statuses: Sequence[str], runs: Sequence[Run], is_studied: Callable[[Run], bool]) -> Table:
-    """The cases of some statuses with their errors, the worst first."""
-    found = [
+def cases_with(reported: Iterable[ReportedRun], statuses: Sequence[str]) -> list[dict[str, Any]]:
+    """The cases of these statuses that no study covers, the worst first."""
+    cases = [
         case
-        for run in runs
-        for case in run.cases
-        if case["status"] in statuses and not (case["case"].get("kind") == "redistribute" and is_studied(run))
+        for part in reported
+        for case in part.run.cases
+        if case["status"] in statuses and not (part.study and case["case"].get("kind") == "redistribute")
     ]
-    found.sort(key=lambda case: STATUSES.index(case["status"]))
-    title = f"{name}: {len(found)} of {count_text(sum(len(run.cases) for run in runs), 'case')}"
-    return capped(replace(table_of(title, CASE_COLUMNS, found), prose="error"), MAX_CASES)
+    return sorted(cases, key=lambda case: STATUSES.index(case["status"]))
+
+
+def _cases_table(name: str, statuses: Sequence[str], reported: Sequence[ReportedRun]) -> Table:
+    cases = cases_with(reported, statuses)
+    title = f"{name}: {len(cases)} of {count_text(sum(len(part.run.cases) for part in reported), 'case')}"
+    return capped(replace(table_of(title, CASE_COLUMNS, cases), prose="error"), MAX_CASES)
+
+
+def statuses_text(runs: Iterable[Run], otherwise: str) -> str:
+    """`3 ok, 1 wrong`; `otherwise` where no case finished."""
+    counts = Counter(case["status"] for run in runs for case in run.cases)
+    return counts_text({status: counts[status] for status in STATUSES}) or otherwise
+
+
+def device_text(run: Run) -> str:
+    """`cpu/gloo`; empty where it is not known."""
+    environment = run.about.environment
+    return "/".join(part for part in (environment.device or run.about.device, environment.backend) if part)
 
 
 def spent_line(run: Run) -> str | None:
@@ -111,15 +128,14 @@ def _run_row(run: Run) -> tuple[str, ...]:
     about, environment, footer = run.about, run.about.environment, run.footer or {}
     # A run without a footer was interrupted.
     status, message = str(footer.get("status") or "interrupted"), footer.get("message")
-    found = Counter(case["status"] for case in run.cases)
     return (
         run.scenario,
         "-" if about.mesh is None else format_mesh(about.mesh),
-        "/".join(part for part in (environment.device or about.device, environment.backend) if part) or "-",
+        device_text(run) or "-",
         str(environment.world_size or "-"),
         status + (f": {shorten(str(message), MAX_ERROR)}" if message else ""),
         brief_time_text(footer.get("wall_s") or float("nan")),
-        counts_text({status: found[status] for status in STATUSES}) or "none finished",
+        statuses_text([run], "none finished"),
     )
 
 
@@ -137,6 +153,11 @@ def machine_line(run: Run) -> str:
         f"commit {commit}" if facts.git_commit else "",
     )
     return f"{facts.machine or 'unknown machine'}: " + ", ".join(part for part in parts if part)
+
+
+def cautions_in(runs: Sequence[Run]) -> list[str]:
+    """What readers must know of the times of all these runs, each sentence once."""
+    return [*dict.fromkeys(line for run in runs for line in cautions_of(run)), *_busy_line(runs)]
 
 
 def cautions_of(run: Run) -> Iterator[str]:
@@ -163,7 +184,7 @@ def _labels(runs: Sequence[Run]) -> Iterator[str]:
         yield f'labelled "{label}": {", ".join(dict.fromkeys(scenarios))}'
 
 
-def busy_line(runs: Sequence[Run]) -> Iterator[str]:
+def _busy_line(runs: Sequence[Run]) -> Iterator[str]:
     """On the runs that began while the machine was at other work."""
     loads = [(run.scenario, run.about.environment.load_per_cpu) for run in runs]
     busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]

@@ -6,14 +6,10 @@ from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from distbench.judge.links_text import link_figures, link_tables
 from distbench.records.run_file import Run
-from distbench.report.calibrations import calibration_blocks
 from distbench.report.overview import NOT_OK, NOT_OK_TITLE, Contents, overview, spent_line
-from distbench.report.plots import figures_of
-from distbench.report.sections import tables_of
-from distbench.report.simulated_steps import simulated_tables
-from distbench.report.study import Study, code_blocks, opening, story
+from distbench.report.sections import SECTIONS
+from distbench.report.study import Study, code_blocks, story, verdict_lines
 from distbench.report.study_plots import laboratory_figures
 from distbench.report.summary import summary
 from distbench.report.timeline import timeline_figures
@@ -56,23 +52,21 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
     yield SectionHeading("Summary", mark=_mark(contents.runs))
     for study in contents.studies:
         yield Heading(f"Which redistribution planner to use on {study.machine}", 3)
-        yield Verdict(opening(study).texts)
+        yield Verdict(verdict_lines(study))
     yield from _summary_blocks(contents)
-    others = [block for block in overview(contents.runs, (), contents.is_studied) if isinstance(block, Table)]
+    others = [block for block in overview(contents.reported) if isinstance(block, Table)]
     yield from (table for table in others if _is_bad(table))
     for study in contents.studies:
         yield from (*code_blocks(study), *_with_figures(story(study), study))
     names = [run.scenario for run in contents.runs]
-    for run, frame in zip(contents.runs, contents.frames, strict=True):
+    for reported in contents.reported:
+        run = reported.run
         name = run.scenario if names.count(run.scenario) == 1 else f"{run.scenario} ({run.path.stem})"
-        is_studied, spent = contents.is_studied(run), spent_line(run)
-        own = frame[frame["kind"] != "redistribute"] if is_studied else frame
         yield SectionHeading(name, mark=_mark([run]))
-        yield from (Picture(figure) for _, figure in figures_of(run.scenario, own))
-        yield from (Picture(figure) for _, figure in link_figures(run))
-        yield from (*simulated_tables(run), *tables_of(frame, is_studied), *link_tables(run))
-        yield from calibration_blocks(run)
+        yield from (Picture(figure) for section in SECTIONS for _, figure in section.figures(reported))
+        yield from (block for section in SECTIONS for block in section.tables(reported, True))
         traces, failed = traces_of([run])
+        spent = spent_line(run)
         yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))
         for trace in traces:
             yield from traced_blocks(trace)

@@ -1,28 +1,123 @@
-"""Stand-alone scripts that show a wrong or broken redistribution without distbench, ready for an upstream issue."""
+"""Redistributions that came out wrong or broke, by cause, and a script for each that shows it without distbench."""
 
 import math
 import re
 import textwrap
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from string import Template
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from distbench.records.dataframe import Row
-from distbench.report.redistributions import Failure, numel_of, sizes_in
+from distbench.records.dataframe import Row, records_of
+from distbench.report.planner_table import PAIR_KEY, sizes_in
 from distbench.show.blocks import shorten
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
-from distbench.spec.placements import NATIVE, TORCH_PLANNERS, Placement, parse_placements
+from distbench.spec.placements import NATIVE, OUR_VARIANTS, TORCH_PLANNERS, Placement, parse_placements
 from distbench.spec.safe_text import clean
 
-TEMPLATE = "reproducer_template.txt"
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Redistributions that came out wrong or broke, by cause: planner, suite, and what their layouts have in common.
+
+BAD = ("wrong", "raised", "aborted", "timeout")
+
+
+class Failure(NamedTuple):
+    """Cases of one cause."""
+
+    status: str  # one of BAD
+    planner: str
+    suite: str  # the laboratory's suite, empty for none
+    pattern: str  # what the layouts have in common, in words
+    num_cases: int
+    example: Row  # the frame's row of the smallest of them
+    ours: dict[str, dict[str, int]]  # planner of ours to its statuses on the same pairs, as counts
+
+
+def failures_of(rows: "pd.DataFrame") -> list[Failure]:
+    """Every group of rows (of `laboratory_rows`) that are not ok, most serious status first, then the largest."""
+    bad = rows[rows["status"].isin(BAD)]
+    if bad.empty:
+        return []
+    bad = bad.assign(pattern=[pattern_of(record) for record in records_of(bad)])
+    outcomes, found = rows[[*PAIR_KEY, "planner", "status"]], []
+    for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
+        example = min(records_of(group), key=lambda record: (numel_of(record), str(record["id"])))
+        same = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
+        statuses = {name: same.loc[same["planner"] == name, "status"] for name in OUR_VARIANTS}
+        others = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
+        found.append(Failure(str(status), str(planner), str(suite), str(pattern), len(group), example, others))
+    return sorted(found, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
+
+
+def pattern_of(record: Row) -> str:
+    """What is special about a row's pair, in words that rows of one cause share; "plain layouts" when nothing is."""
+    source, target = sides = _placements(record["source"]), _placements(record["target"])
+    both = (*source, *target)
+    reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
+    words = {
+        "strided shards": any(placement.split_factor is not None for placement in both),
+        "explicit shard order": any(placement.turn is not None for placement in both),
+        "Shard to Partial" if _sharded_dims(source) else "to Partial": any(one.reduce_op for one in target),
+        "from Partial " + "/".join(reduce_ops): bool(reduce_ops),
+        "nested shards": any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, sides)),
+        "uneven": _is_uneven(record, sides),
+        "a flattened mesh exists": bool(record["flattened"]),
+        "backward": record["direction"] == "backward",
+    }
+    return ", ".join(word for word, is_true in words.items() if is_true) or "plain layouts"
+
+
+def numel_of(record: Row) -> int:
+    """Elements of the full tensor."""
+    return math.prod(sizes_in(record["shape"]))
+
+
+def _placements(text: object) -> tuple[Placement, ...]:
+    """Of a row's side; none where it names no layout."""
+    try:
+        return parse_placements(str(text))
+    except ValueError:
+        return ()
+
+
+def _sharded_dims(placements: Iterable[Placement]) -> list[int]:
+    """The tensor dim of each shard, in order of the mesh dims."""
+    return [placement.tensor_dim for placement in placements if placement.tensor_dim is not None]
+
+
+def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
+    shape, mesh_shape = sizes_in(record["shape"]), sizes_in(record["mesh_shape"])
+    return any(
+        length % math.prod(size for size, one in zip(mesh_shape, placements, strict=False) if one.tensor_dim == dim)
+        for placements in layouts
+        for dim, length in enumerate(shape)
+    )
+
+
+# A script for a cause: its smallest case with torch alone, ready for an upstream issue.
+
+TEMPLATE = "reproducer_script.jinja"
 MAX_NUMEL = 1_000_000
 DTYPES = {"f64": "float64", "f32": "float32", "bf16": "bfloat16", "f16": "float16"}
 # Reduce op to what puts the parts of a Partial target together; of an average, each part is the whole.
 REDUCTIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "avg": "MAX"}
+HAPPENED = {"wrong": "gives wrong values", "raised": "raises", "aborted": "kills a rank", "timeout": "hangs"}
+
+
+class Versions(NamedTuple):
+    """What a run was made with: torch's version and the backend."""
+
+    torch: str
+    backend: str
+
+
+class NotWritten(Exception):
+    """A failure that a script of torch alone cannot show; the message says why."""
 
 
 class Cut(NamedTuple):
@@ -37,12 +132,13 @@ class ScriptLayout(NamedTuple):
     """A layout as the script writes it."""
 
     placements: list[str]  # Python expressions, one a mesh dim
+    reduce_ops: set[str]
     cuts: list[Cut]  # in the order in which they are made
     order: dict[int, tuple[int, ...]]  # tensor dim to the mesh dims that cut it
     is_ordered: bool  # whether that is another order than from left to right
 
 
-def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder: Path) -> tuple[list[Path], list[str]]:
+def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: Path) -> tuple[list[Path], list[str]]:
     """One script a failure; (the files, sentences on the failures that no script of torch alone can show)."""
     written, left_out = [], []
     try:
@@ -63,19 +159,10 @@ def write_reproducers(failures: Sequence[Failure], versions: "Versions", folder:
     return written, left_out
 
 
-class Versions(NamedTuple):
-    """What a run was made with: torch's version and the backend."""
-
-    torch: str
-    backend: str
-
-
-class NotWritten(Exception):
-    """A failure that a script of torch alone cannot show; the message says why."""
-
-
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
     """The script for the smallest case of a failure, or NotWritten."""
+    from jinja2 import Environment, StrictUndefined
+
     record = failure.example
     planner = failure.planner.partition("+")[0]
     if planner not in TORCH_PLANNERS:
@@ -85,92 +172,51 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
         raise NotWritten("its row names no mesh, shape or known dtype")
     if numel_of(record) > MAX_NUMEL:
         raise NotWritten(f"its smallest tensor has {numel_of(record)} elements")
-    source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
-    if not {*_operators(source), *_operators(target)} <= REDUCTIONS.keys():
-        raise NotWritten(f"{record['source']} -> {record['target']} has a reduce op that the script does not know")
-    used = {text.partition("(")[0] for text in (*source.placements, *target.placements)}
-    flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
-    fields = {
-        "mesh_shape": mesh_shape,
-        "mesh_dim_names": _mesh_dim_names(record, len(mesh_shape), flattened),
-        "flattened": flattened,
-        "shape": shape,
-        "dtype": DTYPES[record["dtype"]],
-        "backend": versions.backend,
-        "device": device_of(versions.backend),
-        "names": ", ".join(sorted(used & {"Partial", "Replicate", "Shard"})) or "Replicate",
-        "source": ", ".join(source.placements),
-        "target": ", ".join(target.placements),
-        "source_cuts": [tuple(cut) for cut in source.cuts],
-        "target_cuts": [tuple(cut) for cut in target.cuts],
-        "source_order": source.order,
-        "target_order": target.order,
-        "reduction": REDUCTIONS[next(iter(_operators(target)), "sum")],
-        **_prose(failure, versions, math.prod(mesh_shape), file_name),
-    }
-    template = resources.files("distbench.report").joinpath(TEMPLATE).read_text(encoding="utf-8")
-    text = _kept(template, _words(failure, source, target, versions))
-    return Template(text).substitute({name: str(value) for name, value in fields.items()})
-
-
-def _kept(template: str, words: set[str]) -> str:
-    """The lines that a case needs, `words` being what is true of it.
-
-    A line `#? words` says for which cases the lines after it are kept, up to the next such line: all of the words must
-    be true (a word behind - must be false); `#?` alone keeps them always.
-    """
-    lines, keep = [], True
-    for line in template.split("\n"):
-        if line.startswith("#?"):
-            conditions = line.removeprefix("#?").split()
-            keep = all((word.removeprefix("-") in words) != word.startswith("-") for word in conditions)
-        elif keep:
-            lines.append(line)
-    return "\n".join(lines)
-
-
-def _words(failure: Failure, source: ScriptLayout, target: ScriptLayout, versions: Versions) -> set[str]:
-    """What is true of a case, in the words of the script's conditions."""
-    record = failure.example
-    after = zip(source.placements, target.placements, strict=True)
-    becomes_partial = any(new.startswith("Partial") and new != old for old, new in after)
-    operators = _operators(source)
-    true = {
-        "accelerator": device_of(versions.backend) != "cpu",
-        "min_cost": failure.planner.startswith("min_cost"),
-        "native": failure.planner.endswith(NATIVE),
-        "strided": any("Strided" in text for text in (*source.placements, *target.placements)),
-        "internals": source.is_ordered or target.is_ordered or becomes_partial,
-        "from_partial": bool(operators),
-        "to_partial": any(text.startswith("Partial") for text in target.placements),
-        "backward": record["direction"] == "backward",
-        "flattened": bool(record["flattened"]),
-    }
-    return {word for word, is_true in true.items() if is_true} | operators
-
-
-def _operators(layout: ScriptLayout) -> set[str]:
-    return set(re.findall(r'Partial\("(\w+)"\)', " ".join(layout.placements)))
-
-
-def _prose(failure: Failure, versions: Versions, num_ranks: int, file_name: str) -> dict[str, object]:
-    record = failure.example
     pair = f"{record['source']} -> {record['target']}"
-    what = {"wrong": "gives wrong values", "raised": "raises", "aborted": "kills a rank", "timeout": "hangs"}
+    source, target = (layout_of(str(record[name]), mesh_shape) for name in ("source", "target"))
+    if not source.reduce_ops | target.reduce_ops <= REDUCTIONS.keys():
+        raise NotWritten(f"{pair} has a reduce op that the script does not know")
+    sides = list(zip(source.placements, target.placements, strict=True))
+    names = {text.partition("(")[0] for side in sides for text in side}
+    becomes_partial = any(new.startswith("Partial") and new != old for old, new in sides)
+    flattened = tuple(record["flattened"].split("x")) if record["flattened"] else ()
     where = f"of a {record['shape']} {record['dtype']} tensor on a {record['mesh_shape']} mesh"
-    title = f"DTensor redistribute {pair} {where} {what[failure.status]} ({failure.planner} planner)."
+    title = f"DTensor redistribute {pair} {where} {HAPPENED[failure.status]} ({failure.planner} planner)."
     error = shorten(str(record["error"] or "-"), 300)
     happened = f"{failure.status}: {error} (one of {failure.num_cases} such cases: {failure.pattern})"
-    return {
-        "title": _docstring(title, ""),
-        "happened": _docstring(happened, "    ", "Happened: "),
-        "torch": _docstring(versions.torch, ""),
-        "num_ranks": num_ranks,
-        "file_name": file_name,
-    }
+    template = Environment(trim_blocks=True, undefined=StrictUndefined, keep_trailing_newline=True)
+    return template.from_string(resources.files("distbench.report").joinpath(TEMPLATE).read_text("utf-8")).render(
+        title=_docstring(title),
+        happened=_docstring(happened, "    ", "Happened: "),
+        torch=_docstring(versions.torch),
+        backend=versions.backend,
+        device=device_of(versions.backend),
+        num_ranks=math.prod(mesh_shape),
+        file_name=file_name,
+        mesh_shape=mesh_shape,
+        mesh_dim_names=_mesh_dim_names(record, len(mesh_shape), flattened),
+        flattened=flattened,
+        shape=shape,
+        dtype=DTYPES[record["dtype"]],
+        names=", ".join(sorted(names & {"Partial", "Replicate", "Shard"})) or "Replicate",
+        source=", ".join(source.placements),
+        target=", ".join(target.placements),
+        source_ops=source.reduce_ops,
+        target_ops=target.reduce_ops,
+        source_cuts=[tuple(cut) for cut in source.cuts],
+        target_cuts=[tuple(cut) for cut in target.cuts],
+        source_order=source.order,
+        target_order=target.order,
+        reduction=REDUCTIONS[next(iter(target.reduce_ops), "sum")],
+        min_cost=planner == "min_cost",
+        native=failure.planner.endswith(NATIVE),
+        strided="_StridedShard" in names,
+        internals=source.is_ordered or target.is_ordered or becomes_partial,
+        backward=record["direction"] == "backward",
+    )
 
 
-def _docstring(text: str, indent: str, before: str = "") -> str:
+def _docstring(text: str, indent: str = "", before: str = "") -> str:
     """Wrapped at 110 columns, and harmless within a docstring, whatever a rank has said."""
     lines = textwrap.wrap(before + clean(text), 110, subsequent_indent=indent)
     return "\n".join(lines).removeprefix(before).replace("\\", "/").replace('"""', "'''").removesuffix('"')
@@ -190,10 +236,7 @@ def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple
 
 def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
     """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten if it is none."""
-    try:
-        placements = parse_placements(text.strip())
-    except ValueError:
-        placements = ()
+    placements = _placements(text.strip())
     if not placements or len(placements) != len(mesh_shape):
         raise NotWritten(f"its layout {text} cannot be read")
     turns = sorted(
@@ -204,9 +247,12 @@ def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
     order: dict[int, tuple[int, ...]] = {}
     for _, cut in turns:
         order[cut.tensor_dim] = (*order.get(cut.tensor_dim, ()), cut.mesh_dim)
-    is_ordered = any(placement.turn is not None for placement in placements)
     return ScriptLayout(
-        list(map(_expression, placements)), [cut for _, cut in turns], dict(sorted(order.items())), is_ordered
+        placements=list(map(_expression, placements)),
+        reduce_ops={placement.reduce_op for placement in placements if placement.reduce_op},
+        cuts=[cut for _, cut in turns],
+        order=dict(sorted(order.items())),
+        is_ordered=any(placement.turn is not None for placement in placements),
     )
 
 

@@ -1,20 +1,49 @@
-"""What stands where in a report: the verdict, the overview, the laboratory's story, then each run's own tables."""
+"""The registry of sections: the first screen, the report, the page and the plots are built from it."""
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from dataclasses import replace
 
-from distbench.judge.links_text import link_tables
-from distbench.records.run_file import Run
-from distbench.report import calls, collectives, inference, operators, redistributions, steps
-from distbench.report.calibrations import calibration_tables
+from distbench.judge.links_text import link_figures, link_lines, link_tables
+from distbench.report import (
+    calibrations,
+    calls,
+    collectives,
+    inference,
+    operators,
+    redistributions,
+    simulated_steps,
+    steps,
+    trace_tables,
+)
 from distbench.report.overview import Contents, overview, spent_line
-from distbench.report.simulated_steps import simulated_tables
-from distbench.report.study import code_blocks, opening, story
-from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.report.section import Figures, ReportedRun, Section
+from distbench.report.study import code_blocks, story, verdict_lines
+from distbench.report.study_plots import laboratory_figures
+from distbench.report.timeline import timeline_figures
+from distbench.report.trace_rows import traces_of
+from distbench.show.blocks import Block, Heading, Lines
 from distbench.spec.file_io import short_path
 
-if TYPE_CHECKING:
-    import pandas as pd
-
+LINKS = Section(
+    lambda reported: link_lines(reported.run),
+    lambda reported, full: link_tables(reported.run),
+    lambda reported: link_figures(reported.run),
+)
+# In the order of a run's tables. A kind of case is added by a file with a SECTION and a word here.
+SECTIONS = (
+    simulated_steps.SECTION,
+    collectives.SECTION,
+    operators.SECTION,
+    steps.SECTION,
+    inference.SECTION,
+    calls.SECTION,
+    redistributions.SECTION,
+    LINKS,
+    calibrations.SECTION,
+    trace_tables.SECTION,
+)
+# The first screen begins with what a step takes.
+FIRST_ON_SCREEN = (steps.SECTION, inference.SECTION)
 PATHS = "which path costs what: distbench report --paths {}"
 EVERY_CASE = "every redistribution of this run: distbench report --format csv"
 
@@ -22,33 +51,32 @@ EVERY_CASE = "every redistribution of this run: distbench report --format csv"
 def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
     """The report as text has it; where not `full`, without what confirms rather than tells."""
     studies = contents.studies
-    blocks = overview(contents.runs, [opening(study) for study in studies], contents.is_studied)
+    blocks = overview(contents.reported, [Lines(verdict_lines(study)) for study in studies])
     blocks += [block for study in studies for block in story(study)]
-    for run, frame in zip(contents.runs, contents.frames, strict=True):
-        blocks += _section(run, frame, contents.is_studied(run), full)
+    blocks += [block for reported in contents.reported for block in _run_blocks(reported, full)]
     return [*blocks, *(block for study in studies for block in code_blocks(study))]
 
 
-def _section(run: Run, frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> list[Block]:
+def _run_blocks(reported: ReportedRun, full: bool) -> Iterator[Block]:
     """One run's own tables, and where to find more; where not `full`, time spent is left out."""
-    spent = spent_line(run) if full else None
-    return [
-        Heading(run.scenario),
-        Lines((f"run file: {short_path(run.path)}", *([EVERY_CASE] if is_studied else []))),
-        *simulated_tables(run),
-        *tables_of(frame, is_studied, full),
-        *link_tables(run),
-        *calibration_tables(run),
-        *([Lines((spent,))] if spent else []),
-        *([Lines((PATHS.format(short_path(run.path)),))] if run.traces else []),
-    ]
+    run = reported.run
+    yield Heading(run.scenario)
+    yield Lines((f"run file: {short_path(run.path)}", *([EVERY_CASE] if reported.study else [])))
+    for section in SECTIONS:
+        yield from section.tables(reported, full)
+    if full and (spent := spent_line(run)):
+        yield Lines((spent,))
+    if run.traces:
+        yield Lines((PATHS.format(short_path(run.path)),))
 
 
-def tables_of(frame: "pd.DataFrame", is_studied: bool, full: bool = True) -> list[Table]:
-    """One run's tables; those of its redistributions are left out where a study covers them.
-
-    Where not `full`, what is within noise is counted alone, and agreement with one device is left out.
-    """
-    others = [] if is_studied else redistributions.tables(frame, full)
-    of_steps = [*steps.tables(frame, full), *inference.tables(frame, full)]
-    return [*collectives.tables(frame), *operators.tables(frame), *of_steps, *calls.tables(frame), *others]
+def figures_in(contents: Contents) -> Figures:
+    """(name, figure) of whatever there is something to draw of; the runs of a study are drawn one by one, too."""
+    names = [run.scenario for run in contents.runs]
+    for reported, name in zip(contents.reported, names, strict=True):
+        stem = name if names.count(name) == 1 else reported.run.path.stem
+        for section in SECTIONS:
+            yield from ((f"{kind}-{stem}", figure) for kind, figure in section.figures(replace(reported, study=None)))
+    yield from timeline_figures(traces_of(contents.runs)[0])
+    for study in contents.studies:
+        yield from ((f"{kind}-{study.machine}", figure) for kind, figure in laboratory_figures(study))

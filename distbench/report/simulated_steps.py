@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distbench.records.run_file import SIMULATED, Run, guesses_text
+from distbench.report.section import ReportedRun, Section
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
 from distbench.spec.safe_text import listed
@@ -47,22 +48,22 @@ COLUMNS: TableColumns = (
 OPTIONAL = ("alive", "idle", "a device", "MFU")
 
 
-def simulated_tables(run: Run) -> list[Table]:
+def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     """The tables of a simulated run; nothing for a measured one."""
+    run = reported.run
     rows = _rows(run)
     if not rows:
         return []
     notes = [f"{SIMULATED}, not measured: {_where(run)}; a share is of the step", *_assumed(run)]
     if any(map(_is_tight, rows)):
         notes.insert(1, "tight: it fits because the allocator gives back what it cached, whose time is not counted")
-    is_pipeline = any(known(row.get("bubble_s")) for row in rows)
-    columns = tuple(column for column in COLUMNS if is_pipeline or column[0] != "bubble")
-    times = table_of(f"{SIMULATED} step time and memory", columns, rows, notes, (), OPTIONAL)
+    times = table_of(f"{SIMULATED} step time and memory", COLUMNS, rows, notes, (), OPTIONAL, ("bubble",))
     return [capped(times, MAX_ROWS), *_alive(rows)]
 
 
-def simulated_lines(run: Run) -> Iterator[str]:
-    """What was predicted, a line for the first screen."""
+def headline(reported: ReportedRun) -> Iterator[str]:
+    """What was predicted."""
+    run = reported.run
     rows = sorted((row for row in _rows(run) if known(row.get("predicted_s"))), key=lambda row: row["predicted_s"])
     if not rows:
         return
@@ -116,3 +117,6 @@ def _alive(rows: Sequence[Record]) -> list[Table]:
     notes = [f"{len(alive) - MAX_ALIVE} more in the run file"] if len(alive) > MAX_ALIVE else []
     of = row.get("variant") or row.get("scenario") or "the step"
     return [Table(f"{SIMULATED}: alive at the peak of {of}", ("<what", "<owner", "bytes"), listed, notes)]
+
+
+SECTION = Section(headline, tables)

@@ -1,20 +1,34 @@
 """Training steps: one row a variant, each against the first."""
 
+import math
+import textwrap
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.records.dataframe import PASSES, Row, measured_of, records_of
+from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, records_of
 from distbench.records.launches import FORWARD_ONLY
+from distbench.records.run_file import AGAIN
+from distbench.report.section import NO_VERDICT, Figures, ReportedRun, Section, first_of
+from distbench.report.trace_rows import SCHEDULE
+from distbench.show import plots as style
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, table_of
-from distbench.statistics.pass_comparison import TOO_FEW, as_table, compare_passes
-from distbench.statistics.verdicts import WITHIN_NOISE
+from distbench.show.plots import Spot, hover
+from distbench.show.terminal import without_shared
+from distbench.spec.safe_text import count_text
+from distbench.statistics.pass_comparison import BASELINE, TOO_FEW, as_table, compare_passes
+from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 MAX_ROWS = 40
+MAX_BARS = 24
+LABEL_WIDTH = 40
+BAR = 0.62  # of the room that a bar has
 
 
 def speedup_text(row: Row) -> str:
@@ -41,30 +55,30 @@ TIMES: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("forward", lambda row: units.time_text(row["forward_s"])),
     ("backward", lambda row: units.time_text(row["backward_s"])),
+    ("schedule", lambda row: units.time_text(row.get("schedule_s"))),
+    (
+        "idle",
+        lambda row: units.percent_text(row["idle_share"]) if units.known(row.get("idle_share")) else units.NOTHING,
+    ),
     ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
+    ("save", lambda row: units.time_text(row.get("save_s"))),
+    ("load", lambda row: units.time_text(row.get("load_s"))),
     ("step", lambda row: units.time_text(row["median_s"])),
     ("rate", rate_text),
     ("<speed-up, 95 % CI", speedup_text),
     ("<verdict", lambda row: str(row["verdict"])),
 )
-STATE_TIMES: TableColumns = (
-    ("save", lambda row: units.time_text(row.get("save_s"))),
-    ("load", lambda row: units.time_text(row.get("load_s"))),
-)
-PIPELINE_TIMES: TableColumns = (
-    ("schedule", lambda row: units.time_text(row.get("schedule_s"))),
-    ("idle", lambda row: units.percent_text(row["idle_share"]) if units.known(row["idle_share"]) else units.NOTHING),
-)
-STATE = ("state", lambda row: units.size_text(row["state_bytes"]))
-RESERVED = ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"]))
+TIMES_WHERE_KNOWN = ("schedule", "idle", "save", "load")
 CHECKS: TableColumns = (
     ("<variant", lambda row: str(row["variant"])),
     ("peak memory", lambda row: units.size_text(row["peak_bytes"])),
+    ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"])),
     ("predicted", lambda row: units.size_text(row["predicted_peak_bytes"])),
     ("<at", place_text),
     ("loss error", lambda row: units.error_text(row["loss_rel_error"])),
     ("gradient error", lambda row: units.error_text(row["grad_rel_error"])),
     ("<worst gradient", lambda row: units.word_text(row["worst_grad"])),
+    ("state", lambda row: units.size_text(row["state_bytes"])),
     ("samples", lambda row: units.whole_text(row["num_samples"])),
     ("<stopped by", lambda row: units.word_text(row["stop_reason"])),
 )
@@ -97,32 +111,98 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     return kept
 
 
-def tables(frame: "pd.DataFrame", full: bool = True) -> list[Table]:
-    """What one run's training steps cost; nothing when there are none.
+def headline(reported: ReportedRun) -> list[str]:
+    """The best and the worst variant beyond noise, how many are within it, and how sure that is."""
+    measured = steps_of(reported.frame)
+    rows = records_of(measured)
+    if not rows:
+        return []
+    names, _ = without_shared([str(row["variant"]) for row in rows])
+    called = dict(zip((row["variant"] for row in rows), names, strict=True))
+    first = rows[0]
+    is_forward = first["mode"] == FORWARD_ONLY
+    what = "forward pass" if is_forward else "step"
+    took = f"{units.brief_time_text(first['median_s'])} a {what}"
+    others = [row for row in rows if row["verdict"] != BASELINE]
+    if not others and is_forward:
+        return []  # a line of latencies says it all
+    if not others:
+        listed = [f"{name} {units.brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
+        return [took] if len(rows) == 1 else [f"a {what} takes {first_of(listed)}"]
+    again = [row for row in others if str(row["variant"]).endswith(AGAIN)]
+    variants = [row for row in others if row not in again]
+    faster, slower, same, too_few = (
+        [row for row in variants if row["verdict"] == verdict] for verdict in (FASTER, SLOWER, WITHIN_NOISE, TOO_FEW)
+    )
+    parts = []
+    if faster:
+        parts.append(f"best: {_speed_text(max(faster, key=lambda row: row['speedup']), called)}")
+    if slower:
+        parts.append(f"worst: {_speed_text(min(slower, key=lambda row: row['speedup']), called)}")
+    if same:
+        baselines = list(dict.fromkeys(called[row["held_against"]] for row in same))
+        of = baselines[0] if len(baselines) == 1 else f"their {len(baselines)} baselines"
+        parts.append(f"{len(same)} {WITHIN_NOISE} of {of}" + f" ({took})" * (not parts))
+    if too_few:
+        parts.append(f"{took} as {called[first['variant']]}; {NO_VERDICT} on {len(too_few)} more")
+    differing = [row for row in again if row["verdict"] in (FASTER, SLOWER)]
+    doubts = [f"caution: the baseline, measured again, came out {row['verdict']}" for row in differing]
+    return ["; ".join(parts), *_how_sure(measured.attrs["detectable"], measured.attrs["num_passes"]), *doubts]
+
+
+def _speed_text(row: Row, called: dict[object, str]) -> str:
+    speed = units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
+    return f"{called[row['variant']]} at {speed} times the speed of {called[row['held_against']]}"
+
+
+def _how_sure(detectable: float, num_passes: int) -> list[str]:
+    if not math.isfinite(detectable):
+        return []
+    return [
+        f"{count_text(num_passes, 'pass', 'passes')}: what takes {units.percent_text(detectable)} "
+        "longer would have been found"
+    ]
+
+
+def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    """What one run's training steps cost.
 
     Where not `full`, variants within noise are counted alone, and whether steps computed the right thing is left out.
     """
-    measured = steps_of(frame)
+    measured = steps_of(reported.frame)
     rows = records_of(measured[measured["mode"] != FORWARD_ONLY])
     if not rows:
         return []
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
     spread, spread_text = units.spread_of(rows)
-    state = STATE_TIMES if any(units.known(row.get("save_s")) for row in rows) else ()
-    pipelines = [row for row in rows if units.known(row.get("schedule_s"))]
-    begin = TIMES[:4]
-    if pipelines:
+    where_known = TIMES_WHERE_KNOWN
+    if pipelines := [row for row in rows if units.known(row.get("schedule_s"))]:
         # Forward and backward take turns in a pipeline's schedule.
-        apart = () if len(pipelines) == len(rows) else TIMES[1:3]
-        begin = (TIMES[0], *apart, *PIPELINE_TIMES, TIMES[3])
+        where_known += ("forward", "backward")
         notes.append(_about_idle(pipelines))
-    columns = (*begin, *state, TIMES[4], (f"<step's {spread}", spread_text), *TIMES[5:])
-    told = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
-    if num_left_out := len(rows) - len(told):
-        notes.insert(0, f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them")
+    notes += measured.attrs["told"]
+    at = 1 + [name for name, _ in TIMES].index("step")
+    columns = (*TIMES[:at], (f"<step's {spread}", spread_text), *TIMES[at:])
     optional = ("load", "save", "optimizer", "rate", f"step's {spread}", "forward", "backward")
-    times = table_of("step time", columns, told, notes + measured.attrs["told"], (), optional)
-    return [capped(times, MAX_ROWS), *([capped(_checks(rows), MAX_ROWS)] if full else [])]
+    return times_and_checks("step time", columns, rows, notes, optional, where_known, _checks(rows), full)
+
+
+def times_and_checks(
+    title: str,
+    columns: TableColumns,
+    rows: Sequence[Row],
+    notes: list[str],
+    optional: tuple[str, ...],
+    where_known: tuple[str, ...],
+    checks: Table,
+    full: bool,
+) -> list[Table]:
+    """The table of times and, where `full`, `checks`; where not, rows within noise are counted alone."""
+    shown = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
+    if num_left_out := len(rows) - len(shown):
+        notes = [f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them", *notes]
+    times = table_of(title, columns, shown, notes, (), optional, where_known)
+    return [capped(table, MAX_ROWS) for table in ((times, checks) if full else (times,))]
 
 
 def _about_idle(rows: list[Row]) -> str:
@@ -132,13 +212,9 @@ def _about_idle(rows: list[Row]) -> str:
 
 
 def _checks(rows: list[Row]) -> Table:
-    columns = list(CHECKS)
-    if any(np.isfinite(row["peak_reserved_bytes"]) for row in rows):
-        columns.insert(2, RESERVED)
-    if any(units.known(row["state_bytes"]) for row in rows):
-        columns.insert(-2, STATE)
     notes = [*about_memory(rows), "errors are relative to the same step on one device"]
-    return table_of("memory, and agreement with one device", columns, rows, notes, (), LEAST_OF_CHECKS)
+    title = "memory, and agreement with one device"
+    return table_of(title, CHECKS, rows, notes, (), LEAST_OF_CHECKS, ("reserved", "state"))
 
 
 def about_memory(rows: list[Row]) -> list[str]:
@@ -154,3 +230,74 @@ def about_memory(rows: list[Row]) -> list[str]:
     if any(units.known(row["state_bytes"]) for row in rows):
         notes.append("state is the part of parameters, buffers and optimizer that a rank saves, where one is saved")
     return [*notes, *(f"where memory has a -: {reason}" for reason in reasons)]
+
+
+def figures(reported: ReportedRun) -> Figures:
+    """Step time by variant: phases stacked, the whole step's median and interval over them."""
+    steps = steps_of(reported.frame)
+    steps = steps[steps["mode"] != FORWARD_ONLY].head(MAX_BARS)
+    if steps.empty:
+        return
+    figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
+    scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
+    ends, names = [0.0] * len(steps), [_spaced(name) for name in steps["variant"]]
+    for phase, color in _phases_in(steps).items():
+        widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
+        if any(widths):
+            axes.barh(range(len(steps)), widths, left=ends, color=color, height=BAR, label=phase)
+            for at, (variant, end, width) in enumerate(zip(names, ends, widths, strict=True)):
+                said = f"{variant}\n{phase}: {units.brief_time_text(width * scale)}"
+                hover(axes, [Spot(end, at - BAR / 2, said, width, BAR)] if width else [])
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    _whole_steps(axes, steps, scale)
+    style.name_bars(axes, [textwrap.fill(name, LABEL_WIDTH) for name in names])
+    axes.set_xlabel(f"time a step ({unit})")
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
+    style.title(figure, f"{reported.run.scenario}: where a step's time goes")
+    parts = "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
+    style.caption(figure, parts)
+    yield "step", figure
+
+
+def _phases_in(steps: "pd.DataFrame") -> dict[str, str]:
+    """Phases in the order of a step, each with its colour; a pipeline's forward and backward are one, its schedule."""
+    colors = dict(zip((SCHEDULE, *PHASES), (style.BLUE, style.BLUE, style.SKY, style.ORANGE), strict=True))
+    return {phase: color for phase, color in colors.items() if f"{phase}_s" in steps}
+
+
+def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
+    medians, rows = (steps["median_s"] / scale).to_numpy(float), records_of(steps)
+    spread, ends = (
+        (units.CONFIDENCE, "ci_low_s ci_high_s") if steps["ci_low_s"].notna().any() else (units.QUARTILES, "q1_s q3_s")
+    )
+    low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends.split())
+    below, above = medians - low, high - medians
+    axes.errorbar(
+        medians, range(len(steps)), xerr=[below, above], fmt="D", color=style.BLACK, markersize=4.5, capsize=3,
+        linewidth=1.2, label=f"whole step, median and {spread}",
+    )  # fmt: skip
+    hover(axes, [Spot(median, at, _step_said(row)) for at, (median, row) in enumerate(zip(medians, rows, strict=True))])
+    stacked = steps[[f"{phase}_s" for phase in _phases_in(steps)]].sum(axis=1).to_numpy(float) / scale
+    reached = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
+    for place, (median, end) in enumerate(zip(medians, reached, strict=True)):
+        text = units.brief_time_text(median * scale)
+        axes.annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
+    axes.set_xlim(0, max(reached) * 1.12)
+
+
+def _spaced(variant: object) -> str:
+    """A variant's name with room to be broken in."""
+    return str(variant).replace(",", ", ")
+
+
+def _step_said(row: Row) -> str:
+    taken = f"whole step: {units.brief_time_text(row['median_s'])}"
+    interval = units.time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
+    ratio = units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
+    against = f"{ratio} times as fast as its baseline: {row['verdict']}"
+    if row["verdict"] == "baseline":
+        against = "the baseline of the others"
+    return f"{_spaced(row['variant'])}\n{taken}{'' if interval == units.NOTHING else f' {interval}'}\n{against}"
+
+
+SECTION = Section(headline, tables, figures)

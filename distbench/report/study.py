@@ -1,52 +1,84 @@
-"""The planner study: its findings as data, its verdict, and its story as blocks."""
+"""The planner study: a machine's redistributions analysed, its verdict and its story as blocks."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distbench.planning.priced_plans import LEAVING_SHARE
+from distbench.planning.priced_plans import LEAVING_SHARE, choose
 from distbench.records.run_file import Run
-from distbench.report import redistributions
-from distbench.report.redistributions import (
-    BAD,
-    CHOSEN,
+from distbench.report.planner_table import (
+    BETTER_OF_TORCH,
+    WORSE_SHARE,
     Bools,
-    Failure,
-    LargestGain,
-    PathDifference,
-    Place,
     PlannerTable,
     Ratios,
-    Regret,
     Tally,
-    failures_of,
     laboratory_rows,
     median_of,
     planner_table_of,
+    proof_lines,
+    ratios,
+    references_of,
+    tally,
 )
-from distbench.report.reproducer import Versions
+from distbench.report.reproducer import BAD, Failure, Versions, failures_of
 from distbench.show import units
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, capped, shorten
-from distbench.show.units import known, percent_text, ratio_text, size_text
 from distbench.spec.file_io import short_path
 from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS
 from distbench.spec.safe_text import count_text
-from distbench.statistics.intervals import Floats, Ints, geometric_mean
+from distbench.statistics.intervals import Floats, Ints, geometric_mean, geometric_mean_with_ci
 from distbench.statistics.pass_comparison import MIN_PASSES
 
 if TYPE_CHECKING:
     import pandas as pd
 
 
-# Predicted against measured: how far off, and whether plans are ranked right.
+# The study as data: everything that its tables, figures and page show.
 
+CHOSEN = "choosing by prediction"
+NEAR_BEST = 0.10
 # Plans predicted further apart than this are expected to be ranked right.
 APART = 0.35
+MIN_PLANNERS = 3
+MAX_STRIKING = 10
+LARGE_BYTES = 1 << 20
+MIN_FOCUS = 20
+# Two planners that may plan different paths.
+PATH_PLANNERS = (("min_cost", "greedy"), ("calibrated", "greedy"), ("calibrated", "min_cost"))
+# Planner, what it is compared with, mesh ("2x4") and size class; the last two "" for the pairs in focus.
+Place = tuple[str, str, str, str]
+
+
+class PathDifference(NamedTuple):
+    """How often two planners plan another path: `num_differing` of `num_pairs`."""
+
+    num_pairs: int
+    num_differing: int
+
+
+class Regret(NamedTuple):
+    """What a planner (or CHOSEN) takes over the best measured of each non-trivial pair that it moved."""
+
+    num_pairs: int
+    mean: float  # geometric mean of its time over the best's, at least 1
+    worst: float  # the largest such ratio
+    share_near: float  # of pairs on which it is within NEAR_BEST of the best
+    num_best: int  # pairs on which it is the best
+
+
+class LargestGain(NamedTuple):
+    """A pair (its index) with a large gain of a planner over greedy: the ratio with its 95 % interval."""
+
+    pair: int
+    planner: str
+    ratio: tuple[float, float, float]
 
 
 class PredictionError(NamedTuple):
@@ -67,83 +99,211 @@ class PredictionRanking(NamedTuple):
     num_right: int
 
 
-def prediction_errors(table: PlannerTable, focus: Bools) -> dict[tuple[str, str], PredictionError]:
-    """By planner and size class over non-trivial pairs, and (size "") over those in focus; only what was predicted."""
-    found = {}
-    for planner, predicted, measured in zip(table.planners, *_predicted_and_measured(table), strict=True):
-        over = predicted / measured
-        for size in [*table.sizes(), ""]:
-            pairs = np.isfinite(over) & ((table.pairs["size"] == size).to_numpy(bool) if size else focus)
-            if pairs.any():
-                error = float(np.median(np.abs(over[pairs] - 1)))
-                found[planner, size] = PredictionError(int(pairs.sum()), error, float(np.median(over[pairs])))
-    return found
-
-
-def _predicted_and_measured(table: PlannerTable) -> tuple[Floats, Floats]:
-    """Seconds, [planners, pairs]; nan where one of the two is missing or the pair is trivial."""
-    predicted, measured = table.numbers["predicted_s"], table.times
-    known = np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0) & table.communicates
-    return np.where(known, predicted, np.nan), np.where(known, measured, np.nan)
-
-
-def predicted_pairs(table: PlannerTable, planner: str) -> tuple[Ints, Floats, Floats]:
-    """The non-trivial pairs on which a planner has both: their indexes, seconds predicted, seconds measured."""
-    predicted, measured = (values[table.at(planner)] for values in _predicted_and_measured(table))
-    pairs = np.flatnonzero(np.isfinite(predicted))
-    return pairs, predicted[pairs], measured[pairs]
-
-
-def ranking(table: PlannerTable, focus: Bools) -> PredictionRanking:
-    """How plans predicted more than APART apart were measured, over the non-trivial pairs in focus."""
-    num_plans = num_right = 0
-    predicted, measured = _predicted_and_measured(table)
-    for pair in np.flatnonzero(focus).tolist():
-        plans: dict[str, tuple[float, float]] = {}
-        for at in np.flatnonzero(np.isfinite(predicted[:, pair])).tolist():
-            plans.setdefault(str(table.runs_as[at, pair]), (predicted[at, pair], measured[at, pair]))
-        for one, other in combinations(plans.values(), 2):
-            if max(one[0], other[0]) > (1 + APART) * min(one[0], other[0]):
-                num_plans += 1
-                num_right += int((one[0] < other[0]) == (one[1] < other[1]))
-    return PredictionRanking(num_plans, num_right)
-
-
-# The redistribution laboratory's findings as data: everything its tables, plots and page say of some runs.
-
-MIN_PLANNERS = 3
-MAX_STRIKING = 10
-LARGE_BYTES = 1 << 20
-MIN_FOCUS = 20
-
-
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Study:
-    """What a machine's runs of redistributions say together."""
+    """What a machine's runs of redistributions say together; each part is worked out when it is first read."""
 
     machine: str
     runs: Sequence[Run]  # oldest first
-    versions: Versions  # torch and backend of the latest run
-    profile: str | None  # the file as the latest run was given it
+    rows: "pd.DataFrame"  # as `laboratory_rows` gives them, the planners as the study names them
     is_native: bool  # every all-to-all ran as such; the planners' names then do without +native
-    table: PlannerTable
-    focus: Bools  # the pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough
-    focus_text: str
-    ratios: dict[tuple[str, str], Ratios]  # planner and what it is held against to its ratios
-    tallies: dict[Place, Tally]  # each planner against greedy and against torch's better one
-    differences: dict[Place, PathDifference]
-    regrets: dict[str, Regret]  # of each planner and CHOSEN that moved a pair in focus
-    errors: dict[tuple[str, str], PredictionError]  # by planner and size class, "" for the pairs in focus
-    ranking: PredictionRanking
-    largest_gains: list[LargestGain]
-    chosen_ratio: tuple[float, float, float]  # geometric mean, with its CI, of choosing by prediction over greedy
-    sent_over_bound: dict[str, float]  # geometric mean of bytes sent over the receive lower bound
-    outcomes: dict[str, Counter[str]]  # planner to its cases by status
-    failures: list[Failure]
+
+    @property
+    def versions(self) -> Versions:
+        """Torch and backend of the latest run."""
+        environment = self.runs[-1].about.environment
+        return Versions(environment.torch or "unknown", environment.backend or "gloo")
+
+    @property
+    def profile(self) -> str | None:
+        """The profile as the latest run with one was given it."""
+        return next((run.about.profile for run in reversed(self.runs) if run.about.profile), None)
+
+    @cached_property
+    def table(self) -> PlannerTable:
+        """The redistributions that were right."""
+        return planner_table_of(self.rows)
+
+    @property
+    def focus(self) -> Bools:
+        """The pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough."""
+        return self._focus[0]
+
+    @property
+    def focus_text(self) -> str:
+        """Which pairs are in focus."""
+        return self._focus[1]
+
+    @cached_property
+    def _focus(self) -> tuple[Bools, str]:
+        """Small tensors show latency alone, and suites that look for wrong values have many of them.
+
+        Pairs without greedy's time in the same run are left out: times of different runs are not to be compared.
+        """
+        table = self.table
+        is_there = BASELINE in table.planners
+        eligible = table.measured[table.at(BASELINE)] if is_there else np.ones(len(table.pairs), dtype=bool)
+        large = (table.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool) & eligible
+        if (large & table.communicates).sum() >= MIN_FOCUS:
+            return large, f"of {units.size_text(LARGE_BYTES)} and above"
+        return eligible, "of all sizes"
+
+    @cached_property
+    def compared(self) -> Bools:
+        """The pairs in focus that communicate."""
+        return self.focus & self.table.communicates
+
+    @cached_property
+    def _groups(self) -> list[tuple[str, str, Bools]]:
+        """(mesh, size class, which pairs) of each mesh and size, and ("", "") for the pairs in focus."""
+        return [*self.table.groups(), ("", "", self.focus)]
+
+    @cached_property
+    def ratios(self) -> dict[tuple[str, str], Ratios]:
+        """Every planner over greedy and over torch's better one, by their names; each two planners are one family."""
+        table = self.table
+        return {
+            (planner, reference.name): ratios(table, planner, reference, np.ones(len(table.pairs), dtype=bool))
+            for reference in references_of(table)
+            for planner in table.planners
+            if planner != reference.name
+        }
+
+    @cached_property
+    def tallies(self) -> dict[Place, Tally]:
+        """Every planner against greedy and torch's better one, over pairs that communicate."""
+        counted = {}
+        for (planner, reference), compared in self.ratios.items():
+            moved = self.table.communicates & np.isfinite(compared.ratio.center)
+            for mesh, size, pairs in self._groups:
+                if (pairs & moved).any():
+                    counted[planner, reference, mesh, size] = tally(compared, pairs & moved)
+        return counted
 
     def against(self, planner: str, baseline: str = BASELINE) -> Tally | None:
         """A planner against a baseline over the pairs in focus."""
         return self.tallies.get((planner, baseline, "", ""))
+
+    @cached_property
+    def differences(self) -> dict[Place, PathDifference]:
+        """How often min_cost and calibrated leave greedy's path, and calibrated min_cost's."""
+        table, counted = self.table, {}
+        for planner, other in PATH_PLANNERS:
+            if planner not in table.planners or other not in table.planners:
+                continue
+            one, two = table.at(planner), table.at(other)
+            both = table.measured[one] & table.measured[two]
+            differing = both & (table.paths[one] != table.paths[two])
+            for mesh, size, pairs in self._groups:
+                if (both & pairs).any():
+                    counts = int((both & pairs).sum()), int((differing & pairs).sum())
+                    counted[planner, other, mesh, size] = PathDifference(*counts)
+        return counted
+
+    @cached_property
+    def regrets(self) -> dict[str, Regret]:
+        """Every planner, and CHOSEN, against the best measured of each pair compared that it moved."""
+        table = self.table
+        if not table.planners:
+            return {}
+        best, regrets = np.nanmin(table.times, axis=0), {}
+        for name, times in zip((*table.planners, CHOSEN), (*table.times, self._chosen_times), strict=True):
+            over = (times / best)[self.compared & np.isfinite(times)]
+            if over.size:
+                near = float((over <= 1 + NEAR_BEST).mean())
+                regrets[name] = Regret(over.size, geometric_mean(over), float(over.max()), near, int((over == 1).sum()))
+        return regrets
+
+    @cached_property
+    def _chosen_times(self) -> Floats:
+        """Each pair's time by the planner that `choose` takes by the predictions; nan where none has a prediction."""
+        table, predicted = self.table, self.table.numbers["predicted_s"]
+        is_known = np.isfinite(predicted) & table.measured
+        taken = np.full(len(table.pairs), np.nan)
+        for pair in np.flatnonzero(is_known.any(axis=0)).tolist():
+            rows = np.flatnonzero(is_known[:, pair]).tolist()
+            plans = {table.planners[row]: float(predicted[row, pair]) for row in rows}
+            taken[pair] = table.times[table.at(choose(plans)), pair]
+        return taken
+
+    @cached_property
+    def chosen_ratio(self) -> tuple[float, float, float]:
+        """Choosing by prediction over greedy: geometric mean and its CI over the pairs compared."""
+        if BASELINE not in self.table.planners:
+            return (np.nan, np.nan, np.nan)
+        over = self._chosen_times / self.table.times[self.table.at(BASELINE)]
+        return geometric_mean_with_ci(over[self.compared])
+
+    @cached_property
+    def largest_gains(self) -> list[LargestGain]:
+        """The pairs in focus with the largest measured gain over greedy beyond noise, each by its fastest planner."""
+        over_greedy = {planner: part for (planner, other), part in self.ratios.items() if other == BASELINE}
+        if not over_greedy:
+            return []
+        planners, compared = list(over_greedy), list(over_greedy.values())
+        gains = np.stack([np.where((part.side < 0) & self.compared, part.ratio.center, np.inf) for part in compared])
+        best, least = gains.argmin(axis=0), gains.min(axis=0)
+        pairs = [pair for pair in np.argsort(least, kind="stable").tolist() if np.isfinite(least[pair])]
+        return [LargestGain(pair, planners[best[pair]], compared[best[pair]].at(pair)) for pair in pairs[:MAX_STRIKING]]
+
+    @cached_property
+    def _predicted_and_measured(self) -> tuple[Floats, Floats]:
+        """Seconds, [planners, pairs]; nan where one of the two is missing or the pair is trivial."""
+        predicted, measured = self.table.numbers["predicted_s"], self.table.times
+        is_known = np.isfinite(predicted) & np.isfinite(measured) & (predicted > 0) & self.table.communicates
+        return np.where(is_known, predicted, np.nan), np.where(is_known, measured, np.nan)
+
+    def predicted_pairs(self, planner: str) -> tuple[Ints, Floats, Floats]:
+        """The non-trivial pairs on which a planner has both: their indexes, seconds predicted, seconds measured."""
+        predicted, measured = (values[self.table.at(planner)] for values in self._predicted_and_measured)
+        pairs = np.flatnonzero(np.isfinite(predicted))
+        return pairs, predicted[pairs], measured[pairs]
+
+    @cached_property
+    def errors(self) -> dict[tuple[str, str], PredictionError]:
+        """By planner and size class over non-trivial pairs, and (size "") over those in focus; what was predicted."""
+        errors = {}
+        for planner, predicted, measured in zip(self.table.planners, *self._predicted_and_measured, strict=True):
+            over = predicted / measured
+            for size in [*self.table.sizes(), ""]:
+                of_size = (self.table.pairs["size"] == size).to_numpy(bool) if size else self.focus
+                if (pairs := np.isfinite(over) & of_size).any():
+                    error = float(np.median(np.abs(over[pairs] - 1)))
+                    errors[planner, size] = PredictionError(int(pairs.sum()), error, float(np.median(over[pairs])))
+        return errors
+
+    @cached_property
+    def ranking(self) -> PredictionRanking:
+        """How plans predicted more than APART apart were measured, over the pairs compared."""
+        num_plans = num_right = 0
+        predicted, measured = self._predicted_and_measured
+        for pair in np.flatnonzero(self.focus).tolist():
+            plans: dict[str, tuple[float, float]] = {}
+            for at in np.flatnonzero(np.isfinite(predicted[:, pair])).tolist():
+                plans.setdefault(str(self.table.runs_as[at, pair]), (predicted[at, pair], measured[at, pair]))
+            for one, other in combinations(plans.values(), 2):
+                if max(one[0], other[0]) > (1 + APART) * min(one[0], other[0]):
+                    num_plans += 1
+                    num_right += int((one[0] < other[0]) == (one[1] < other[1]))
+        return PredictionRanking(num_plans, num_right)
+
+    @cached_property
+    def sent_over_bound(self) -> dict[str, float]:
+        """Of each planner the geometric mean of bytes sent over the receive lower bound."""
+        bound, sent = self.table.pairs["bound_bytes"].to_numpy(float), self.table.numbers["wire_bytes_executed"]
+        pairs = self.focus & (bound > 0)
+        return {name: geometric_mean(sent[at, pairs] / bound[pairs]) for at, name in enumerate(self.table.planners)}
+
+    @cached_property
+    def outcomes(self) -> dict[str, Counter[str]]:
+        """Each planner's cases by status."""
+        once = self.rows[~self.rows["is_again"]]
+        return {str(planner): Counter(part) for planner, part in once.groupby("planner", sort=False)["status"]}
+
+    @cached_property
+    def failures(self) -> list[Failure]:
+        """What was wrong or broke, by cause."""
+        return failures_of(self.rows)
 
 
 def is_laboratory(frame: "pd.DataFrame") -> bool:
@@ -160,62 +320,14 @@ def studies_of(runs: Sequence[Run], frames: Sequence["pd.DataFrame"]) -> list[St
     for run, frame in zip(runs, frames, strict=True):
         if is_laboratory(frame):
             by_machine.setdefault(run.about.environment.machine or "unknown machine", []).append((run, frame))
-    return [
-        study_of(machine, [run for run, _ in found], pd.concat([frame for _, frame in found]))
-        for machine, found in by_machine.items()
-    ]
-
-
-def study_of(machine: str, runs: Sequence[Run], frame: "pd.DataFrame") -> Study:
-    """The study of one machine's runs, oldest first, and the frame of their cases."""
-    rows = laboratory_rows(frame)
-    is_native = BASELINE not in set(rows["planner"]) and f"{BASELINE}{NATIVE}" in set(rows["planner"])
-    if is_native:
-        rows["planner"] = rows["planner"].str.removesuffix(NATIVE)
-    table = planner_table_of(rows)
-    focus, focus_text = _focus(table)
-    all_ratios, environment = redistributions.ratios_of(table), runs[-1].about.environment
-    once = rows[~rows["is_again"]]
-    return Study(
-        machine=machine,
-        runs=runs,
-        versions=Versions(environment.torch or "unknown", environment.backend or "gloo"),
-        profile=next((run.about.profile for run in reversed(runs) if run.about.profile), None),
-        is_native=is_native,
-        table=table,
-        focus=focus,
-        focus_text=focus_text,
-        ratios=all_ratios,
-        tallies=redistributions.tallies(table, focus, all_ratios),
-        differences=redistributions.differences(table, focus),
-        regrets=redistributions.regrets(table, focus),
-        errors=prediction_errors(table, focus),
-        ranking=ranking(table, focus),
-        largest_gains=redistributions.largest_gains(table, focus, all_ratios, MAX_STRIKING),
-        chosen_ratio=redistributions.ratio_when_chosen(table, focus),
-        sent_over_bound=_sent_over_bound(table, focus),
-        outcomes={str(planner): Counter(found) for planner, found in once.groupby("planner", sort=False)["status"]},
-        failures=failures_of(rows),
-    )
-
-
-def _focus(table: PlannerTable) -> tuple[Bools, str]:
-    """Small tensors show latency alone, and suites that look for wrong values have many of them.
-
-    Pairs without greedy's time in the same run are left out: times of different runs are not to be compared.
-    """
-    is_there = BASELINE in table.planners
-    eligible = table.measured[table.at(BASELINE)] if is_there else np.ones(len(table.pairs), dtype=bool)
-    large = (table.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool) & eligible
-    if (large & table.communicates).sum() >= MIN_FOCUS:
-        return large, f"of {size_text(LARGE_BYTES)} and above"
-    return eligible, "of all sizes"
-
-
-def _sent_over_bound(table: PlannerTable, focus: Bools) -> dict[str, float]:
-    bound = table.pairs["bound_bytes"].to_numpy(float)
-    pairs, sent = focus & (bound > 0), table.numbers["wire_bytes_executed"]
-    return {name: geometric_mean(sent[at, pairs] / bound[pairs]) for at, name in enumerate(table.planners)}
+    studies = []
+    for machine, members in by_machine.items():
+        rows = laboratory_rows(pd.concat([frame for _, frame in members]))
+        is_native = BASELINE not in set(rows["planner"]) and f"{BASELINE}{NATIVE}" in set(rows["planner"])
+        if is_native:
+            rows["planner"] = rows["planner"].str.removesuffix(NATIVE)
+        studies.append(Study(machine, [run for run, _ in members], rows, is_native))
+    return studies
 
 
 # The laboratory's verdict: what to use, what greedy wastes, what min_cost mispredicts; and the line of code.
@@ -237,8 +349,8 @@ def verdict_lines(study: Study) -> tuple[str, ...]:
 
 def best_everywhere(study: Study) -> tuple[str, Tally] | None:
     """The planner to set for everything: the one with the least mean time, if it is surely under greedy's; or None."""
-    found = [(planner, tally) for planner in EVERYWHERE if (tally := study.against(planner))]
-    best = min(found, key=lambda one: one[1].mean[0], default=None)
+    candidates = [(planner, compared) for planner in EVERYWHERE if (compared := study.against(planner))]
+    best = min(candidates, key=lambda candidate: candidate[1].mean[0], default=None)
     return best if best and best[1].mean[2] < 1 else None
 
 
@@ -249,7 +361,7 @@ def best_by_hand(study: Study) -> Tally | None:
         return None
     if everywhere:
         one, other = (study.table.times[study.table.at(name)] for name in ("direct", everywhere[0]))
-        if not geometric_mean((one / other)[study.focus & study.table.communicates]) < 1:
+        if not geometric_mean((one / other)[study.compared]) < 1:
             return None
     return direct
 
@@ -265,8 +377,8 @@ def _use_line(study: Study) -> str:
         what = "direct for redistributions that you write yourself"
         parts.append(f"{what}: {_times_greedy(by_hand)} on the {by_hand.num_pairs} pairs that it can move")
     if everywhere:
-        planner, tally = everywhere
-        parts.append(f"{planner} for everything: {_times_greedy(tally)} over {tally.num_pairs} pairs")
+        planner, compared = everywhere
+        parts.append(f"{planner} for everything: {_times_greedy(compared)} over {compared.num_pairs} pairs")
     elif study.tallies:
         parts.append(
             "greedy, torch's default, for the rest: no planner that can be set for everything is surely faster"
@@ -276,8 +388,8 @@ def _use_line(study: Study) -> str:
     return f"{on}, use " + "; and ".join(parts) + f" (pairs {study.focus_text} that communicate)."
 
 
-def _times_greedy(tally: Tally) -> str:
-    return f"{ratio_text(*tally.mean)} of greedy's time"
+def _times_greedy(compared: Tally) -> str:
+    return f"{units.ratio_text(*compared.mean)} of greedy's time"
 
 
 def _greedy_line(study: Study) -> str:
@@ -285,30 +397,30 @@ def _greedy_line(study: Study) -> str:
     if not regret:
         return ""
     sent = study.sent_over_bound.get("greedy", float("nan"))
-    bytes_text = f", and sends {sent:.1f} times the bytes that must arrive" if known(sent) else ""
+    bytes_text = f", and sends {sent:.1f} times the bytes that must arrive" if units.known(sent) else ""
     return (
-        f"greedy wastes {percent_text(1 - 1 / regret.mean)} of its time: it takes {regret.mean:.2f} times as long as "
-        f"the best planner measured{bytes_text}; at worst {regret.worst:.1f} times."
+        f"greedy wastes {units.percent_text(1 - 1 / regret.mean)} of its time: it takes {regret.mean:.2f} times as "
+        f"long as the best planner measured{bytes_text}; at worst {regret.worst:.1f} times."
     )
 
 
 def _min_cost_line(study: Study) -> str:
-    found = study.against("min_cost")
-    if not found:
+    compared = study.against("min_cost")
+    if not compared:
         return ""
     changed = study.differences.get(("min_cost", "greedy", "", ""))
     if not changed or not changed.num_differing:
         return "min_cost plans what greedy plans on every pair here."
-    open_calls = found.num_differing - found.num_faster - found.num_slower
+    open_calls = compared.num_differing - compared.num_faster - compared.num_slower
     paid = (
-        f"Measured beyond noise it paid on {found.num_faster} and cost time on {found.num_slower}, {open_calls} are "
-        "too close to call"
+        f"Measured beyond noise it paid on {compared.num_faster} and cost time on {compared.num_slower}, "
+        f"{open_calls} are too close to call"
         if study.ratios["min_cost", BASELINE].enough.any()
         else f"Under {MIN_PASSES} passes nobody can say on which it did"
     )
     return (
         f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "
-        f"say that pays. {paid}; over all, min_cost takes {_times_greedy(found)}."
+        f"say that pays. {paid}; over all, min_cost takes {_times_greedy(compared)}."
     )
 
 
@@ -318,12 +430,13 @@ def _prediction_line(study: Study) -> str:
         return ""
     rank, ranked = study.ranking, ""
     if rank.num_plans:
-        apart, share = percent_text(APART), percent_text(rank.num_right / rank.num_plans)
+        apart, share = units.percent_text(APART), units.percent_text(rank.num_right / rank.num_plans)
         ranked = f", and of {rank.num_plans} plan pairs predicted over {apart} apart {share} are ranked right"
     errors = " to ".join(dict.fromkeys(f"{100 * end(overall):.0f}" for end in (min, max)))
     line = (
-        f"Choosing each pair's planner by the profile's prediction alone takes {ratio_text(*study.chosen_ratio)} of "
-        f"greedy's time; predictions are off by {errors} % (median, by planner){ranked}."
+        "Choosing each pair's planner by the profile's prediction alone takes "
+        f"{units.ratio_text(*study.chosen_ratio)} of greedy's time; predictions are off by {errors} % (median, by "
+        f"planner){ranked}."
     )
     if max(overall) > ROUGH:
         line += f" {ROUGH_TEXT}"
@@ -352,20 +465,20 @@ def code_blocks(study: Study) -> list[Block]:
     everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
     profile = str(short_path(Path(study.profile or "profile.json")))
     native = NATIVE if study.is_native else ""
-    found: list[tuple[str, str]] = []
+    advice: list[tuple[str, str]] = []
     if everywhere:
         why = f"{everywhere[0]}, for every redistribution, also those inside operators and in backward"
-        found.append((f"{why}: {_times_greedy(everywhere[1])}.", everywhere[0] + native))
+        advice.append((f"{why}: {_times_greedy(everywhere[1])}.", everywhere[0] + native))
     if by_hand:
         why = "direct, in the place of tensor.redistribute(...), where neither side has a Partial"
-        found.append((f"{why}: {_times_greedy(by_hand)}.", "direct"))
+        advice.append((f"{why}: {_times_greedy(by_hand)}.", "direct"))
     if not everywhere and calibrated:
         text = f"calibrated takes {_times_greedy(calibrated)} here: no sure gain. To try it all the same:"
-        found.append((text, "calibrated" + native))
+        advice.append((text, "calibrated" + native))
     blocks: list[Block] = [Heading("The line of code")]
-    for text, planner in found:
+    for text, planner in advice:
         blocks += [Lines((text,)), Code(code_for(planner, profile))]
-    return blocks if found else [*blocks, Lines(("Nothing to change: greedy is what torch uses by itself.",))]
+    return blocks if advice else [*blocks, Lines(("Nothing to change: greedy is what torch uses by itself.",))]
 
 
 def code_for(planner: str, profile: str) -> tuple[str, ...]:
@@ -399,11 +512,6 @@ MEAN_CI = "95 % CI"
 STATUS_ORDER = ("ok", *BAD, "unsupported", "skipped")
 
 
-def opening(study: Study) -> Lines:
-    """The verdict, for the top of a report."""
-    return Lines(verdict_lines(study))
-
-
 def story(study: Study) -> list[Block]:
     """The numbers behind the verdict, in the order of telling; a table with nothing in it is left out."""
     heading = Heading(f"Redistribution laboratory: {study.machine}, torch {study.versions.torch}")
@@ -412,22 +520,22 @@ def story(study: Study) -> list[Block]:
 
 
 def _by_group(
-    study: Study, known: Mapping[redistributions.Place, Any], kinds: Sequence[tuple[str, str]]
+    study: Study, values: Mapping[Place, Any], kinds: Sequence[tuple[str, str]]
 ) -> Iterator[tuple[str, str, list[Any]]]:
-    """Mesh, size, and what is known there of each two planners, in the order of kinds; only where something is."""
+    """Mesh, size, and the values there of each two planners, in the order of kinds; only where there are some."""
     for mesh, size, _ in study.table.groups():
-        found = [known.get((*kind, mesh, size)) for kind in kinds]
-        if any(found):
-            yield mesh, size, found
+        of_group = [values.get((*kind, mesh, size)) for kind in kinds]
+        if any(of_group):
+            yield mesh, size, of_group
 
 
 def _means(study: Study) -> Table:
     planners = [planner for planner in study.table.planners if study.against(planner)]
     rows = []
-    for mesh, size, found in _by_group(study, study.tallies, [(planner, BASELINE) for planner in planners]):
-        pairs = max(tally.num_pairs for tally in found if tally)
-        cells = [_mean_cells(tally) for tally in found]
-        rows.append((mesh, size, str(pairs), *(cell for pair in cells for cell in pair)))
+    for mesh, size, tallies in _by_group(study, study.tallies, [(planner, BASELINE) for planner in planners]):
+        cells = [(units.ratio_text(*one.mean) if one else units.NOTHING).partition(" ")[::2] for one in tallies]
+        num_pairs = max(one.num_pairs for one in tallies if one)
+        rows.append((mesh, size, str(num_pairs), *(cell for mean_and_ci in cells for cell in mean_and_ci)))
     notes = [
         "geometric mean over the pairs that communicate, [95 % CI over pairs]; below 1 is faster than greedy",
         "direct makes no Partial: its mean is over the pairs that it moved",
@@ -437,16 +545,10 @@ def _means(study: Study) -> Table:
     return Table(title, columns, rows, notes[: 2 if "direct" in planners else 1], optional=(MEAN_CI, "pairs"))
 
 
-def _mean_cells(tally: redistributions.Tally | None) -> tuple[str, str]:
-    """A mean ratio and its interval."""
-    mean, _, interval = (units.ratio_text(*tally.mean) if tally else units.NOTHING).partition(" ")
-    return mean, interval
-
-
 def _wins(study: Study) -> Table:
     rows = []
     for planner in study.table.planners:
-        one, other = study.against(planner), study.against(planner, redistributions.BETTER_OF_TORCH)
+        one, other = study.against(planner), study.against(planner, BETTER_OF_TORCH)
         if one is None and other is None:
             continue
         cells = [units.NOTHING] * 4 if one is None else one[:4]
@@ -454,13 +556,13 @@ def _wins(study: Study) -> Table:
         rows.append((planner, *map(str, cells), *map(str, more)))
     columns = (
         "<planner", "pairs", "not as\ngreedy", "faster than\ngreedy", "slower than\ngreedy",
-        "faster than\nbetter", "slower than\nbetter", f"{units.percent_text(redistributions.WORSE_SHARE)}+\nslower",
+        "faster than\nbetter", "slower than\nbetter", f"{units.percent_text(WORSE_SHARE)}+\nslower",
     )  # fmt: skip
     notes = [
         "faster, slower: by passes, all pairs of two planners tested together",
         "better: the faster of torch's two, greedy and min_cost, as measured, pair by pair",
-        *dict.fromkeys(line for found in study.ratios.values() for line in found.told if "nothing" in line),
-        *redistributions.proof_lines([found for (_, other), found in study.ratios.items() if other == BASELINE]),
+        *dict.fromkeys(line for family in study.ratios.values() for line in family.told if "nothing" in line),
+        *proof_lines([family for (_, other), family in study.ratios.items() if other == BASELINE]),
     ]
     title = f"Wins and losses beyond noise, pairs {study.focus_text}"
     return Table(title, columns, rows, notes, optional=("not as greedy", columns[-1].replace("\n", " "), "pairs"))
@@ -481,14 +583,14 @@ def _regrets(study: Study) -> Table:
         )
         for name, regret in study.regrets.items()
     ]
-    near = f"within {units.percent_text(redistributions.NEAR_BEST)}\nof the best"
+    near = f"within {units.percent_text(NEAR_BEST)}\nof the best"
     columns = (
         "<planner", "pairs", "time over\nthe best", "at worst", near,
         "sent over\nthe bound", "planning,\nempty caches",
     )  # fmt: skip
     notes = [
         "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
-        f"{redistributions.CHOSEN}: pair by pair what distbench plan says to use, nothing measured: the better of "
+        f"{CHOSEN}: pair by pair what distbench plan says to use, nothing measured: the better of "
         f"torch's two, unless another is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
         "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
     ]
@@ -500,25 +602,27 @@ def _regrets(study: Study) -> Table:
 
 
 def _paths(study: Study) -> Table:
-    def text(found: redistributions.PathDifference) -> str:
-        return f"{units.percent_text(found.num_differing / found.num_pairs)} ({found.num_differing}/{found.num_pairs})"
+    def text(difference: PathDifference) -> str:
+        share = units.percent_text(difference.num_differing / difference.num_pairs)
+        return f"{share} ({difference.num_differing}/{difference.num_pairs})"
 
     kinds = list(dict.fromkeys((planner, other) for planner, other, _, _ in study.differences))
     rows = [
-        (mesh, size, *(text(one) if one else units.NOTHING for one in found))
-        for mesh, size, found in _by_group(study, study.differences, kinds)
+        (mesh, size, *(text(difference) if difference else units.NOTHING for difference in differences))
+        for mesh, size, differences in _by_group(study, study.differences, kinds)
     ]
     columns = ("<mesh", "<size", *(f"{planner}\nnot {other}'s" for planner, other in kinds))
     return Table("How often another path is planned", columns, rows)
 
 
 def _predictions(study: Study) -> Table:
-    sizes = [size for size in study.table.sizes() if any(size == known for _, known in study.errors)]
+    predicted_sizes = {size for _, size in study.errors}
+    sizes = [size for size in study.table.sizes() if size in predicted_sizes]
     rows = []
     for planner in dict.fromkeys(planner for planner, _ in study.errors):
-        found = [study.errors.get((planner, size)) for size in sizes]
+        errors = [study.errors.get((planner, size)) for size in sizes]
         whole = study.errors.get((planner, ""))
-        cells = [units.percent_text(error.error) if error else units.NOTHING for error in found]
+        cells = [units.percent_text(error.error) if error else units.NOTHING for error in errors]
         rows.append((planner, *cells, units.decimal_text(whole.bias if whole else None)))
     rank, notes = study.ranking, ["error: median of |predicted / measured - 1|"]
     if rank.num_plans:
@@ -539,7 +643,7 @@ def _largest_gains(study: Study) -> Table:
     return Table(title, columns, rows, notes, breaks, ("coll.", "over bound", "sent"), together=True)
 
 
-def _gain_rows(table: PlannerTable, gain: redistributions.LargestGain) -> Iterator[tuple[str, ...]]:
+def _gain_rows(table: PlannerTable, gain: LargestGain) -> Iterator[tuple[str, ...]]:
     facts = table.pairs.iloc[gain.pair]
     for planner, last in ((BASELINE, _tensor_text(facts)), (gain.planner, units.ratio_text(*gain.ratio))):
         at = table.at(planner), gain.pair
@@ -575,10 +679,8 @@ def _failures(study: Study) -> Table:
     columns = ("<status", "<planner", "cases", "<what they share", "<smallest of them", "<ours on the same")
     title = f"Wrong or broken, by cause: {count_text(sum(failure.num_cases for failure in study.failures), 'case')}"
     notes = ["one stand-alone script each: distbench report --reproducers DIR"]
-    found = Table(
-        title, columns, rows, notes, frozenset(range(1, len(rows))), ("ours on the same",), "smallest of them"
-    )
-    return capped(found, MAX_FAILURES)
+    breaks, optional = frozenset(range(1, len(rows))), ("ours on the same",)
+    return capped(Table(title, columns, rows, notes, breaks, optional, "smallest of them"), MAX_FAILURES)
 
 
 def _failure_row(failure: Failure) -> tuple[str, ...]:

@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distbench.report.redistributions import CHOSEN, NEAR_BEST, PlannerTable, Regret
-from distbench.report.study import Study, predicted_pairs
+from distbench.report.planner_table import PlannerTable
+from distbench.report.study import CHOSEN, NEAR_BEST, Regret, Study
 from distbench.show import plots as style
 from distbench.show.plots import Spot, hover
 from distbench.show.units import brief_time_text, percent_text, ratio_text
@@ -133,17 +133,17 @@ def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
 
 def prediction_figure(study: Study) -> "Figure | None":
     """Measured against predicted, one dot a plan, one panel a planner."""
-    known = {planner: predicted_pairs(study.table, planner) for planner in study.table.planners}
-    shown = [planner for planner, (pairs, _, _) in known.items() if pairs.size][:MAX_SCATTERS]
+    predictions = {planner: study.predicted_pairs(planner) for planner in study.table.planners}
+    shown = [planner for planner, (pairs, _, _) in predictions.items() if pairs.size][:MAX_SCATTERS]
     if not shown:
         return None
     columns = min(len(shown), PER_ROW)
     rows = -(-len(shown) // columns)
     figure, axes = style.new_figure(columns, 0.8 + 3.1 * columns, 0.8 + 3.5 * rows, num_rows=rows)
-    both = np.concatenate([part for planner in shown for part in known[planner][1:]])
+    both = np.concatenate([part for planner in shown for part in predictions[planner][1:]])
     low, high = float(both.min()) / 1.5, float(both.max()) * 1.5
     for panel, planner in zip(axes, shown, strict=False):
-        pairs, predicted, measured = known[planner]
+        pairs, predicted, measured = predictions[planner]
         _scatter(panel, planner, predicted, measured, low, high)
         places = zip(pairs.tolist(), predicted.tolist(), measured.tolist(), strict=True)
         hover(panel, [Spot(x, y, _prediction_said(study.table, planner, pair, x, y)) for pair, x, y in places])

@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# One traced step as a picture: what each rank computes, and what it sends over each mesh dim, side by side in time.
-
 MAX_RANKS = 8
 HEIGHT = 0.8  # of a bar, in a lane of height one
 COMPUTE = "compute"
@@ -226,8 +224,9 @@ def chrome_events(trace: Trace) -> list[Event]:
         thread = FIRST_THREAD + 1
         if trace.computing is not None:
             events += _named(rank, "thread", thread, COMPUTE, thread)
-            stretches = trace.computing[trace.computing["rank"] == rank]
-            events += [{**event, "tid": thread} for event in _compute_events(rank, stretches, starts)]
+            for stretch in records_of(trace.computing[trace.computing["rank"] == rank]):
+                begun, ended = (stretch[name] + starts[int(stretch["step"])] for name in ("start_s", "end_s"))
+                events.append({**_complete(rank, COMPUTE, COMPUTE, begun, ended, {}), "tid": thread})
             thread += 1
         for mesh_dim in lanes(trace)[1:]:
             found = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
@@ -276,12 +275,6 @@ def _phase_events(rank: int, phases: "pd.DataFrame", starts: dict[int, float]) -
         yield _complete(rank, f"step {step}", "step", *span, {"step": int(str(step))})
         for phase in records_of(found):
             yield _complete(rank, str(phase["phase"]), "phase", phase["start_s"] + at, phase["end_s"] + at, {})
-
-
-def _compute_events(rank: int, stretches: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
-    for one in records_of(stretches):
-        at = starts[int(one["step"])]
-        yield _complete(rank, COMPUTE, COMPUTE, one["start_s"] + at, one["end_s"] + at, {})
 
 
 def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:

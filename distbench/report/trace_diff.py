@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import nan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, records_of
 from distbench.records.run_file_fields import Record
@@ -20,8 +20,6 @@ from distbench.statistics.verdicts import WITHIN_NOISE
 if TYPE_CHECKING:
     import pandas as pd
 
-
-# Two traces path by path: what one communicates more or less than the other, and how much longer its step takes.
 
 # As plans are spoken of, the innermost mesh dim first.
 PLAN_WORDS = {"tp": "TP", "cp": "CP", "dp_shard": "FSDP", "dp_replicate": "DP", "ep": "EP", "pp": "PP"}
@@ -128,14 +126,6 @@ def difference(one: Trace, other: Trace, keys: Sequence[str] = PATH) -> "pd.Data
     return largest_first(joined, "time_s_more", "payload_bytes_more")
 
 
-def sizes(trace: Trace, record: dict[Any, Any], keys: Sequence[str]) -> list[int]:
-    """The payloads that one path's collectives have, bytes, ascending, each once."""
-    rows = trace.rows
-    for key in keys:
-        rows = rows[rows[key] == record[key]]
-    return sorted({int(size) for size in rows["payload_bytes"]})
-
-
 def cautions(one: Trace, other: Trace) -> list[str]:
     """What makes two traces hard to compare, as sentences."""
     ranks, other_ranks = (_num_ranks(trace) for trace in (one, other))
@@ -169,14 +159,11 @@ def _num_ranks(trace: Trace) -> int:
     return int(world_size) if trace.is_simulated and world_size else len(trace.ranks)
 
 
-def _shape(trace: Trace) -> str:
-    shape = _params(trace).get("shape")
-    return "x".join(map(str, shape)) if isinstance(shape, list) else "of unknown shape"
-
-
-def _facts(trace: Trace) -> tuple[str, Any, str | None]:
-    about = trace.run.about
-    return about.environment.machine or "unknown machine", _shape(trace), about.run_id
+def _facts(trace: Trace) -> tuple[str, str, str | None]:
+    """Machine, shape of a step's inputs, and the run's id."""
+    about, shape = trace.run.about, _params(trace).get("shape")
+    inputs = "x".join(map(str, shape)) if isinstance(shape, list) else "of unknown shape"
+    return about.environment.machine or "unknown machine", inputs, about.run_id
 
 
 MAX_ROWS = 40
@@ -206,17 +193,19 @@ def headline(one: Trace, other: Trace) -> str:
     rows = records_of(difference(one, other, WHOLE))
     # What one side has more of, then what it has less of, the most first.
     rows.sort(key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
-    parts = [text for row in rows if (text := change_text(row, _sizes(one, other, row, WHOLE)))]
+    parts = [text for row in rows if (text := change_text(row, _payloads(one, other, row, WHOLE)))]
     return f"{name} against {other_name}: " + ", ".join([*(parts or ["the same communication"]), step_text(one, other)])
 
 
 def path_changes(one: Trace, other: Trace) -> list[str]:
     """A sentence for each path that is taken more or less often, or moves other bytes."""
-    return [
-        f"{row['phase']}, {row['source']}: {text}{_time_more(row['time_s_more'])}"
-        for row in records_of(difference(one, other))
-        if (text := change_text(row, _sizes(one, other, row, PATH)))
-    ]
+    sentences = []
+    for row in records_of(difference(one, other)):
+        if text := change_text(row, _payloads(one, other, row, PATH)):
+            seconds = row["time_s_more"]
+            more = f", {_signed(seconds, brief_time_text)}" if known(seconds) and seconds else ""
+            sentences.append(f"{row['phase']}, {row['source']}: {text}{more}")
+    return sentences
 
 
 def change_text(row: Row, payloads: Sequence[int]) -> str:
@@ -255,14 +244,14 @@ def _signed(value: float, text: Callable[[float], str]) -> str:
     return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 
 
-def _time_more(seconds: float) -> str:
-    return f", {_signed(seconds, brief_time_text)}" if known(seconds) and seconds else ""
-
-
-def _sizes(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
+def _payloads(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
+    """The sizes of a path's collectives where one side lacks it, bytes, ascending, each once."""
     if row["count_a"] and row["count_b"]:
         return []
-    return sizes(one if row["count_a"] else other, row, keys)
+    rows = (one if row["count_a"] else other).rows
+    for key in keys:
+        rows = rows[rows[key] == row[key]]
+    return sorted({int(size) for size in rows["payload_bytes"]})
 
 
 def _side(trace: Trace) -> str:

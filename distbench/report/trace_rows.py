@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Trace records to frames: one row a collective of a traced step on a rank, with what is derived from several rows.
-
 ROOT, NOBODY = "(root)", "(unknown)"
 TIMES = ("issued_s", "completed_s", "exposed_s")
 

@@ -6,7 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.records.dataframe import Row, records_of
 from distbench.records.run_file import basis_text
-from distbench.report.trace_rows import NOBODY, PATH, Trace, bubbles_text, busy_share, costs, doubts, step_of
+from distbench.report.section import ReportedRun, Section
+from distbench.report.trace_rows import (
+    NOBODY,
+    PATH,
+    Trace,
+    bubbles_text,
+    busy_share,
+    costs,
+    doubts,
+    step_of,
+    traces_of,
+)
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.show.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
 from distbench.spec.safe_text import capped_lines, count_text
@@ -257,3 +268,25 @@ def _memory(record: dict[str, Any]) -> tuple[str, ...]:
         return (f"peak memory of a rank: {of_measured}{by}; no prediction: {reason}",)
     more = f"; {memory['reason']}" if memory.get("reason") else ""
     return (f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted by torch's MemTracker{more}",)
+
+
+def headline(reported: ReportedRun) -> list[str]:
+    """The path with the most exposed communication of all traced steps; the longest one where that is not known."""
+    paths = []
+    for trace in traces_of([reported.run])[0]:
+        rows = [] if trace.rows.empty else records_of(costs(trace, PATH))
+        paths += [
+            ({**row, "exposed_s": row["exposed_share"] * row["time_s"]}, trace) for row in rows if known(row["time_s"])
+        ]
+    if not paths:
+        return []
+    exposed = [path for path in paths if known(path[0]["exposed_s"])]
+    name = "exposed_s" if exposed else "time_s"
+    row, trace = max(exposed or paths, key=lambda path: path[0][name])
+    path = f"{row['phase']} {row['source']} {row['kind']} over {row['mesh_dim']}"
+    of_step = f"{brief_time_text(row[name])} of a step's {brief_time_text(step_of(trace))}"
+    what = "largest exposed path" if exposed else "longest path (what is exposed is not known)"
+    return [f"{what}: {path}, {of_step} in {trace.name}"]
+
+
+SECTION = Section(headline)

@@ -1,12 +1,12 @@
 """Tables and headings as data, and as GitHub Markdown; `terminal.py` has them as text."""
 
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, overload
 
-from distbench.show.units import key_text
+from distbench.show.units import NOTHING, key_text
 from distbench.spec.safe_text import clean, cut
 
 
@@ -93,10 +93,17 @@ def table_of(
     notes: Iterable[str] = (),
     breaks: Iterable[int] = (),
     optional: tuple[str, ...] = (),
+    where_known: Collection[str] = (),
 ) -> Table:
-    """One row a record, each cell by its column's function."""
-    rows = Rows(list(records), lambda record: tuple(text(record) for _, text in columns))
-    return Table(title, tuple(heading for heading, _ in columns), rows, list(notes), frozenset(breaks), optional)
+    """One row a record, each cell by its column's function; columns of `where_known` only where a row has a value."""
+    listed = list(records)
+    kept = [
+        (heading, text)
+        for heading, text in columns
+        if heading not in where_known or any(text(record) != NOTHING for record in listed)
+    ]
+    rows = Rows(listed, lambda record: tuple(text(record) for _, text in kept))
+    return Table(title, tuple(heading for heading, _ in kept), rows, list(notes), frozenset(breaks), optional)
 
 
 def key_columns(keys: Iterable[str]) -> TableColumns:

@@ -13,6 +13,7 @@ from distbench.ranks.case import OpenedCase
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report import calls
+from distbench.report.section import ReportedRun
 from distbench.spec import Scenario, UserError
 from distbench.worker.session import load_scenario
 
@@ -101,7 +102,8 @@ def test_the_report_shows_calls_that_are_ok() -> None:
         for name, status in (("gather", "ok"), ("ring", "wrong"))
     ]
     header = {"type": "run", "schema_version": 1, "run_id": "x", "job": {}, "environment": {}}
-    (table,) = calls.tables(frame_of([Run(Path("x.jsonl"), header, cases, None, [])]))
+    run = Run(Path("x.jsonl"), header, cases, None, [])
+    (table,) = calls.tables(ReportedRun(run, frame_of([run])))
     (row,) = table.rows
     assert (row[0], row[1], row[2].split(), row[5]) == ("gather/tp=2", "2", ["2.00", "ms"], "3")
 

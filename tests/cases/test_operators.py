@@ -12,7 +12,8 @@ from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
-from distbench.report.operators import operator_lines, tables
+from distbench.report.operators import headline, tables
+from distbench.report.section import ReportedRun
 from distbench.spec import DTensorOperator, Scenario, UserError
 from distbench.torch_private import Unsupported, fake_ranks
 
@@ -84,8 +85,9 @@ def row(planner: str, pays: str, wire_bytes: int, median_s: float) -> dict[str, 
 
 
 def told(*rows: dict[str, Any]) -> tuple[list[tuple[str, ...]], list[str]]:
-    frame = frame_of([Run(Path("made_up.jsonl"), {}, list(rows), None, [])])
-    return [cells for table in tables(frame) for cells in table.rows], list(operator_lines(frame))
+    run = Run(Path("made_up.jsonl"), {}, list(rows), None, [])
+    reported = ReportedRun(run, frame_of([run]))
+    return [cells for table in tables(reported) for cells in table.rows], list(headline(reported))
 
 
 def test_planners_that_pay_the_same_share_a_row_and_others_have_their_own() -> None:

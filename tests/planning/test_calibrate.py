@@ -17,7 +17,8 @@ from distbench.planning.placement_states import parse_state
 from distbench.planning.pricing import Problem, priced_steps
 from distbench.records.run_file import Run, read_run
 from distbench.report import render
-from distbench.report.calibrations import draw, profile_text
+from distbench.report.calibrations import calibration_figures, profile_text
+from distbench.show.plots import draw
 from distbench.spec import Settings
 from distbench.spec.errors import UserError
 
@@ -104,7 +105,7 @@ def test_the_summary_of_a_calibration_tells_its_lines_and_its_report_has_their_t
 
 def test_points_and_lines_are_drawn_by_mesh_dim(tmp_path: Path) -> None:
     run = known_run()
-    written = draw(profile_of(run), measured_in(run), tmp_path / "plots")
+    written = draw(calibration_figures(profile_of(run), measured_in(run)), tmp_path / "plots")
     names = [f"calibration-{dim}.{form}" for dim in ("dp_shard", "tp") for form in ("png", "svg")]
     assert [path.name for path in written] == names
     assert "all_gather" in (tmp_path / "plots" / "calibration-tp.svg").read_text()

@@ -10,18 +10,17 @@ from lab_rows import HEADER, MIB, Row, broken, moved, write
 
 from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
-from distbench.report.redistributions import (
+from distbench.report.planner_table import (
     BETTER_OF_TORCH,
-    CHOSEN,
     MAX_EXACT_SIZES,
     Tally,
     laboratory_rows,
-    pattern_of,
     planner_table_of,
     proof_lines,
     size_classes,
 )
-from distbench.report.study import Study, is_laboratory, studies_of
+from distbench.report.reproducer import pattern_of
+from distbench.report.study import CHOSEN, Study, is_laboratory, studies_of
 
 NOWHERE = Path("nowhere")
 A, B, C, LOCAL = "S(0)R->RS(0)", "S(1)R->RS(1)", "P(sum)R->RR", "RR->RS(0)"

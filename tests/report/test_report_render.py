@@ -11,10 +11,12 @@ import pytest
 from lab_rows import write
 from processes import Children
 
+from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report import render
 from distbench.report.output import FORMS, Rendered
 from distbench.report.overview import overview
+from distbench.report.section import ReportedRun
 from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.spec.errors import UserError
@@ -92,7 +94,8 @@ def test_what_is_not_ok_stands_above_every_result() -> None:
 
 def test_a_skipped_case_is_told_but_not_as_one_that_is_not_ok() -> None:
     cases = [{"status": status, "case": {"id": status}} for status in ("skipped", "ok", "unsupported", "skipped")]
-    blocks = overview([Run(Path("run.jsonl"), {}, cases, None, [])])
+    run = Run(Path("run.jsonl"), {}, cases, None, [])
+    blocks = overview([ReportedRun(run, frame_of([run]))])
     not_ok, skipped = (block for block in blocks if isinstance(block, Table) and block.title != "runs")
     assert not_ok.title == "NOT OK: 1 of 4 cases" and [row[0] for row in not_ok.rows] == ["unsupported"]
     assert skipped.title == "skipped: 2 of 4 cases"

@@ -1,0 +1,68 @@
+"""What each kind of case contributes to a report; `sections.py` lists the kinds."""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from distbench.records.run_file import Run
+from distbench.report.study import Study
+from distbench.show import plots as style
+from distbench.show.blocks import Block
+from distbench.statistics.pass_comparison import TOO_FEW
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+Figures = Iterator[tuple[str, "Figure"]]
+NO_VERDICT = f"{TOO_FEW} for a verdict"
+MAX_NAMED = 4
+MAX_PANELS = 4
+PER_ROW = 2
+PANEL_WIDTH = 5.2
+
+
+@dataclass(frozen=True, eq=False)
+class ReportedRun:
+    """One run of a report.
+
+    Args:
+        run: its run file.
+        frame: one row per case.
+        study: the planner study that covers its redistributions; None for none.
+    """
+
+    run: Run
+    frame: "pd.DataFrame"
+    study: Study | None = None
+
+
+@dataclass(frozen=True)
+class Section:
+    """A kind of case: three functions of a run, each of which returns nothing where the run has no such case.
+
+    Args:
+        headline: the lines of the first screen.
+        tables: the tables; where its second argument (full) is False, without those that confirm what was expected.
+        figures: (name, figure) of the plots and the page.
+    """
+
+    headline: Callable[[ReportedRun], Iterable[str]]
+    tables: Callable[[ReportedRun, bool], Sequence[Block]] = lambda run, full: ()
+    figures: Callable[[ReportedRun], Iterable[tuple[str, "Figure"]]] = lambda run: ()
+
+
+def first_of(names: Sequence[str]) -> str:
+    """The first few names, and how many more there are."""
+    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
+    return ", ".join(names[:MAX_NAMED]) + more
+
+
+def panels_of(number: int, more_width: float, height: float, share: bool = True) -> "tuple[Figure, list[Axes]]":
+    """A figure with that many panels, PER_ROW side by side; sizes are inches, `height` that of a row."""
+    columns, rows = min(number, PER_ROW), -(-number // PER_ROW)
+    figure, axes = style.new_figure(columns, more_width + PANEL_WIDTH * columns, height * rows, share, rows)
+    for unused in axes[number:]:
+        unused.set_axis_off()
+    return figure, axes[:number]
