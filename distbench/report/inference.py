@@ -163,7 +163,6 @@ def _is_known(row: Row, percent: int) -> bool:
 
 
 def _spans(axes: "Axes", rows: list[Row], scale: float) -> None:
-    """A line from each variant's first percentile to its last one."""
     for at, row in enumerate(rows):
         told = [percentile_s(row, percent) / scale for percent in PERCENTS if _is_known(row, percent)]
         if told:

@@ -175,7 +175,6 @@ def cautions_of(run: Run) -> Iterator[str]:
 
 
 def _labels(runs: Sequence[Run]) -> Iterator[str]:
-    """Each label that users gave, with the scenarios that have it."""
     named: dict[str, list[str]] = {}
     for run in runs:
         if run.about.label:

@@ -243,7 +243,6 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
 
 
 def _pair_spot(comparison: Comparison, pair: int) -> Spot:
-    """A pair's placements, what each planner took on which path, and who won."""
     table, lines = comparison.table, []
     facts = table.pairs.iloc[pair]
     at = {name: (table.at(name), pair) for name in (BASELINE, comparison.planner)}

@@ -257,7 +257,6 @@ def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
 
 
 def _expression(placement: Placement) -> str:
-    """torch's placement, as Python writes it."""
     if placement.reduce_op is not None:
         return f'Partial("{placement.reduce_op}")'
     if placement.split_factor is not None:

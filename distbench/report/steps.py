@@ -11,6 +11,7 @@ from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, record
 from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
 from distbench.report.section import NO_VERDICT, Figures, ReportedRun, Section, first_of
+from distbench.report.timeline import PHASE_COLORS
 from distbench.report.trace_rows import SCHEDULE
 from distbench.show import plots as style
 from distbench.show import units
@@ -175,7 +176,7 @@ def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
         return []
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
     spread, spread_text = units.spread_of(rows)
-    where_known = TIMES_WHERE_KNOWN
+    where_known: tuple[str, ...] = TIMES_WHERE_KNOWN
     if pipelines := [row for row in rows if units.known(row.get("schedule_s"))]:
         # Forward and backward take turns in a pipeline's schedule.
         where_known += ("forward", "backward")
@@ -261,8 +262,7 @@ def figures(reported: ReportedRun) -> Figures:
 
 def _phases_in(steps: "pd.DataFrame") -> dict[str, str]:
     """Phases in the order of a step, each with its colour; a pipeline's forward and backward are one, its schedule."""
-    colors = dict(zip((SCHEDULE, *PHASES), (style.BLUE, style.BLUE, style.SKY, style.ORANGE), strict=True))
-    return {phase: color for phase, color in colors.items() if f"{phase}_s" in steps}
+    return {phase: PHASE_COLORS[phase] for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps}
 
 
 def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:

@@ -126,7 +126,6 @@ def _panel(
 
 
 def _collective_spot(place: int, row: Row, scale: float) -> Spot:
-    """What a collective is, whose, and how long it took on this rank."""
     stretch = row["issued_s"], row["completed_s"]
     owner = str(row["owner"] or ROOT) if row["owner_known"] else NOBODY
     what = f"{row['kind']} over {row['mesh_dim']}, {size_text(row['payload_bytes'])}"

@@ -101,7 +101,6 @@ def _opening(trace: Trace) -> tuple[str, ...]:
 
 
 def _ranks_text(trace: Trace) -> str:
-    """Which ranks were simulated, of how many."""
     listed = ", ".join(map(str, trace.ranks))
     return f"as rank{'s' if len(trace.ranks) > 1 else ''} {listed} of {trace.run.about.environment.world_size or '?'}"
 
@@ -198,7 +197,6 @@ def _first_of(names: Sequence[str]) -> str:
 
 
 def _redistributions_table(trace: Trace) -> list[Table]:
-    """What DTensor redistributed, by placements."""
     moved = trace.rows["redistribution"].fillna("").astype(str) != ""
     if not moved.any():
         return []

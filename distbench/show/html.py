@@ -196,7 +196,6 @@ def _is_long(cell: str, is_left: bool) -> bool:
 
 
 def _cell_look(cell: str, is_left: bool) -> str:
-    """A cell's classes."""
     looks = ("left" * is_left, LOOKS.get(cell.strip(), ""), "long" * _is_long(cell, is_left))
     return " ".join(filter(None, looks))
 

@@ -134,7 +134,9 @@ def test_columns_go_by_declared_importance_and_are_named() -> None:
 def test_text_is_broken_last_and_at_a_word() -> None:
     table = Table("t", ("<path", "time"), [("layers feed_forward attention output more of it and yet more", "1 ms")])
     (path, time) = fitted(table, 40).columns
-    assert path.cells == ("layers feed_forward attention\n  output more of it and yet more",) and time.cells == ("1 ms",)
+    assert path.cells == ("layers feed_forward attention\n  output more of it and yet more",) and time.cells == (
+        "1 ms",
+    )
 
 
 @pytest.mark.parametrize(
