@@ -78,7 +78,7 @@ def _rate_text(per_byte_s: float) -> str:
 
 TITLES = {"all_to_all": "all_to_all as DTensor runs it", "all_to_all_native": "all_to_all, native", DIRECT: "direct"}
 NUM_CURVE = 61
-NUM_COLUMNS, PANEL_WIDTH, PANEL_HEIGHT = 4, 3.3, 3.0
+PER_ROW, PANEL_WIDTH, PANEL_HEIGHT, LEAST_WIDTH = 4, 3.3, 3.0, 7.5
 
 
 def calibration_figures(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Iterator[tuple[str, Figure]]":
@@ -88,17 +88,13 @@ def calibration_figures(profile: Profile, measured: Sequence[MeasuredSteps]) -> 
 
 
 def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
-    num_columns = min(len(measured), NUM_COLUMNS)
-    num_rows = -(-len(measured) // num_columns)
-    size = (max(PANEL_WIDTH * num_columns, 7.5), PANEL_HEIGHT * num_rows + 1.2)
-    figure, axes = style.new_figure(num_columns, *size, num_rows=num_rows)
-    for panel, one in zip(axes, measured, strict=False):
+    room = max(LEAST_WIDTH - PANEL_WIDTH * min(len(measured), PER_ROW), 0)
+    figure, axes = style.panels(len(measured), PER_ROW, (PANEL_WIDTH, PANEL_HEIGHT), (room, 1.2))
+    for panel, one in zip(axes, measured, strict=True):
         line = profile.line(one.op, one.mesh_dim, one.group_size)
         assert line is not None
         _panel(panel, line, one)
-    for panel in axes[len(measured) :]:
-        panel.set_visible(False)
-    for panel in axes[::num_columns]:
+    for panel in axes[::PER_ROW]:
         panel.set_ylabel("time")
     where = "the whole mesh" if measured[0].op == DIRECT else f"mesh dim {measured[0].mesh_dim}"
     text = f"What a step costs over {where}, groups of {count_text(measured[0].group_size, 'rank')}"

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, measured_of, records_of
-from distbench.report.section import MAX_PANELS, PER_ROW, Figures, ReportedRun, Section, panels_of
+from distbench.report.section import MAX_PANELS, PER_ROW, Figures, ReportedRun, Section
 from distbench.show import plots as style
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
@@ -112,7 +112,7 @@ def figures(reported: ReportedRun) -> Figures:
     for dtype, of_dtype in measured.groupby("dtype", sort=False):
         panels = list(of_dtype.groupby("mesh_dim", sort=False))[:MAX_PANELS]
         colors = dict(zip(sorted(of_dtype["op"].unique()), style.CYCLE * 3, strict=False))
-        figure, axes = panels_of(len(panels), 1.2, 4.6)
+        figure, axes = style.panels(len(panels), PER_ROW, (5.2, 4.6), (1.2, 0))
         ends = [
             _busbw_panel(panel, str(mesh_dim), of_dim, colors)
             for panel, (mesh_dim, of_dim) in zip(axes, panels, strict=True)

@@ -17,7 +17,7 @@ from distbench.report.planner_table import (
     references_of,
     tally,
 )
-from distbench.report.section import MAX_PANELS, NO_VERDICT, PER_ROW, Figures, ReportedRun, Section, panels_of
+from distbench.report.section import MAX_PANELS, NO_VERDICT, PER_ROW, Figures, ReportedRun, Section
 from distbench.report.study import verdict_lines
 from distbench.show import plots as style
 from distbench.show.blocks import Rows, Table
@@ -207,7 +207,7 @@ def figures(reported: ReportedRun) -> Figures:
     parts = [] if reported.study else comparisons(reported.frame)
     for planner in dict.fromkeys(comparison.planner for comparison in parts):
         panels = [comparison for comparison in parts if comparison.planner == planner][:MAX_PANELS]
-        figure, axes = panels_of(len(panels), 0.6, 6.2, share=False)
+        figure, axes = style.panels(len(panels), PER_ROW, (5.2, 6.2), (0.6, 0), share=False)
         for panel, comparison in zip(axes, panels, strict=True):
             _planner_panel(panel, comparison)
         for panel in axes[::PER_ROW]:

@@ -6,13 +6,11 @@ from typing import TYPE_CHECKING
 
 from distbench.records.run_file import Run
 from distbench.report.study import Study
-from distbench.show import plots as style
 from distbench.show.blocks import Block
 from distbench.statistics.pass_comparison import TOO_FEW
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Figures = Iterator[tuple[str, "Figure"]]
@@ -20,7 +18,6 @@ NO_VERDICT = f"{TOO_FEW} for a verdict"
 MAX_NAMED = 4
 MAX_PANELS = 4
 PER_ROW = 2
-PANEL_WIDTH = 5.2
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,12 +54,3 @@ def first_of(names: Sequence[str]) -> str:
     """The first few names, and how many more there are."""
     more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
     return ", ".join(names[:MAX_NAMED]) + more
-
-
-def panels_of(number: int, more_width: float, height: float, share: bool = True) -> "tuple[Figure, list[Axes]]":
-    """A figure with that many panels, PER_ROW side by side; sizes are inches, `height` that of a row."""
-    columns, rows = min(number, PER_ROW), -(-number // PER_ROW)
-    figure, axes = style.new_figure(columns, more_width + PANEL_WIDTH * columns, height * rows, share, rows)
-    for unused in axes[number:]:
-        unused.set_axis_off()
-    return figure, axes[:number]

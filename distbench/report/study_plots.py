@@ -137,21 +137,17 @@ def prediction_figure(study: Study) -> "Figure | None":
     shown = [planner for planner, (pairs, _, _) in predictions.items() if pairs.size][:MAX_SCATTERS]
     if not shown:
         return None
-    columns = min(len(shown), PER_ROW)
-    rows = -(-len(shown) // columns)
-    figure, axes = style.new_figure(columns, 0.8 + 3.1 * columns, 0.8 + 3.5 * rows, num_rows=rows)
+    figure, axes = style.panels(len(shown), PER_ROW, (3.1, 3.5), (0.8, 0.8))
     both = np.concatenate([part for planner in shown for part in predictions[planner][1:]])
     low, high = float(both.min()) / 1.5, float(both.max()) * 1.5
-    for panel, planner in zip(axes, shown, strict=False):
+    for panel, planner in zip(axes, shown, strict=True):
         pairs, predicted, measured = predictions[planner]
         _scatter(panel, planner, predicted, measured, low, high)
         places = zip(pairs.tolist(), predicted.tolist(), measured.tolist(), strict=True)
         hover(panel, [Spot(x, y, _prediction_said(study.table, planner, pair, x, y)) for pair, x, y in places])
         panel.set_xlabel("predicted")
-    for row in range(rows):
-        axes[row * columns].set_ylabel("measured")
-    for unused in axes[len(shown) :]:
-        unused.set_axis_off()
+    for panel in axes[::PER_ROW]:
+        panel.set_ylabel("measured")
     style.caption(figure, "grey band: within 20 %; pairs of all sizes that communicate")
     style.title(figure, "Predicted against measured, one dot a pair: on the line the prediction is right")
     return figure

@@ -62,6 +62,19 @@ def new_figure(
     return figure, list(axes.flat)
 
 
+def panels(
+    number: int, per_row: int, panel: tuple[float, float], more: tuple[float, float], share: bool = True
+) -> "tuple[Figure, list[Axes]]":
+    """A figure with that many panels, `per_row` side by side; (width, height) of a panel, and of what is around all of
+    them, are inches."""
+    num_columns, num_rows = min(number, per_row), -(-number // per_row)
+    width, height = more[0] + panel[0] * num_columns, more[1] + panel[1] * num_rows
+    figure, axes = new_figure(num_columns, width, height, share, num_rows)
+    for unused in axes[number:]:
+        unused.set_axis_off()
+    return figure, axes[:number]
+
+
 @contextlib.contextmanager
 def styled() -> Iterator[None]:
     """Figures made and saved inside look like all of ours."""
