@@ -15,13 +15,13 @@ def known(value: object) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
-def decimals_for(value: float, significant: int = 3) -> int:
-    """Decimals that give `value` so many significant digits, never a negative number of them."""
+def decimals_for(value: float) -> int:
+    """Decimals that give `value` three significant digits, never a negative number of them."""
     if value == 0:
-        return significant - 1
+        return 2
     # Rounded first, so that 9.996 counts as 10.0 and not as 10.00.
-    magnitude = math.floor(math.log10(float(f"{abs(value):.{significant - 1}e}")))
-    return max(significant - 1 - magnitude, 0)
+    magnitude = math.floor(math.log10(float(f"{abs(value):.2e}")))
+    return max(2 - magnitude, 0)
 
 
 def time_scale(seconds: float) -> tuple[float, str]:
