@@ -1,5 +1,6 @@
 """Blocks as text for a terminal or a file: which columns fit the width, no line longer, no word broken."""
 
+import contextlib
 import os
 import re
 import sys
@@ -52,14 +53,13 @@ def width_of(stream: TextIO | None) -> int | None:
         return None
     if _asked:
         return _asked[0]
+    columns = 0
     try:
-        columns = int(os.environ.get("COLUMNS", "")) or PIPED_WIDTH
+        columns = int(os.environ.get("COLUMNS", ""))
     except ValueError:
-        try:
-            columns = os.get_terminal_size(stream.fileno()).columns or PIPED_WIDTH
-        except (OSError, ValueError):
-            columns = PIPED_WIDTH
-    return min(max(columns, MIN_WIDTH), MAX_WIDTH)
+        with contextlib.suppress(OSError, ValueError):
+            columns = os.get_terminal_size(stream.fileno()).columns
+    return min(max(columns or PIPED_WIDTH, MIN_WIDTH), MAX_WIDTH)
 
 
 # Which columns of a table fit a screen: what rows share is said once, then columns are left out as declared.
