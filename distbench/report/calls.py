@@ -1,10 +1,11 @@
 """Users' own calls: one row a call and variant."""
 
 from distbench.records.dataframe import Row, measured_of, records_of
-from distbench.report.section import ReportedRun, Section, first_of
+from distbench.report.section import MAX_NAMED, ReportedRun, Section
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.terminal import without_shared
 from distbench.show.units import brief_time_text, p95_notes, spread_of, time_text, whole_text, word_text
+from distbench.spec.safe_text import listed
 
 MAX_ROWS = 100
 
@@ -27,8 +28,8 @@ def headline(reported: ReportedRun) -> list[str]:
     """Each call's median."""
     rows = records_of(measured_of(reported.frame, "call"))
     names, _ = without_shared([*map(_name, rows)])
-    listed = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-    return [f"a call takes {first_of(listed)}"] if listed else []
+    times = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
+    return [f"a call takes {listed(times, MAX_NAMED)}"] if times else []
 
 
 def tables(reported: ReportedRun, full: bool = True) -> list[Table]:

@@ -48,9 +48,3 @@ class Section:
     headline: Callable[[ReportedRun], Iterable[str]]
     tables: Callable[[ReportedRun, bool], Sequence[Block]] = lambda run, full: ()
     figures: Callable[[ReportedRun], Iterable[tuple[str, "Figure"]]] = lambda run: ()
-
-
-def first_of(names: Sequence[str]) -> str:
-    """The first few names, and how many more there are."""
-    more = f" and {len(names) - MAX_NAMED} more" if len(names) > MAX_NAMED else ""
-    return ", ".join(names[:MAX_NAMED]) + more

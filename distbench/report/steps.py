@@ -10,7 +10,7 @@ import numpy as np
 from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, records_of
 from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
-from distbench.report.section import NO_VERDICT, Figures, ReportedRun, Section, first_of
+from distbench.report.section import MAX_NAMED, NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.timeline import PHASE_COLORS
 from distbench.report.trace_rows import SCHEDULE
 from distbench.show import plots as style
@@ -18,7 +18,7 @@ from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.plots import Spot, hover
 from distbench.show.terminal import without_shared
-from distbench.spec.safe_text import count_text
+from distbench.spec.safe_text import count_text, listed
 from distbench.statistics.pass_comparison import BASELINE, TOO_FEW, as_table, compare_passes
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
@@ -128,8 +128,8 @@ def headline(reported: ReportedRun) -> list[str]:
     if not others and is_forward:
         return []  # a line of latencies says it all
     if not others:
-        listed = [f"{name} {units.brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-        return [took] if len(rows) == 1 else [f"a {what} takes {first_of(listed)}"]
+        times = [f"{name} {units.brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
+        return [took] if len(rows) == 1 else [f"a {what} takes {listed(times, MAX_NAMED)}"]
     again = [row for row in others if str(row["variant"]).endswith(AGAIN)]
     variants = [row for row in others if row not in again]
     faster, slower, same, too_few = (
