@@ -154,11 +154,11 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Step
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, partial(step_of, scenario, context), context)
-        stays_open = not scenario.plan.is_compiled  # closing a compiled one forgets what all were compiled to
+        stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
         yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=pause)
     finally:
         torch.set_default_dtype(step.default_dtype)
-        if scenario.plan.is_compiled:
+        if scenario.plan.compile is not None:
             torch.compiler.reset()
 
 

@@ -225,7 +225,7 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
 
     A compiled step runs uncompiled from then on, so it is not tried unless nothing is measured afterwards.
     """
-    if step.plan.is_compiled and not of_compiled:
+    if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
     if not _can_be_followed(step):
         return None, NOT_IN_STAGES

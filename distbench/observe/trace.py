@@ -108,7 +108,7 @@ class StepTrace:
     def differing(self, forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
         """Where the two methods differ; that a plan compiles may be why."""
         found = differences(forwarded, dispatched)
-        return [*found, RUN_UNCOMPILED] if found and self.bare.plan.is_compiled else found
+        return [*found, RUN_UNCOMPILED] if found and self.bare.plan.compile is not None else found
 
     def _profiled(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
         """On accelerators: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""

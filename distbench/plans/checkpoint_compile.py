@@ -1,6 +1,5 @@
 """Parts of a plan that replace a module's forward: computing activations again in backward, and torch.compile."""
 
-import contextlib
 import os
 import shutil
 import sysconfig
@@ -16,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from distbench.plans.model import mapped, tensors_of
 from distbench.plans.module_patterns import matching_modules
-from distbench.spec import CompilePlan, DdpPlan
+from distbench.spec import CompilePlan
 from distbench.spec.devices import is_accelerator
 from distbench.torch_private import (
     PENDING,
@@ -25,12 +24,10 @@ from distbench.torch_private import (
     async_tp_options,
     compiler_errors,
     forget_layouts,
-    gradients_fused,
     is_pending,
     keep_compiled_graphs_apart,
     keep_gradients_of_pending_inputs,
     require,
-    require_fusing,
     waited_for,
 )
 
@@ -105,25 +102,6 @@ def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]
         return ()
     names = tuple(matching_modules(plan.modules, model))
     return tuple(name for name, _ in model.named_children()) if "" in names else names
-
-
-BUCKET_MB = 25.0  # torch's, of DDP
-
-
-def require_fusable(plan: DdpPlan, device: torch.device) -> None:
-    """Raise Skipped where backward is to be compiled and cannot be, here or by this torch."""
-    if plan.fuse is None:
-        return
-    if reason := why_not("inductor", device):
-        raise Skipped(f"DdpPlan(fuse={plan.fuse!r}) has inductor compile backward: {reason}")
-    require_fusing()
-
-
-def fused(plan: DdpPlan | None) -> contextlib.AbstractContextManager[None]:
-    """The context of forward and backward in which gradients are fused, where the plan says so."""
-    if plan is None or plan.fuse is None:
-        return contextlib.nullcontext()
-    return gradients_fused(plan.fuse, BUCKET_MB if plan.bucket_cap_mb is None else plan.bucket_cap_mb)
 
 
 def known_backends() -> list[str]:

@@ -8,7 +8,6 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from distbench.plans.checkpoint_compile import require_fusable
 from distbench.plans.materialise import owners_of
 from distbench.plans.module_patterns import matching_modules
 from distbench.ranks.context import RankContext
@@ -84,8 +83,7 @@ def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[
 
 
 def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
-    """Average the model's gradients in DDP's buckets; Skipped where they are to be fused and cannot be."""
-    require_fusable(plan, context.device)
+    """Average the model's gradients in DDP's buckets."""
     group = flatten_mesh(context.mesh, present(plan.mesh_dims, context)).get_group()
     options: dict[str, Any] = {
         "bucket_cap_mb": plan.bucket_cap_mb,

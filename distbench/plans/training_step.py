@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 from distbench.plans.batch import batch_of, loss_of
-from distbench.plans.checkpoint_compile import fused
 from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size
 from distbench.plans.materialise import load_initial_values, local_part, materialise
 from distbench.plans.model import Blueprint, as_built, blueprint, kind_of, mapped, require_as_built, tensors_of
@@ -126,8 +125,7 @@ class TrainingStep:
         if not known_device(device_of(context.backend)).scales_sums:
             sum_then_divide(self.model)
         self.pipeline = self._pipelined(stages)
-        is_fused = plan.ddp is not None and plan.ddp.fuse is not None
-        self._num_bucket_steps = steps_until_buckets_stay(self.model, is_fused)
+        self._num_bucket_steps = steps_until_buckets_stay(self.model)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
@@ -214,7 +212,7 @@ class TrainingStep:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
-        with fused(self.plan.ddp), contextlib.ExitStack() as entered:
+        with contextlib.ExitStack() as entered:
             batch = self.own_sequence(batch, entered)
             if self.plan.loss_parallel:
                 from torch.distributed.tensor.parallel import loss_parallel

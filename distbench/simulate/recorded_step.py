@@ -133,11 +133,6 @@ def _require_simulable(scenario: Scenario, name: str) -> None:
         raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
     if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
         raise UserError("CPU offload is not simulated; leave it out")
-    if scenario.plan.ddp is not None and scenario.plan.ddp.fuse is not None:
-        what = (
-            f"DdpPlan(fuse={scenario.plan.ddp.fuse!r}) has inductor compile backward, and no operator of that is seen"
-        )
-        raise UserError(f"it cannot be simulated: {what}; leave fuse out")
 
 
 @contextlib.contextmanager

@@ -205,10 +205,6 @@ class DdpPlan(Declared):
     Args:
         mesh_dims: mesh dims whose ranks average; several are flattened into one.
         bucket_cap_mb: MiB of gradients in a bucket; None for torch's 25, of which the first has 1.
-        fuse: have backward compiled in one piece (compiled autograd, DDP's reducer in Python), and inductor join the
-            all-reduces of its gradients into buckets: "concat" copies a bucket into one tensor, "coalesced" hands its
-            tensors to one call. A bucket is closed as soon as it has `bucket_cap_mb`, the first always as it has 1.
-            None for DDP's reducer in C++.
         gradient_as_bucket_view: let gradients live in the buckets.
         static_graph: the same parameters take part in every step.
         find_unused_parameters: look in each step for parameters that get no gradient; DDP waits for them otherwise.
@@ -218,7 +214,6 @@ class DdpPlan(Declared):
 
     mesh_dims: tuple[str, ...] = ("dp_replicate",)
     bucket_cap_mb: float | None = None
-    fuse: Literal["concat", "coalesced"] | None = None
     gradient_as_bucket_view: bool = False
     static_graph: bool = False
     find_unused_parameters: bool = False
@@ -341,11 +336,6 @@ class ParallelPlan(Declared):
     def tp_dims(self) -> tuple[str, ...]:
         """`tp_dim` as a tuple."""
         return (self.tp_dim,) if isinstance(self.tp_dim, str) else self.tp_dim
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether torch compiles a part of the step."""
-        return self.compile is not None or (self.ddp is not None and self.ddp.fuse is not None)
 
     @property
     def ep_dims(self) -> tuple[str, ...]:

@@ -55,7 +55,6 @@ from distbench.torch_private.mesh import (
     flatten_mesh,
     forget_layouts,
     forget_layouts_of_backward,
-    gradients_fused,
     hooked_parameters,
     hybrid_mesh,
     is_strided_shard,
@@ -64,7 +63,6 @@ from distbench.torch_private.mesh import (
     ranks_by_group_name,
     replicate_by_unit,
     replicate_in_buckets,
-    require_fusing,
     steps_until_buckets_stay,
     strided_shard,
 )

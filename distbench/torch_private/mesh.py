@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 from distbench.spec.mesh import dim_shape
-from distbench.torch_private.probe import FUSED, SPMD_MESH, Skipped, Unsupported, require
+from distbench.torch_private.probe import SPMD_MESH, Skipped, require
 
 # gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
 BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
@@ -30,62 +30,12 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
     replicate(module, list(ignored), **options)
 
 
-@contextlib.contextmanager
-def gradients_fused(how: str, bucket_mb: float) -> Iterator[None]:
-    """Have the backward of a replicated model compiled in one piece, in which inductor joins all-reduces of gradients.
-
-    The model's first forward must be inside too: with it DDP starts, and chooses its reducer.
-
-    Args:
-        how: "concat" or "coalesced".
-        bucket_mb: MiB from which a bucket is closed; torch closes the first one at 1.
-
-    Raises:
-        Skipped: this torch cannot.
-    """
-    require_fusing()
-    from torch._dynamo import compiled_autograd
-    from torch._dynamo import config as dynamo
-    from torch._inductor import config as inductor
-
-    # What DDP sets for whoever compiles next, so that it is undone; of the bucket's size it keeps whole MiB only.
-    left_set: Any = {"_fuse_ddp_communication": False, "_fuse_ddp_bucket_size": inductor._fuse_ddp_bucket_size}
-    options = {
-        "_fuse_ddp_communication": True,
-        "_fuse_ddp_bucket_size": bucket_mb,
-        "_fuse_ddp_communication_passes": [f"fuse_ddp_with_{how}_op", "schedule_comm_wait"],
-        # To inductor such a graph is one of inference, which it would order anew; torch's own tests turn that off.
-        "reorder_for_locality": False,
-    }
-    compiler = torch.compile(backend=functools.partial(_by_inductor, options), dynamic=False)
-    with (
-        dynamo.patch(optimize_ddp="python_reducer"),
-        inductor.patch(left_set),
-        compiled_autograd._enable(compiler, dynamic=False),
-    ):
-        yield
-
-
-def _by_inductor(options: dict[str, Any], graph: Any, inputs: Any) -> Any:
-    from torch import _inductor
-
-    return _inductor.compile(graph, inputs, options)
-
-
-def require_fusing() -> None:
-    """Raise `Skipped` where this torch does not join the all-reduces of a compiled backward."""
-    try:
-        require(FUSED)
-    except Unsupported as reason:
-        raise Skipped(str(reason)) from reason
-
-
-def steps_until_buckets_stay(model: Any, is_fused: bool = False) -> int:
+def steps_until_buckets_stay(model: Any) -> int:
     """After how many steps DDP, however a model came by it, makes buckets no more; 0 where there is none. It makes them
     anew in the second, of a static graph, whose first step tells nothing of their order, in the third.
 
-    On a fake process group of CPUs it is given a hook: what that returns has no result, which the reducer asks for (the
-    one in Python, where gradients are fused, does not); on a simulated device works have results.
+    On a fake process group of CPUs it is given a hook: what that returns has no result, which the reducer asks for; on
+    a simulated device works have results.
     """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
@@ -96,7 +46,7 @@ def steps_until_buckets_stay(model: Any, is_fused: bool = False) -> int:
         mesh, given = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
         group: Any = given or (dist.group.WORLD if mesh is None else mesh.get_group())
         is_fake = next(module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake"
-        if is_fake and not is_fused and not state._comm_hook_args:
+        if is_fake and not state._comm_hook_args:
             module.register_comm_hook(group, _averaged)
     return max((3 if state._init_kwargs.get("static_graph") else 2 for state in states), default=0)
 

@@ -83,7 +83,6 @@ BIND = "_maybe_apply_numa_binding_to_current_process"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
 REPLICAS = "torch.distributed._composable.replicate_with_fsdp"
 REDUCER = "DDP's reducer on a simulated device"
-FUSED = "DDP's buckets by compiled autograd"
 STAGES_AGREE = "pipelines on a fake process group"
 V_SCHEDULES = "schedules whose stages lie in a V, on gloo"
 SHARDED_INDICES = "backward of indexing by a sharded tensor"
@@ -230,13 +229,6 @@ NEEDED = (
     ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
     *((REDUCER, DIST, f"Reducer.{name}") for name in ("_rebuild_buckets", "_set_static_graph")),
     *((REDUCER, DIST, name) for name in ("_verify_params_across_processes", "Work.boxed")),
-    (FUSED, "torch._dynamo.compiled_autograd", "_enable(compiler_fn, dynamic)"),
-    (FUSED, "torch._dynamo.config", "optimize_ddp"),
-    (FUSED, "torch._inductor", "compile(gm, example_inputs, options)"),
-    *(
-        (FUSED, "torch._inductor.config", f"_fuse_ddp_{what}")
-        for what in ["communication", "communication_passes", "bucket_size"]
-    ),
     ("replicas by unit", REPLICAS, "replicate(module, mesh, ignored_params)"),
     ("async TP", "torch.distributed._symmetric_memory", "enable_symm_mem_for_group(group_name)"),
     ("async TP", "torch._inductor.config", "_micro_pipeline_tp"),

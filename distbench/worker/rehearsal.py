@@ -18,7 +18,6 @@ from distbench.cases.likely_causes import of_forward
 from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.plans.batch import batch_of, loss_of
-from distbench.plans.checkpoint_compile import require_fusable
 from distbench.plans.inference import step_of
 from distbench.plans.materialise import place_attributes
 from distbench.plans.model import blueprint, tensors_of, unregistered
@@ -88,8 +87,6 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
 
     built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-    if scenario.plan.ddp is not None:
-        require_fusable(scenario.plan.ddp, context.device)
     try:
         # DDP's buckets need values, and nothing of a model's shapes can be wrong for them.
         plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
@@ -200,7 +197,7 @@ def _tried(
 
 def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
     """What DDP would wait for in vain."""
-    if ddp is None or ddp.find_unused_parameters or ddp.static_graph or ddp.fuse:
+    if ddp is None or ddp.find_unused_parameters or ddp.static_graph:
         return []
     ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
     named = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) not in ignored]

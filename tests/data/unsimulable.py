@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, scenario
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
 
 
 class Model(nn.Module):
@@ -30,7 +30,7 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 @scenario(
     mesh={"dp_shard": 4},
-    axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss", "fuse", "declared")},
+    axes={"fault": ("none", "item", "mask", "pattern", "offload", "loss", "declared")},
     tags=("tests",),
 )
 def unsimulable(*, fault: str = "none") -> Scenario:
@@ -39,7 +39,6 @@ def unsimulable(*, fault: str = "none") -> Scenario:
 
     if fault == "declared":
         raise ValueError("no such model")
-    ddp = DdpPlan(mesh_dims=("dp_shard",), fuse="concat") if fault == "fuse" else None
     offload = CPUOffloadPolicy() if fault == "offload" else None
     return Scenario(
         build_model=partial(Model, fault),
@@ -48,7 +47,6 @@ def unsimulable(*, fault: str = "none") -> Scenario:
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
         plan=ParallelPlan(
             checkpoint=("layers",) if fault == "pattern" else (),
-            fsdp=FsdpPlan(offload=offload) if ddp is None else None,
-            ddp=ddp,
+            fsdp=FsdpPlan(offload=offload),
         ),
     )

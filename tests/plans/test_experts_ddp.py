@@ -1,6 +1,5 @@
 """DDP's buckets, experts and FSDP's whole and ignored parameters: plain arithmetic, and one rank on a fake group."""
 
-import os
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
@@ -10,17 +9,15 @@ from typing import Any
 import pytest
 import torch
 from conftest import ROOT
-from processes import Children
 from torch import nn
 
 from distbench.observe.attribution import Communication, communications_of
 from distbench.plans.batch import Batch
-from distbench.plans.checkpoint_compile import why_not
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
-from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
+from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import fake_ranks
 from distbench.worker.session import load_scenario
 
@@ -89,58 +86,6 @@ def test_buckets_are_counted_anew_in_each_micro_batch_unless_only_the_last_one_a
     assert [row.owner for row in rows_of(last, {"dp_replicate": 2})] == ["DDP bucket 0"]
 
 
-def fused_step(mesh: Any) -> TrainingStep:
-    plan = ParallelPlan(ddp=DdpPlan(fuse="concat", bucket_cap_mb=0.5))
-    scenario = Scenario(build_model=Layers, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
-    return TrainingStep(scenario, rank_0(mesh))
-
-
-def assert_means_of_two(step: TrainingStep) -> None:
-    """The gradients are what they are on one rank, halved: nobody adds to them."""
-    alone = Layers()
-    alone.load_state_dict(step.model.state_dict())
-    (given, target), parameters = step.microbatches[0], dict(step.model.named_parameters())
-    nn.functional.mse_loss(alone(given), target).backward()
-    for name, parameter in alone.named_parameters():
-        assert parameter.grad is not None
-        torch.testing.assert_close(parameters[name].grad, parameter.grad / 2, rtol=1e-4, atol=1e-7)
-
-
-def test_uncompiled_the_reducer_in_python_averages_each_gradient_by_itself() -> None:
-    with fake_ranks({"dp_replicate": 2}) as mesh, torch.compiler.set_stance("force_eager"):
-        step = fused_step(mesh)
-        step(no_stamp)
-        rows = communications_of(step, step.phases, step.plan, rank_0(mesh), step.model)
-        step.forward_backward()
-    assert {(row.source, row.kind, row.phase) for row in rows} == {("ddp", "all_reduce", "backward")}
-    assert sorted(row.payload_bytes for row in rows) == [1024, 1024, *[256 * 256 * 4] * 6]
-    assert_means_of_two(step)
-
-
-@pytest.mark.skipif("DISTBENCH_ALL_VARIANTS" not in os.environ, reason="inductor compiles for 5 s and more")
-@pytest.mark.filterwarnings("ignore")  # torch's compiler warns of itself
-def test_fused_gradients_are_reduced_in_buckets_and_each_parameter_gets_its_own_back(children: Children) -> None:
-    if reason := why_not("inductor", torch.device("cpu")):
-        pytest.skip(reason)
-    with fake_ranks({"dp_replicate": 2}) as mesh:
-        step = fused_step(mesh)
-        try:
-            step(no_stamp)
-            rows = communications_of(step, step.phases, step.plan, rank_0(mesh), step.model)
-            step.forward_backward()
-        finally:
-            torch.compiler.reset()
-    # torch closes the first bucket at 1 MiB, here with the norm and four layers of 256 KiB, the next one at 512 KiB.
-    assert [(row.owner, row.payload_bytes) for row in rows] == [
-        ("DDP bucket 0", 4 * 256 * 256 * 4 + 2 * 256 * 4),
-        ("DDP bucket 1", 2 * 256 * 256 * 4),
-    ]
-    assert {(row.source, row.kind, row.phase, row.mesh_dim) for row in rows} == {
-        ("ddp", "all_reduce", "backward", "dp_replicate")
-    }
-    assert_means_of_two(step)
-
-
 def test_whole_parameters_are_averaged_one_by_one_and_ignored_ones_not_at_all() -> None:
     whole = rows_of(ParallelPlan(fsdp=FsdpPlan(whole=("norm.*",))), {"dp_shard": 2})
     assert [(row.owner, row.payload_bytes) for row in whole if row.kind == "all_reduce"] == [("norm", 1024)] * 2
@@ -180,12 +125,6 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
         (
             ParallelPlan(ddp=DdpPlan(static_graph=True, sync_each_microbatch=False), microbatches=2),
             "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out",
-        ),
-        (ParallelPlan(ddp=DdpPlan(fuse="concat"), cp=CpPlan()), "and that of context parallel is not in time"),
-        (ParallelPlan(ddp=DdpPlan(fuse="concat", static_graph=True)), "static_graph of DDP are of its reducer in C++"),
-        (
-            ParallelPlan(ddp=DdpPlan(fuse="concat"), checkpoint=("layers.*",)),
-            "layers.* computes its forward again outside of that; compile it too (CompilePlan)",
         ),
         (ParallelPlan(ddp=DdpPlan(ignored=("nrm",))), "DDP's ignored pattern 'nrm' matches no module (nearest: norm"),
         (ParallelPlan(ddp=DdpPlan(), ep={"norm": object()}), "expert parallel works on mesh dim 'ep', the mesh has"),

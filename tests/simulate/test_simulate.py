@@ -198,7 +198,6 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
         ("item", "it cannot be simulated: its step asks for a tensor's value, which a simulated step does not have"),
         ("mask", "it cannot be simulated: its step asks for values (aten.nonzero"),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
-        ("fuse", "it cannot be simulated: DdpPlan(fuse='concat') has inductor compile backward"),
         ("offload", "CPU offload is not simulated; leave it out"),
         ("loss", "it cannot be simulated, its step raises RuntimeError: "),
         ("declared", "the scenario raises ValueError: no such model"),
