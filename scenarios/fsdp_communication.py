@@ -44,8 +44,11 @@ class AllToAllScatter(FreshBuffers):
             output_tensor.div_(num_ranks)
 
 
-def averaged_over(replicas: Any) -> Callable[[torch.Tensor], None]:
-    """A hook that averages scattered gradients over a mesh of replicas."""
+def averaged_over_replicas(_: str, mesh: Any) -> Callable[[torch.Tensor], None]:
+    """A hook for a unit of FSDP2 that averages scattered gradients over the replicas, if the mesh has any."""
+    if "dp_replicate" not in mesh.mesh_dim_names:
+        return lambda gradients: None
+    replicas = mesh["dp_replicate"]
     group, num_replicas = replicas.get_group(), replicas.size()
 
     def average(gradients: torch.Tensor) -> None:

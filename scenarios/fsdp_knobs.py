@@ -5,7 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from fsdp_communication import AllToAllScatter, BroadcastGather, averaged_over
+from fsdp_communication import AllToAllScatter, BroadcastGather, averaged_over_replicas
 from gather_extension import gathered_as
 from models import Llama, next_token_loss, token_batch
 from torch import nn
@@ -23,6 +23,21 @@ BF16 = torch.bfloat16
 def columns(parameter: nn.Parameter) -> Shard | None:
     """Matrices on tensor dim 1, the rest as FSDP2 would."""
     return Shard(1) if parameter.ndim == 2 else None
+
+
+def backward_needs(unit: str, _: Any) -> bool:
+    """Backward of an embedding does not read its weight."""
+    return unit != "tok_embeddings"
+
+
+def unshard_two_ahead(model: Any, _: Any) -> None:
+    """Gather the first two blocks together before each forward."""
+
+    def gather(*_: Any) -> None:
+        for handle in [layer.unshard(async_op=True) for layer in model.layers[:2]]:
+            handle.wait()
+
+    model.register_forward_pre_hook(gather)
 
 
 KNOBS: dict[str, FsdpPlan] = {
@@ -49,14 +64,16 @@ KNOBS: dict[str, FsdpPlan] = {
     "prefetch_2": replace(BASE, prefetch_forward=2, prefetch_backward=2),
     "accumulate": replace(BASE, sync_each_microbatch=False),
     "accumulate_synced": BASE,
-    "divide_by_1": replace(BASE, gradient_divide_factor=1.0),
+    "divide_by_1": replace(BASE, configure={"set_gradient_divide_factor": 1.0}),
     "all_reduce_once": replace(HYBRID, all_reduce_each_microbatch=False),
     "keep_over_microbatches": replace(BASE, reshard_each_microbatch=False),
-    "not_in_backward": replace(BASE, wrap=(*WRAP, "tok_embeddings"), not_in_backward=("tok_embeddings",)),
-    "unshard_ahead": replace(BASE, unshard_ahead=2),
-    "all_reduce_hook": replace(HYBRID, all_reduce_hook=averaged_over),
-    "own_all_gather": replace(BASE, all_gather=BroadcastGather),
-    "own_reduce_scatter": replace(BASE, reduce_scatter=AllToAllScatter),
+    "not_in_backward": replace(
+        BASE, wrap=(*WRAP, "tok_embeddings"), configure={"set_unshard_in_backward": backward_needs}
+    ),
+    "unshard_ahead": BASE,
+    "all_reduce_hook": replace(HYBRID, configure={"set_all_reduce_hook": averaged_over_replicas}),
+    "own_all_gather": replace(BASE, configure={"set_custom_all_gather": BroadcastGather()}),
+    "own_reduce_scatter": replace(BASE, configure={"set_custom_reduce_scatter": AllToAllScatter()}),
     "state_dict": BASE,
     "gather_bf16": replace(BASE, gather_extension=gathered_as("bf16")),
     "gather_int8": replace(BASE, gather_extension=gathered_as("int8")),
@@ -157,6 +174,7 @@ def fsdp_knobs(
         num_tokens=batch * sequence,
         loss=next_token_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),
+        after_materialize=unshard_two_ahead if knob == "unshard_ahead" else None,
         plan=ParallelPlan(
             fsdp=KNOBS[knob], microbatches=2 if knob in IN_TWO_PARTS else 1, state_dict=knob == "state_dict"
         ),

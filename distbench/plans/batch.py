@@ -166,6 +166,13 @@ def _listed(names: Iterable[str]) -> str:
     return f"{', '.join(listed)} {'are' if len(listed) > 1 else 'is'}"
 
 
+def forward(model: Any, inputs: Any) -> Any:
+    """Call the model: a dict is its keyword arguments, a list or tuple its arguments, anything else the only one."""
+    if isinstance(inputs, Mapping):
+        return model(**inputs)
+    return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
+
+
 def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], None] = lambda _: None) -> torch.Tensor:
     """Forward and loss of a batch, or a part of it; `keep` is given the model's output, where we call the model.
 
@@ -180,12 +187,7 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
         return _scalar(scenario.call(model, batch), "call", scenario.call)
     is_pair = scenario.loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
     inputs, targets = batch if is_pair else (batch, batch)
-    if isinstance(inputs, Mapping):
-        output = model(**inputs)
-    elif isinstance(inputs, list | tuple):
-        output = model(*inputs)
-    else:
-        output = model(inputs)
+    output = forward(model, inputs)
     keep(output)
     if scenario.loss is not None:
         return _scalar(scenario.loss(output, targets), "loss", scenario.loss)

@@ -1,7 +1,9 @@
 """DDP or FSDP2 onto a model: which units, over which mesh, each parameter's shard placement, what is done by hand."""
 
+import functools
+import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,7 +12,9 @@ from torch import nn
 
 from distbench.plans.materialise import owners_of
 from distbench.plans.module_patterns import matching_modules
+from distbench.plans.refusals import named_refusal
 from distbench.ranks.context import RankContext
+from distbench.ranks.failure import blamed
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim
 from distbench.spec.devices import ANY_ACCELERATOR, is_accelerator
 from distbench.spec.plan import matching
@@ -61,19 +65,20 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
     }
     own_meshes = _own_meshes(model, plan, context)
-    for unit, policy in units_of(model, plan):
-        given = {**options, "mp_policy": policy, "mesh": own_meshes.get(unit, options["mesh"])}
-        apply(unit, **{option: value for option, value in given.items() if value is not None})
-    _communicate_by(model, plan, context)
+    units = units_of(model, plan)
+    fields = ", ".join(plan.changed_fields()) or "the default"
+    for name, unit in units.items():
+        given = {**options, "mp_policy": _policy_of(plan, name), "mesh": own_meshes.get(unit, options["mesh"])}
+        with named_refusal(f"FsdpPlan ({fields})", name, unit):
+            apply(unit, **{option: value for option, value in given.items() if value is not None})
+    for unit in own_meshes:
+        unit.set_gradient_divide_factor(data_parallel_size(plan, context))
+    _configure(units, plan, context)
     _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
-    if plan.gradient_divide_factor is not None:
-        _divide_by(model.modules(), plan.gradient_divide_factor)
-    elif own_meshes:
-        _divide_by(own_meshes, data_parallel_size(plan, context))
     return Sharded([model], tuple(kept), _counters(model, {**kept, **ignored}, plan))
 
 
-def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[nn.Module, Any]:
+def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[Any, Any]:
     """Each unit that is sharded over mesh dims of its own, with its mesh."""
     return {
         module: flatten_mesh(context.mesh, present(mesh_dims, context))
@@ -97,11 +102,10 @@ def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
     return Sharded([model])
 
 
-def units_of(model: nn.Module, plan: FsdpPlan) -> list[tuple[nn.Module, Any]]:
-    """Every unit with its mixed precision policy (None for torch's default): the deepest first, the root last."""
+def units_of(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Module]:
+    """Every unit by its name: the deepest first, the root ("") last."""
     named = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
-    ordered = sorted(named, key=lambda name: -name.count(".") if name else 1)
-    return [(named[name], _policy_of(plan, name)) for name in ordered]
+    return {name: named[name] for name in sorted(named, key=lambda name: -name.count(".") if name else 1)}
 
 
 def _policy_of(plan: FsdpPlan, unit: str) -> Any:
@@ -125,7 +129,7 @@ def _mesh(plan: FsdpPlan, context: RankContext) -> dict[str, Any]:
         return {"mesh": flatten_mesh(context.mesh, present(plan.replicate_dims, context))}
     # A single replica is no hybrid sharding.
     replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
-    if plan.all_reduce_hook is not None:
+    if "set_all_reduce_hook" in plan.configure:
         replicas = []  # FSDP2 knows of the shards alone, and the hook of the replicas
     if plan.spmd_mesh:
         return on_spmd_mesh(context.mesh, shards, replicas)
@@ -175,32 +179,32 @@ def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
             module.register_parameter(attribute, extended)
 
 
-def _communicate_by(model: nn.Module, plan: FsdpPlan, context: RankContext) -> None:
-    """What moves parameters and gradients in the place of FSDP2's own, and what is gathered ahead or not again."""
-    gather = plan.all_gather() if plan.all_gather is not None else None
-    scatter = plan.reduce_scatter() if plan.reduce_scatter is not None else None
-    replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
-    hook = None
-    if plan.all_reduce_hook is not None and replicas:
-        hook = plan.all_reduce_hook(flatten_mesh(context.mesh, replicas))
-    units: dict[str, Any] = {**matching_modules(plan.wrap, model), "": model}
-    for name, unit in units.items():
-        if gather is not None:
-            unit.set_custom_all_gather(gather)
-        if scatter is not None:
-            unit.set_custom_reduce_scatter(scatter)
-        if hook is not None:
-            unit.set_all_reduce_hook(hook)
-        if any(matching(pattern, [name]) for pattern in plan.not_in_backward):
-            unit.set_unshard_in_backward(False)
-    if plan.unshard_ahead:
-        ahead = [units[name] for name in matching_modules(plan.wrap, model)][: plan.unshard_ahead]
-        model.register_forward_pre_hook(lambda *_: _gather_together(ahead))
+def _configure(units: Mapping[str, Any], plan: FsdpPlan, context: RankContext) -> None:
+    """Call the setters of `plan.configure` on each unit."""
+    for setter, value in plan.configure.items():
+        for name, unit in units.items():
+            with named_refusal(f"FsdpPlan.configure[{setter!r}]", name, unit):
+                argument = value
+                if is_function(value):
+                    with blamed(f"FsdpPlan.configure[{setter!r}]", value):
+                        argument = value(name, context.mesh)
+                args, kwargs = setter_arguments(argument)
+                getattr(unit, setter)(*args, **kwargs)
 
 
-def _gather_together(units: list[Any]) -> None:
-    for handle in [unit.unshard(async_op=True) for unit in units]:
-        handle.wait()
+def is_function(value: Any) -> bool:
+    """Whether a value of `configure` returns the setter's argument; an object of a class with `__call__` is one."""
+    return inspect.isroutine(value) or isinstance(value, functools.partial)
+
+
+def setter_arguments(argument: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return what a setter is called with: (positional, keyword) arguments."""
+    return ((), argument) if isinstance(argument, dict) else ((argument,), {})
+
+
+def sets_divide_factor(plan: FsdpPlan) -> bool:
+    """Whether `configure` sets what gradients are divided by, under torch's name or its old one."""
+    return any(setter.endswith("_divide_factor") for setter in plan.configure)
 
 
 def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
@@ -210,14 +214,6 @@ def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
         if plan.prefetch_backward is not None:
             before = units[max(index - plan.prefetch_backward, 0) : index]
             unit.set_modules_to_backward_prefetch(before[::-1])
-
-
-def _divide_by(modules: Iterable[nn.Module], factor: float) -> None:
-    from torch.distributed.fsdp import FSDPModule
-
-    for module in modules:
-        if isinstance(module, FSDPModule):
-            module.set_gradient_divide_factor(factor)
 
 
 def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from distbench.plans.batch import forward
 from distbench.plans.materialise import materialise
 from distbench.plans.model import Blueprint, kind_of, tensors_of
 from distbench.plans.module_patterns import styles_by_module
@@ -42,12 +43,8 @@ def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> 
         found = scenario.call(model, batch, cache)
     elif scenario.call is not None:
         found = scenario.call(model, batch)
-    elif isinstance(batch, Mapping):
-        found = model(**batch)
-    elif isinstance(batch, list | tuple):
-        found = model(*batch)
     else:
-        found = model(batch)
+        found = forward(model, batch)
     given = found.get(LOGITS) if isinstance(found, Mapping) else getattr(found, LOGITS, None)
     tensor = next((one for _, one in tensors_of(found if given is None else given)), None)
     if tensor is None:

@@ -397,8 +397,8 @@ def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str
         if other != was:
             what = f"parameter {other} is shared with {was} in the model that build_model made, and the parallel model"
             raise UserError(
-                f"{what}{where} has two, as when a style makes a DTensor of one alone; lay both out alike, or untie "
-                "them (tie_word_embeddings=False in a config of transformers)"
+                f"{what}{where} has two, as when a TP style or an FSDP unit has one of its holders alone; lay both out "
+                "alike, or untie them (tie_word_embeddings=False in a config of transformers)"
             )
 
 

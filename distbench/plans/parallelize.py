@@ -2,7 +2,7 @@
 each step (see training_step)."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -20,12 +20,13 @@ from distbench.plans.module_patterns import (
     styles_by_module,
     styles_by_parameter,
 )
+from distbench.plans.refusals import named_refusal
 from distbench.ranks.context import RankContext
-from distbench.ranks.failure import blamed, one_line, place_of
+from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import own_shard
 from distbench.spec import CpPlan, ParallelPlan, UserError
 from distbench.spec.mesh import BATCH_DIMS
-from distbench.torch_private import Unsupported, context_parallel, flatten_mesh, whole_sequence
+from distbench.torch_private import context_parallel, flatten_mesh, whole_sequence
 
 
 def parallelize(
@@ -94,10 +95,10 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     for name, style in of_parameters.items():
         holder, _, attribute = name.rpartition(".")
         pattern = styles[holder][0] if holder in styles else name
-        with _named(f"TP pattern {pattern!r}", holder, model.get_submodule(holder)):
+        with named_refusal(f"TP pattern {pattern!r}", holder, model.get_submodule(holder)):
             style.shard_param(model.get_submodule(holder), attribute, mesh)
     for name, (pattern, style) in styles.items():
-        with _named(f"TP pattern {pattern!r}", name, model.get_submodule(name)):
+        with named_refusal(f"TP pattern {pattern!r}", name, model.get_submodule(name)):
             if is_of_transformers(style):
                 _install(style, model, name, mesh)
             else:
@@ -111,19 +112,6 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     return model
 
 
-@contextlib.contextmanager
-def _named(what: str, name: str, module: nn.Module) -> Iterator[None]:
-    """Have what a style raises said with the module that it was given, which libraries leave out."""
-    try:
-        yield
-    except (UserError, Unsupported):
-        raise
-    except Exception as error:
-        given, why = type(module).__name__, one_line(error).rstrip(".")
-        refused = f"{what}: its style refuses {name or 'the root'}, a {given} ({why})"
-        raise UserError(f"{refused}; take it out of the pattern, or give a style that takes a {given}") from error
-
-
 def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext, ep_dims: list[str]) -> None:
     from torch.distributed.tensor.parallel import parallelize_module
 
@@ -131,7 +119,7 @@ def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     mesh = context.mesh[(*ep_dims, str(plan.ep_tp_dim))] if with_tp else flatten_mesh(context.mesh, ep_dims)
     for pattern, style in plan.ep.items():
         for name, module in matching_modules((pattern,), model).items():
-            with _named(f"EP pattern {pattern!r}", name, module):
+            with named_refusal(f"EP pattern {pattern!r}", name, module):
                 parallelize_module(module, mesh, style)
 
 

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from distbench.plans.refusals import named_refusal
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import synchronize
 from distbench.spec import ParallelPlan, UserError
@@ -278,7 +279,8 @@ class Pipeline:
             "microbatches": parts,
             "least_idle_share": self.plan.least_bubble(size, parts),
         }
-        self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=self._loss_of)
+        with named_refusal(f"PipelinePlan.schedule {self.plan.schedule!r} with microbatches={parts}"):
+            self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=self._loss_of)
         vote_on_fake_group(self._schedule, group, context.device)
         self._spans: list[StageWork] | None = None
 

@@ -4,28 +4,29 @@ pipeline, sizes."""
 import inspect
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import nn
 
 from distbench.plans.batch import Batch
 from distbench.plans.checkpoint_compile import known_backends
-from distbench.plans.fsdp import policies_of, present
-from distbench.plans.materialise import owners_of
+from distbench.plans.fsdp import is_function, policies_of, present, setter_arguments
 from distbench.plans.model import tensors_of
 from distbench.plans.module_patterns import (
     AUTO,
     annotations_by_parameter,
     is_of_transformers,
     matching_modules,
+    own_units,
     styles_by_module,
     tp_patterns,
 )
 from distbench.plans.pipeline import check_split, num_layers, stage_of
-from distbench.ranks.context import RankContext, dtype_name
-from distbench.spec import DdpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
+from distbench.ranks.context import RankContext
+from distbench.spec import FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
@@ -135,8 +136,6 @@ def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> I
     """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`."""
     yield from _styles(model, plan, context)
     yield from _undivided_heads(model, plan, context)
-    yield from _unknown_inputs(model, plan)
-    yield from _tied(model, plan)
     yield from _annotations(model, plan, context)
     if plan.loss_parallel and plan.tp is None:
         yield "loss parallel needs a TP plan whose last module leaves its output sharded over the vocabulary"
@@ -175,32 +174,6 @@ def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext)
             yield undivided(f"{field}={heads} of {type(config).__name__} cannot be split", heads, dims, context)
 
 
-def _unknown_inputs(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
-    """torch leaves a layout for an input of another name unused, and says nothing."""
-    for pattern, name, module, style in styles_by_module(plan, model):
-        taken = inspect.signature(module.forward).parameters
-        if any(parameter.kind is inspect.Parameter.VAR_KEYWORD for parameter in taken.values()):
-            continue
-        opened_case = getattr(style, "prepare_module_input", style)
-        for key in getattr(opened_case, "input_kwarg_layouts", None) or ():
-            if key not in taken:
-                yield f"TP pattern {pattern!r}: {name or 'the root'} takes no input {key!r} ({nearest(key, taken)})"
-
-
-def local_shape(name: str, model: nn.Module, plan: ParallelPlan, context: RankContext) -> list[int]:
-    """A parameter's shape on one rank after TP, where the plan's styles shard it evenly."""
-    shape = list(model.get_parameter(name).shape)
-    for _, module_name, module, style in styles_by_module(plan, model):
-        for attribute, tensor_dim in _sharded_by(style, module):
-            if _join(module_name, attribute) == name:
-                shape[tensor_dim] //= context.index(plan.tp_dims)[1]
-    for annotation in annotations_by_parameter(plan, model).get(name, []):
-        if not 0 <= annotation.tensor_dim < len(shape):
-            continue  # a problem of its own
-        shape[annotation.tensor_dim] //= context.index(annotation.mesh_dims)[1]
-    return shape
-
-
 def _kind(style: Any) -> str:
     """torch's name of a style; transformers' styles take more kinds of modules and shards of unequal length."""
     return "" if is_of_transformers(style) else type(style).__name__
@@ -221,26 +194,6 @@ def _sharded_by(style: Any, module: nn.Module) -> Iterator[tuple[str, int]]:
         yield "weight", 0 if embedding else 1
 
 
-def _tied(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
-    sharded = {
-        _join(name, attribute): tensor_dim
-        for _, name, module, style in styles_by_module(plan, model)
-        for attribute, tensor_dim in _sharded_by(style, module)
-    }
-    styled = {name for _, name, _, style in styles_by_module(plan, model) if _kind(style) in SHARDING_STYLES}
-    for owners in owners_of(model).values():
-        # Laid out alike by each of its holders, it stays one parameter.
-        if len({sharded.get(_join(name, attribute)) for name, _, attribute in owners}) == 1:
-            continue
-        names = [_join(name, attribute) for name, _, attribute in owners]
-        touched = [name for name, _, _ in owners if name in styled]
-        if len(owners) > 1 and touched:
-            yield (
-                f"parameter {names[0]} is shared with {', '.join(names[1:])}, and TP would give each its own copy; "
-                f"take {', '.join(touched)} out of the TP plan or untie them"
-            )
-
-
 def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     parameters = dict(model.named_parameters())
     styled = {
@@ -257,10 +210,10 @@ def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
             seen += annotation.mesh_dims
             over.setdefault(annotation.tensor_dim, []).extend(annotation.mesh_dims)
         for tensor_dim, mesh_dims in over.items():
-            present = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
-            if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(present))[1]:
+            ordered = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
+            if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(ordered))[1]:
                 what = f"parameter {name} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
-                yield undivided(what, shape[tensor_dim], present, context, name)
+                yield undivided(what, shape[tensor_dim], ordered, context, name)
         if name in styled:
             yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
 
@@ -275,38 +228,15 @@ def _bad_annotation(
             yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
         if mesh_dim in BATCH_DIMS:
             yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
-        elif mesh_dim not in plan.tp_dims:
-            tp_dims = ", ".join(plan.tp_dims)
-            yield f"shard_params shards over mesh dim {mesh_dim!r}, tp_dim has only {tp_dims}; add it there"
-        elif mesh_dim not in context.mesh_dims:
-            yield f"shard_params needs mesh dim {mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
+        elif mesh_dim not in plan.tp_dims or mesh_dim not in context.mesh_dims:
+            usable = ", ".join(present(plan.tp_dims, context)) or "none"
+            yield f"shard_params shards over mesh dim {mesh_dim!r}; use those of tp_dim that the mesh has: {usable}"
 
 
-# What keeps FSDP2's knobs from working on a model and a mesh.
+# What keeps FSDP2 from working on a model and a mesh, as far as torch does not refuse it when the plan is applied.
 
-# Fields of FsdpPlan that mean nothing where every rank has all parameters.
-OF_SHARDS: tuple[str, ...] = (
-    "reshard_after_forward",
-    "offload",
-    "shard_placement",
-    "prefetch_forward",
-    "prefetch_backward",
-)
-OF_SHARDS += ("reshard_each_microbatch", "all_reduce_each_microbatch", "not_in_backward", "unshard_ahead")
-OF_SHARDS += (
-    "all_reduce_hook",
-    "all_gather",
-    "reduce_scatter",
-    "gather_extension",
-    "whole",
-    "unit_mesh_dims",
-    "spmd_mesh",
-)
 # Those that torch has not, or that leave plain parameters among the DTensors of one mesh.
-NOT_ON_SPMD_MESH = ("all_reduce_hook", "gather_extension", "whole", "ignored", "unit_mesh_dims")
-# Fields of DdpPlan that torch's reducer in Python does not read.
-OF_REDUCER = ("gradient_as_bucket_view", "static_graph", "find_unused_parameters")
-HOOKS = ("fsdp_pre_all_gather", "fsdp_post_all_gather")
+NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
 
 
 def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -314,36 +244,68 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     fsdp = plan.fsdp
     if fsdp is None:
         return
-    shards = present(fsdp.mesh_dims, context)
-    if not fsdp.mesh_dims and present(fsdp.replicate_dims, context):
-        yield from _replicas_alone(fsdp)
-        yield from _tied_across_units(model, fsdp)
-        return
-    if not shards:
+    if not present(fsdp.mesh_dims or fsdp.replicate_dims, context):
         over = f"shards over {', '.join(fsdp.mesh_dims)}" if fsdp.mesh_dims else "has no mesh_dims to shard over"
         yield f"FSDP {over}, the mesh has only {', '.join(context.mesh_dims)}"
         return
     if both := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         yield f"FSDP shards and replicates over mesh dim {both[0]!r}; name it in one of mesh_dims and replicate_dims"
-    yield from _resharding(fsdp, plan, context, shards)
-    if fsdp.shard_placement is not None and not isinstance(fsdp.shard_placement, LargestDim):
-        yield from _placements(model, fsdp.shard_placement, plan, context, shards)
-    yield from _tied_across_units(model, fsdp)
+    for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
+        if not present(mesh_dims, context):
+            over, known = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
+            yield f"unit_mesh_dims shards {pattern!r} over {over}, the mesh has only {known}"
     yield from _scalars(model, fsdp)
-    yield from _own_mesh_dims(fsdp, context)
-    yield from _small_parameters(fsdp)
-    yield from _prefetch(fsdp)
-    yield from _communication(model, fsdp)
+    yield from _setters(fsdp)
+    is_small = isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel > 0
+    if is_small or fsdp.whole:
+        kept = "parameters that LargestDim(min_numel=...) keeps whole" if is_small else "parameters in FSDP's whole"
+        if fsdp.offload is not None:
+            yield f"CPU offload does not reach {kept}; leave one of them out"
+        if any(policy.param_dtype is not None for policy in policies_of(fsdp)):
+            yield f"mixed precision does not cast {kept}; leave one of them out"
     if fsdp.spmd_mesh:
-        yield from _on_spmd_mesh(fsdp, plan)
+        parts = [name for name in ("ep", "cp", "pipeline") if getattr(plan, name)]
+        parts += [f"FsdpPlan.{name}" for name in fsdp.changed_fields() if name in NOT_ON_SPMD_MESH]
+        parts += ["set_all_reduce_hook"] if "set_all_reduce_hook" in fsdp.configure else []
+        parts += ["LargestDim.min_numel"] if is_small else []
+        parts += [] if fsdp.mesh_dims else ["FsdpPlan.replicate_dims alone"]
+        if parts:
+            yield f"spmd_mesh does not go with {', '.join(parts)}; leave one of them out"
     if fsdp.gather_extension is not None:
-        yield from _extension(model, fsdp.gather_extension, plan, context, shards)
+        yield from _uneven_shards(model, present(fsdp.mesh_dims, context), context)
 
 
-def _replicas_alone(fsdp: FsdpPlan) -> Iterator[str]:
-    plain = FsdpPlan()
-    if given := [name for name in OF_SHARDS if getattr(fsdp, name) != getattr(plain, name)]:
-        yield f"{', '.join(given)} of FSDP need shards, and mesh_dims is empty; leave them out, or name mesh dims"
+def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
+    scalars = [name for name, parameter in model.named_parameters() if not parameter.ndim]
+    left_out = {name for pattern in (*fsdp.whole, *fsdp.ignored) for name in matching(pattern, scalars)}
+    for name in scalars:
+        if name not in left_out:
+            yield f"parameter {name} is a scalar, which fully_shard does not take; name it in FsdpPlan(whole=...)"
+
+
+def _setters(fsdp: FsdpPlan) -> Iterator[str]:
+    """Setters of `configure` that this torch lacks, or whose signature does not take the arguments."""
+    from torch.distributed.fsdp import FSDPModule
+
+    setters = {name: method for name, method in vars(FSDPModule).items() if name.startswith("set_")}
+    for name, value in fsdp.configure.items():
+        if name not in setters:
+            known = ", ".join(setters)
+            yield f"FsdpPlan.configure: FSDPModule of torch {torch.__version__} has no setter {name!r}; use {known}"
+        elif not is_function(value):
+            signature, (args, kwargs) = inspect.signature(setters[name]), setter_arguments(value)
+            try:
+                signature.bind(None, *args, **kwargs)
+            except TypeError as error:
+                yield f"FsdpPlan.configure[{name!r}]: {error}; torch's {name} takes {signature}"
+
+
+def _uneven_shards(model: nn.Module, shards: Sequence[str], context: RankContext) -> Iterator[Undivided]:
+    """Only ranks whose shards are shorter would fail in an extension; the others would wait for them."""
+    for name, parameter in model.named_parameters():
+        if parameter.ndim > 1 and parameter.shape[0] % context.index(tuple(shards))[1]:
+            what = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
+            yield undivided(what, parameter.shape[0], shards, context, name)
 
 
 def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -366,27 +328,6 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
     if not any(parameter.requires_grad and id(parameter) not in ignored for parameter in model.parameters()):
         which = "that it does not ignore " if ignored else ""
         yield f"ddp has nothing to average: no parameter of the model {which}requires a gradient"
-    if ddp.fuse is not None:
-        yield from _fused(model, plan, ddp)
-
-
-def _fused(model: nn.Module, plan: ParallelPlan, ddp: DdpPlan) -> Iterator[str]:
-    plain = DdpPlan()
-    if given := [name for name in OF_REDUCER if getattr(ddp, name) != getattr(plain, name)]:
-        yield f"{', '.join(given)} of DDP are of its reducer in C++, which fuse={ddp.fuse!r} replaces; leave one out"
-    dtypes = {dtype_name(parameter.dtype) for parameter in model.parameters() if parameter.requires_grad}
-    if len(dtypes) > 1:
-        yield f"torch fuses gradients of one dtype, the model's are {', '.join(sorted(dtypes))}; leave fuse out"
-    if plan.cp is not None:
-        # Tried for 100 s with the ring on a fake process group.
-        what = "has backward compiled, and that of context parallel is not in time"
-        yield f"fuse={ddp.fuse!r} {what}; leave one of them out"
-    compiled = matching_modules(plan.compile.modules if plan.compile else (), model)
-    for name in matching_modules(plan.checkpoint, model):
-        if not any(outer in ("", name) or name.startswith(f"{outer}.") for outer in compiled):
-            # Tried: its backward breaks at every tensor that is computed again, and compiles piece after piece.
-            what = f"fuse={ddp.fuse!r} has backward compiled, and {name} computes its forward again outside of that"
-            yield f"{what}; compile it too (CompilePlan), or leave checkpoint out"
 
 
 def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -421,146 +362,6 @@ def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) 
                 yield undivided(what, parameter.shape[0] if parameter.ndim else 1, ep_dims, context, attribute)
 
 
-def _own_mesh_dims(fsdp: FsdpPlan, context: RankContext) -> Iterator[str]:
-    for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
-        if not present(mesh_dims, context):
-            over, known = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
-            yield f"unit_mesh_dims shards {pattern!r} over {over}, the mesh has only {known}"
-
-
-def _resharding(fsdp: FsdpPlan, plan: ParallelPlan, context: RankContext, shards: list[str]) -> Iterator[str]:
-    to = fsdp.reshard_after_forward
-    if to is None or isinstance(to, bool):
-        return
-    size = context.index(tuple(shards))[1]
-    if to < 2 or to >= size or size % to:
-        fitting = [str(part) for part in range(2, size) if size % part == 0]
-        works = f"use {', '.join(fitting)}, True or False" if fitting else "use True or False"
-        where = f"mesh dim {'x'.join(shards)!r} of size {size}"
-        yield f"reshard_after_forward={to} is no proper divisor of {where}; {works}"
-    if fsdp.shard_placement is not None:
-        yield f"reshard_after_forward={to} works with shards on tensor dim 0 only; leave shard_placement out"
-    if plan.tp is not None or plan.shard_params:
-        yield f"reshard_after_forward={to} does not work on parameters that TP shards; use True or False"
-    if fsdp.gather_extension is not None:
-        yield f"reshard_after_forward={to} does not work with a gather_extension; use True or False"
-
-
-def _placements(
-    model: nn.Module, choose: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
-) -> Iterator[str | Undivided]:
-    size = context.index(tuple(shards))[1]
-    for name, parameter in model.named_parameters():
-        placement: Any = choose(parameter)
-        if placement is None:
-            continue
-        tensor_dim = placement.dim if placement.dim >= 0 else placement.dim + parameter.ndim
-        shape = list(parameter.shape)
-        if not 0 <= tensor_dim < parameter.ndim:
-            yield f"parameter {name} of shape {shape} has no tensor dim {placement.dim} for FSDP to shard"
-        elif tensor_dim > 0 and (length := local_shape(name, model, plan, context)[tensor_dim]) % size:
-            what = f"parameter {name} of shape {shape} cannot be sharded by FSDP on tensor dim {tensor_dim}"
-            yield undivided(what if length == shape[tensor_dim] else f"{what} after TP", length, shards, context, name)
-
-
-def _tied_across_units(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
-    units = sorted(matching_modules(fsdp.wrap, model), key=len, reverse=True)
-    for owners in owners_of(model).values():
-        homes = {
-            next((unit for unit in units if unit == "" or f"{name}.".startswith(f"{unit}.")), "")
-            for name, _, _ in owners
-        }
-        if len(homes) > 1:
-            names = [f"{name}.{attribute}" for name, _, attribute in owners]
-            wrapped = ", ".join(sorted(home or "the root" for home in homes))
-            yield (
-                f"parameter {names[0]} is shared with {', '.join(names[1:])}, which belong to different FSDP units "
-                f"({wrapped}); wrap neither, or a module that holds both"
-            )
-
-
-def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
-    named = {name: parameter for name, parameter in model.named_parameters() if not parameter.ndim}
-    left = {name for pattern in (*fsdp.whole, *fsdp.ignored) for name in matching(pattern, named)}
-    for name in named:
-        if name not in left:
-            yield f"parameter {name} is a scalar, which fully_shard does not take; name it in FsdpPlan(whole=...)"
-
-
-def _small_parameters(fsdp: FsdpPlan) -> Iterator[str]:
-    is_small = isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel > 0
-    if not is_small and not fsdp.whole:
-        return
-    kept = "parameters that LargestDim(min_numel=...) keeps whole" if is_small else "parameters in FSDP's whole"
-    instead = "use min_numel=0" if is_small else "name none"
-    if fsdp.gradient_divide_factor is not None:
-        yield f"gradient_divide_factor does not reach {kept}; {instead}"
-    if fsdp.offload is not None:
-        yield f"CPU offload does not reach {kept}; {instead}"
-    if any(policy.param_dtype is not None for policy in policies_of(fsdp)):
-        yield f"mixed precision does not cast {kept}; {instead}"
-
-
-def _prefetch(fsdp: FsdpPlan) -> Iterator[str]:
-    for name in ("prefetch_forward", "prefetch_backward"):
-        ahead = getattr(fsdp, name)
-        if ahead is not None and ahead < 0:
-            yield f"{name}={ahead} is no number of units; use 0 or more"
-        if ahead is not None and not fsdp.wrap:
-            yield f"{name}={ahead} has no units to gather ahead; name modules in wrap"
-
-
-def _communication(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
-    if fsdp.unshard_ahead < 0 or (fsdp.unshard_ahead and not fsdp.wrap):
-        yield f"unshard_ahead={fsdp.unshard_ahead} is no number of units; name modules in wrap, and 0 or more of them"
-    units = [*matching_modules(fsdp.wrap, model), ""]
-    for pattern in fsdp.not_in_backward:
-        if not matching(pattern, units):
-            yield f"not_in_backward pattern {pattern!r} matches no FSDP unit ({nearest(pattern, units)})"
-    if not fsdp.replicate_dims:
-        if not fsdp.all_reduce_each_microbatch:
-            yield "all_reduce_each_microbatch=False has no all-reduce to leave out; name replicate_dims"
-        if fsdp.all_reduce_hook is not None:
-            yield "all_reduce_hook has no replicas to reduce over; name replicate_dims"
-    elif fsdp.all_reduce_hook is not None and not fsdp.all_reduce_each_microbatch:
-        yield "all_reduce_each_microbatch=False does not keep an all_reduce_hook from running; leave one of them out"
-    for name in ("all_gather", "reduce_scatter"):
-        make = getattr(fsdp, name)
-        if make is not None and not (callable(made := make()) and hasattr(made, "allocate")):
-            yield f"{name} makes a {type(made).__name__}; torch wants an object with allocate() and __call__()"
-
-
-def _on_spmd_mesh(fsdp: FsdpPlan, plan: ParallelPlan) -> Iterator[str]:
-    if plan.tp is not None and not callable(plan.tp):
-        instead = "annotate parameters in shard_params, or lay the model out in Scenario.parallelize"
-        yield f"spmd_mesh wants DTensors on the whole mesh, and tp's styles make them on that of tp alone; {instead}"
-    if parts := [name for name in ("ep", "cp", "pipeline") if getattr(plan, name)]:
-        yield f"spmd_mesh does not go with {', '.join(parts)}; leave one of them out"
-    plain = FsdpPlan()
-    if given := [name for name in NOT_ON_SPMD_MESH if getattr(fsdp, name) != getattr(plain, name)]:
-        yield f"spmd_mesh does not go with {', '.join(given)} of FSDP; leave one of them out"
-    if isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel:
-        yield "spmd_mesh shards every parameter, and LargestDim(min_numel=...) keeps some whole; use min_numel=0"
-    if type(fsdp.reshard_after_forward) is int and plan.tp is None and not plan.shard_params:
-        yield f"reshard_after_forward={fsdp.reshard_after_forward} does not work with spmd_mesh; use True or False"
-
-
-def _extension(
-    model: nn.Module, extension: Callable[[Any], Any], plan: ParallelPlan, context: RankContext, shards: list[str]
-) -> Iterator[str | Undivided]:
-    if annotations_by_parameter(plan, model) or any(True for _ in styles_by_module(plan, model)) or callable(plan.tp):
-        yield "a gather_extension works on plain parameters only; leave tp and shard_params out"
-    first = next((parameter for parameter in model.parameters() if parameter.ndim > 1), None)
-    if first is not None:
-        extended = extension(first.detach())
-        if lacking := [hook for hook in HOOKS if not hasattr(extended, hook)]:
-            yield f"gather_extension gives a {type(extended).__name__} without {' and '.join(lacking)}; define both"
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and parameter.shape[0] % context.index(tuple(shards))[1]:
-            what = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
-            yield undivided(what, parameter.shape[0], shards, context, name)
-
-
 # What is wrong with the pipeline of a plan, found before anything is measured.
 
 
@@ -576,7 +377,7 @@ def pipeline_problems(model: nn.Module, plan: ParallelPlan, context: Any) -> Ite
         yield f"a pipeline needs mesh dim {pipeline.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
         return
     size = context.size(pipeline.mesh_dim)
-    found = [*_parts_that_do_not_fit(plan), *_stages(pipeline, size), *_microbatches(plan, pipeline, size)]
+    found = [*_parts_that_do_not_fit(plan), *_stages(pipeline, size)]
     yield from found
     for mesh_dim in pipeline.activation_shards:
         if mesh_dim not in (*context.mesh_dims, *plan.tp_dims):
@@ -621,23 +422,6 @@ def _stages(pipeline: PipelinePlan, size: int) -> Iterator[str]:
     ):
         given = list(pipeline.first_layers)
         yield f"first_layers={given} must be {wanted} ascending layers, where stages 1 to {wanted} begin"
-
-
-def _microbatches(plan: ParallelPlan, pipeline: PipelinePlan, size: int) -> Iterator[str]:
-    count, name = plan.microbatches, pipeline.schedule
-    num_stages = size * pipeline.stages_of_a_rank
-    least = {"1f1b": num_stages, "dualpipev": num_stages}.get(name, 1)
-    if count < least:
-        yield (
-            f"schedule {name} of {count_text(num_stages, 'stage')} needs "
-            f"{count_text(least, 'micro-batch', 'micro-batches')} or more, not {count}"
-        )
-    elif name in ("interleaved_1f1b", "interleaved_zero_bubble") and count % (rounds := max(1, count // size)):
-        fit = count // rounds * rounds
-        yield (
-            f"schedule {name} over {count_text(size, 'rank')} takes micro-batches in {rounds} even "
-            f"rounds; use {fit}, not {count}"
-        )
 
 
 def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]:
@@ -726,6 +510,8 @@ def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
         known = [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]
         if not matching(pattern, known):
             yield f"TP pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
+    if plan.fsdp is not None and plan.fsdp.wrap == AUTO:
+        own_units(model)  # UserError where the model names none
     groups: tuple[tuple[str, Iterable[str]], ...] = (
         ("checkpoint", plan.checkpoint),
         ("compile", plan.compile.modules if plan.compile else ()),

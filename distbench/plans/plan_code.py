@@ -4,7 +4,7 @@ import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import MISSING, fields
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -130,7 +130,7 @@ class _Writer:
             self._names.setdefault("functools", set()).add("partial")
             parts = [*(("", one) for one in (value.func, *value.args)), *_named(value.keywords)]
             return self._joined("partial(", parts, ")", indent)
-        given = _of_plan(value) if isinstance(value, Declared) else _arguments(value)
+        given = value.changed_fields() if isinstance(value, Declared) else _arguments(value)
         is_placement = type(value).__name__ in PLACEMENTS
         parts = [("", one) for one in given.values()] if is_placement else _named(given)
         return self._joined(f"{self._name(type(value))}(", parts, ")", indent)
@@ -173,17 +173,6 @@ def _public(value: Any, name: str, module: str) -> str:
     packages = (".".join(parts[:count]) for count in range(1, len(parts)))
     holds = (one for one in packages if getattr(sys.modules.get(one), name, None) is value)
     return next(holds, module)
-
-
-def _of_plan(value: Any) -> dict[str, Any]:
-    """The fields that are not as they are by default."""
-    found = {}
-    for one in fields(value):
-        now = getattr(value, one.name)
-        default = one.default_factory() if one.default_factory is not MISSING else one.default
-        if default is MISSING or repr(now) != repr(default):
-            found[one.name] = now
-    return found
 
 
 def _arguments(value: Any) -> dict[str, Any]:

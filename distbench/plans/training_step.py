@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distbench.plans.batch import batch_of, loss_of
-from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size
+from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size, sets_divide_factor
 from distbench.plans.materialise import load_initial_values, local_part, materialise
 from distbench.plans.model import Blueprint, as_built, blueprint, kind_of, mapped, require_as_built, tensors_of
 from distbench.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
@@ -19,7 +19,13 @@ from distbench.ranks.failure import blamed, one_line, place_of
 from distbench.spec import CpPlan, Scenario, UserError
 from distbench.spec.devices import device_of, known_device
 from distbench.spec.mesh import BATCH_DIMS
-from distbench.torch_private import hooked_parameters, steps_until_buckets_stay, sum_then_divide, unit_policies
+from distbench.torch_private import (
+    divide_factors,
+    hooked_parameters,
+    steps_until_buckets_stay,
+    sum_then_divide,
+    unit_policies,
+)
 
 # The sharded state of a model and its optimizer: copied out, put back, and whether both are exact.
 
@@ -322,8 +328,9 @@ class TrainingStep:
     @property
     def gradient_scale(self) -> float:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
-        fsdp, own = self.plan.fsdp, self._scenario.gradient_divide_factor
-        factor = own if own is not None or fsdp is None else fsdp.gradient_divide_factor
+        fsdp, factor = self.plan.fsdp, self._scenario.gradient_divide_factor
+        if factor is None and fsdp is not None and sets_divide_factor(fsdp):
+            factor = min(divide_factors(self.model))
         return 1.0 if factor is None else self.num_data_parallel / factor
 
     def __call__(self, stamp: Stamp) -> None:

@@ -6,7 +6,7 @@ import numbers
 import types
 import typing
 from collections.abc import Callable, Mapping
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from typing import Any, ClassVar, Literal, Self, Union
 
 from distbench.spec.errors import nearest
@@ -25,11 +25,15 @@ class Declared:
 
     # Field that is a function to what it is called with.
     called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
+    # Field of an older version to what to write now.
+    removed_fields: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """An object to fill, where all names are those of fields."""
         known = [one.name for one in fields(cls)]  # type: ignore[arg-type]  # its subclasses are dataclasses
         for name in kwargs:
+            if name in cls.removed_fields:
+                raise TypeError(f"{cls.__name__}.{name} was removed; {cls.removed_fields[name]}")
             if name not in known:
                 raise TypeError(f"{cls.__name__} has no field {name!r} ({nearest(name, known)})")
         return super().__new__(cls)
@@ -46,6 +50,16 @@ class Declared:
                 raise TypeError(f"{kind.__name__}.{name} is {shown(value)}; give {in_words(hint)}{instead}")
             elif callable(value) and name in self.called_with:
                 self._require_callable_with(name, value)
+
+    def changed_fields(self) -> dict[str, Any]:
+        """Return the fields that differ from their defaults."""
+        changed = {}
+        for field in fields(self):  # type: ignore[arg-type]
+            value = getattr(self, field.name)
+            default = field.default_factory() if field.default_factory is not MISSING else field.default
+            if default is MISSING or repr(value) != repr(default):
+                changed[field.name] = value
+        return changed
 
     def arguments_of(self, name: str) -> tuple[str, ...]:
         """What a field's function is called with."""

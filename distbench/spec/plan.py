@@ -5,7 +5,7 @@ import fnmatch
 import itertools
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from distbench.spec.declarations import Declared
 
@@ -150,15 +150,11 @@ class FsdpPlan(Declared):
         all_reduce_each_microbatch: with replicas, reduce over them after every micro-batch; False scatters after every
             one and waits for the last to all-reduce.
         reshard_each_microbatch: free gathered parameters after every backward; False keeps them until the last one.
-        not_in_backward: glob patterns over the units' names ("" is the root) whose parameters backward does not need,
-            so that it gathers none of them: embeddings, say.
-        unshard_ahead: units whose parameters are gathered together before forward, by `unshard(async_op=True)`, and
-            waited for when all of them are on their way.
-        all_reduce_hook: `DeviceMesh of replicate_dims -> hook`, which reduces scattered gradients over the replicas in
-            the place of FSDP2's own all-reduce; a hook must average.
-        all_gather: makes the object that gathers parameters (`set_custom_all_gather`), one for all units.
-        reduce_scatter: makes the object that scatters gradients (`set_custom_reduce_scatter`), one for all units.
-        gradient_divide_factor: what summed gradients are divided by; None for the number of data parallel ranks.
+        configure: setter of torch's `FSDPModule` to its argument, or to a dict of its keyword arguments; each unit's
+            setter is called after `fully_shard`: `{"set_gradient_divide_factor": 2.0}`. A function
+            `(name, mesh) -> argument` returns the argument of the unit of that name ("" is the root):
+            `{"set_unshard_in_backward": lambda name, mesh: name != "embeddings"}`. With `set_all_reduce_hook`, FSDP2
+            does not reduce over `replicate_dims` itself: the hook must average over them.
         gather_extension: `tensor -> tensor subclass` with `fsdp_pre_all_gather` and `fsdp_post_all_gather`, applied to
             every parameter of two or more tensor dims, so that it travels in another form.
         whole: glob patterns over names of parameters that every rank keeps whole, each gradient averaged by an
@@ -172,6 +168,15 @@ class FsdpPlan(Declared):
             model's operators, or from what `Scenario.parallelize` does. Inputs are split on tensor dim 0.
     """
 
+    removed_fields: ClassVar[Mapping[str, str]] = {
+        "not_in_backward": 'write configure={"set_unshard_in_backward": lambda name, mesh: name != "embeddings"}',
+        "unshard_ahead": "call unshard(async_op=True) of units in a hook from Scenario(after_materialize=...)",
+        "all_reduce_hook": 'write configure={"set_all_reduce_hook": lambda name, mesh: hook(mesh["dp_replicate"])}',
+        "all_gather": 'write configure={"set_custom_all_gather": AllGather()}',
+        "reduce_scatter": 'write configure={"set_custom_reduce_scatter": ReduceScatter()}',
+        "gradient_divide_factor": 'write configure={"set_gradient_divide_factor": 2.0}',
+    }
+
     wrap: tuple[str, ...] | Literal["auto"] = ()
     mesh_dims: tuple[str, ...] = ("dp_shard",)
     replicate_dims: tuple[str, ...] = ()
@@ -184,12 +189,7 @@ class FsdpPlan(Declared):
     sync_each_microbatch: bool = True
     all_reduce_each_microbatch: bool = True
     reshard_each_microbatch: bool = True
-    not_in_backward: tuple[str, ...] = ()
-    unshard_ahead: int = 0
-    all_reduce_hook: Callable[[Any], Callable[[Any], None]] | None = None
-    all_gather: Callable[[], Any] | None = None
-    reduce_scatter: Callable[[], Any] | None = None
-    gradient_divide_factor: float | None = None
+    configure: Mapping[str, Any] = field(default_factory=dict)
     gather_extension: Callable[[Any], Any] | None = None
     whole: tuple[str, ...] = ()
     ignored: tuple[str, ...] = ()
@@ -211,6 +211,8 @@ class DdpPlan(Declared):
         ignored: glob patterns over module names whose parameters' gradients are left as they are.
         sync_each_microbatch: average gradients after every micro-batch; False waits for the last one.
     """
+
+    removed_fields: ClassVar[Mapping[str, str]] = {"fuse": "leave it out: DDP's reducer in C++ makes the buckets"}
 
     mesh_dims: tuple[str, ...] = ("dp_replicate",)
     bucket_cap_mb: float | None = None

@@ -10,15 +10,16 @@ from typing import Any, ClassVar
 
 from distbench.spec.declarations import Declared
 from distbench.spec.errors import UserError
-from distbench.spec.plan import FsdpPlan, ParallelPlan
+from distbench.spec.plan import ParallelPlan
 
 # What a forward-only scenario cannot have: parts that act on gradients, which a forward pass makes none of.
 
 # Fields of a plan and of its FsdpPlan that only backward, or what comes after it, reads.
 OF_PLAN = ("loss_parallel", "checkpoint", "checkpoint_context", "ddp", "microbatches", "state_dict")
-OF_FSDP = (
-    *("prefetch_backward", "sync_each_microbatch", "all_reduce_each_microbatch", "reshard_each_microbatch"),
-    *("not_in_backward", "all_reduce_hook", "reduce_scatter", "gradient_divide_factor"),
+OF_FSDP = ("prefetch_backward", "sync_each_microbatch", "all_reduce_each_microbatch", "reshard_each_microbatch")
+# Setters of FsdpPlan(configure=...) of the same kind.
+SETTERS_OF_BACKWARD = (
+    *("set_unshard_in_backward", "set_all_reduce_hook", "set_custom_reduce_scatter", "set_gradient_divide_factor"),
 )
 
 
@@ -46,9 +47,10 @@ def _parts_for_training(scenario: Any) -> Iterator[str]:
         if getattr(scenario, name) is not None:
             yield name if name != "loss" else "a loss"
     plan, fsdp = scenario.plan, scenario.plan.fsdp
-    yield from (f"plan.{name}" for name in OF_PLAN if getattr(plan, name) != getattr(ParallelPlan(), name))
+    yield from (f"plan.{name}" for name in plan.changed_fields() if name in OF_PLAN)
     if fsdp is not None:
-        yield from (f"plan.fsdp.{name}" for name in OF_FSDP if getattr(fsdp, name) != getattr(FsdpPlan(), name))
+        yield from (f"plan.fsdp.{name}" for name in fsdp.changed_fields() if name in OF_FSDP)
+        yield from (f"plan.fsdp.configure[{name!r}]" for name in fsdp.configure if name in SETTERS_OF_BACKWARD)
 
 
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")

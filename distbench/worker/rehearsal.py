@@ -18,6 +18,7 @@ from distbench.cases.likely_causes import of_forward
 from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.plans.batch import batch_of, loss_of
+from distbench.plans.fsdp import policies_of
 from distbench.plans.inference import step_of
 from distbench.plans.materialise import place_attributes
 from distbench.plans.model import blueprint, tensors_of, unregistered
@@ -360,12 +361,9 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
 
 def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
     """What works, and may cost more than one expects."""
-    given = getattr(scenario.step_plan.fsdp, "mixed_precision", None)
-    policies = [*given.values()] if isinstance(given, Mapping) else [given]
+    policies = policies_of(scenario.step_plan.fsdp) if scenario.step_plan.fsdp is not None else []
     held = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
-    policy = next(
-        (one for one in policies if one and not one.reduce_dtype and one.param_dtype not in (None, held)), None
-    )
+    policy = next((one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, held)), None)
     if policy is None:
         return []
     own, gathered = dtype_name(held), dtype_name(policy.param_dtype)

@@ -13,6 +13,7 @@ or {"id", "left_out": why there is no answer, "lasts": whether asking again woul
 A process that a signal ends is started once more; the answer then says in "again" how the first one ended.
 """
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
 from functools import partial
@@ -33,9 +34,10 @@ from distbench.simulate.recording import save_recordings
 from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.plan_changes import split_variant
-from distbench.torch_private import ShapesOnly, Unsupported, fake_ranks
+from distbench.torch_private import ShapesOnly, Skipped, Unsupported, fake_ranks
 from distbench.worker.child_answers import rank_of
 from distbench.worker.fork_pool import ForkPool
+from distbench.worker.rehearsal import rehearse
 from distbench.worker.session import declared, load_scenario
 
 STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
@@ -79,8 +81,12 @@ def _check(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     assert scenario.build_model and scenario.make_batch
     with fake_ranks(question["mesh"]) as mesh:
         model = blueprint(scenario.build_model, SEED, with_values=False).model
-        if sentences := problems(model, batch_of(scenario), scenario.step_plan, rank_of(mesh, SEED)):
+        context = rank_of(mesh, SEED)
+        if sentences := problems(model, batch_of(scenario), scenario.step_plan, context):
             raise UserError("; ".join(sentences))
+        with contextlib.suppress(Skipped):
+            if refused := rehearse(scenario, context, with_step=False).problems:
+                raise UserError("; ".join(refused))
     return {}
 
 

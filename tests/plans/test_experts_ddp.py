@@ -113,7 +113,6 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
     ("plan", "says"),
     [
         (ParallelPlan(ddp=DdpPlan(), tp=lambda model, mesh: model), "use FsdpPlan(mesh_dims=(), replicate_dims=...)"),
-        (ParallelPlan(fsdp=replace(REPLICAS, unshard_ahead=1)), "unshard_ahead of FSDP need shards, and mesh_dims is"),
         (
             ParallelPlan(fsdp=replace(REPLICAS, replicate_dims=("dp",))),
             "FSDP has no mesh_dims to shard over, the mesh has only",

@@ -81,6 +81,10 @@ def rank_0(mesh: Any) -> RankContext:
         ),
         ({"plan": ParallelPlan(fsdp=FsdpPlan(reshard_each_microbatch=False))}, "has plan.fsdp.reshard_each_microbatch"),
         ({"plan": ParallelPlan(fsdp=FsdpPlan(prefetch_backward=1))}, "has plan.fsdp.prefetch_backward"),
+        (
+            {"plan": ParallelPlan(fsdp=FsdpPlan(configure={"set_gradient_divide_factor": 2.0}))},
+            r"has plan.fsdp.configure\['set_gradient_divide_factor'\]",
+        ),
         ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, r"CpPlan\(seq_dim=0\) is no sequence"),
         ({"make_cache": lambda model, batch: {}}, r"needs call\(model, batch, cache\)"),
     ],
@@ -99,7 +103,7 @@ def test_a_cache_without_inference_is_refused_and_so_is_a_change_that_accumulate
 
 
 def test_what_forward_reads_of_fsdp_is_taken() -> None:
-    fsdp = FsdpPlan(wrap=("*",), reshard_after_forward=True, prefetch_forward=1, unshard_ahead=1)
+    fsdp = FsdpPlan(wrap=("*",), reshard_after_forward=True, prefetch_forward=1)
     assert Scenario(inference=True, plan=ParallelPlan(fsdp=fsdp)).plan.fsdp == fsdp
 
 

@@ -124,7 +124,6 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
         {},
         "a pipeline needs mesh dim 'tp', the mesh has pp, dp_shard",
     ),
-    (ParallelPlan(pipeline=PipelinePlan("1f1b")), {}, "needs 2 micro-batches or more, not 1"),
     (ParallelPlan(pipeline=PipelinePlan("gpipe", stages_per_rank=2)), {}, "has 1 stage a rank, not 2; leave"),
     (
         ParallelPlan(pipeline=PipelinePlan("gpipe", first_layers=(7,))),
@@ -226,6 +225,14 @@ def test_a_loss_that_fails_on_the_last_stage_alone_is_found_before_ranks_start()
     assert not answer_on(sizes, right, job)["problems"]
     (found,) = answer_on(sizes, wrong, job)["problems"]
     assert found.startswith("on rank 1: ") and "3" in found
+
+
+def test_a_schedule_that_torch_refuses_is_named_with_its_micro_batches() -> None:
+    plan = ParallelPlan(pipeline=PipelinePlan("1f1b"))
+    scenario = Scenario(build_model=Residual, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
+    refused = r"PipelinePlan.schedule '1f1b' with microbatches=1: torch refuses this \(ValueError: .*stages \(2\)\)"
+    with fake_ranks({"pp": 2}) as mesh, pytest.raises(UserError, match=refused):
+        TrainingStep(scenario, context_of(mesh))
 
 
 def test_a_pipeline_needs_a_loss_of_outputs_and_targets() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -9,14 +10,17 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, PrepareModuleInput, RowwiseParallel
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy
+from torch.distributed.tensor import Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel
 
 from distbench.plans.parallelize import parallelize
-from distbench.plans.plan_check import fsdp_problems, grouped, local_shape, problems, tp_problems, undivided
+from distbench.plans.plan_check import grouped, problems, undivided
+from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
-from distbench.spec import CompilePlan, CpPlan, FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
+from distbench.spec import CompilePlan, CpPlan, FsdpPlan, ParallelPlan, Scenario, ShardParam, UserError
 from distbench.spec.plan import matching
+from distbench.torch_private import divide_factors
 
 
 @pytest.fixture(scope="module")
@@ -115,73 +119,100 @@ def fsdp_texts(context: RankContext, batch: tuple[int, ...] = (4, 8), tied: bool
     return found(context, ParallelPlan(fsdp=plan), batch, hidden=16, tied=tied)
 
 
-@pytest.mark.parametrize("size", [3, 8, 1])
-def test_resharding_to_no_proper_divisor_names_those_that_are(context: RankContext, size: int) -> None:
-    (text,) = fsdp_texts(context, reshard_after_forward=size)
-    where = "mesh dim 'dp_shardxtp' of size 8"
-    assert text == f"reshard_after_forward={size} is no proper divisor of {where}; use 2, 4, True or False"
-
-
-def test_a_shard_placement_that_does_not_divide_names_the_parameter(context: RankContext) -> None:
-    texts = fsdp_texts(context, shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
-    assert texts == [], "8 and 16 columns over 8 ranks"
+def applied(context: RankContext, plan: ParallelPlan, model: nn.Module) -> None:
+    assert problems(model, torch.empty(4, 8, device="meta"), plan, context) == []
     with torch.device("meta"):
-        (text,) = problems(
-            nn.Sequential(nn.Linear(12, 16, bias=False)),
-            torch.empty(4, 12),
-            ParallelPlan(fsdp=FsdpPlan(mesh_dims=("dp_shard", "tp"), shard_placement=lambda parameter: Shard(1))),
-            context,
-        )
-    assert "parameter 0.weight of shape [16, 12] cannot be sharded by FSDP on tensor dim 1" in text
-    assert "'dp_shardxtp' of size 8: 12 is not a multiple of 8" in text
+        parallelize(model, plan, context)
 
 
-def test_what_tp_leaves_of_a_tensor_dim_must_divide_too(context: RankContext) -> None:
-    columns = FsdpPlan(shard_placement=lambda parameter: Shard(1) if parameter.ndim == 2 else None)
-    plan = ParallelPlan(tp={"head": RowwiseParallel()}, fsdp=columns)
-    assert found(context, plan, hidden=16) == []
-    (text,) = found(context, plan, hidden=12)
-    assert "head.weight of shape [8, 12] cannot be sharded by FSDP on tensor dim 1 after TP over" in text
-    assert "3 is not a multiple of 2" in text
+@pytest.mark.parametrize(
+    ("knobs", "words"),
+    [
+        ({"reshard_after_forward": 3}, "reshard_after_forward.* torch refuses 0, a Linear .*factor of 8"),
+        ({"shard_placement": lambda parameter: Shard(1)}, r"shard_placement.* 0, a Linear .*\[12, 12\]"),
+        (
+            {"configure": {"set_all_reduce_hook": lambda tensor: None}},
+            "'set_all_reduce_hook'. raises TypeError",
+        ),
+        (
+            {"configure": {"set_reshard_after_forward": "yes"}},
+            "configure.'set_reshard_after_forward'.: torch refuses 0, a Linear .*should be a bool",
+        ),
+    ],
+)
+def test_what_torch_refuses_names_the_field_and_the_unit(
+    context: RankContext, knobs: dict[str, object], words: str
+) -> None:
+    fsdp = FsdpPlan(**{"wrap": ("*",), "mesh_dims": ("dp_shard", "tp"), **knobs})  # type: ignore[arg-type]
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(12, 12))
+    with pytest.raises(UserError, match=words):
+        applied(context, ParallelPlan(fsdp=fsdp), model)
 
 
-def test_a_parameter_shared_by_two_units_is_refused(context: RankContext) -> None:
-    (text,) = fsdp_texts(context, tied=True)
-    assert "layers.0.weight is shared with layers.1.weight" in text and "(layers.0, layers.1)" in text
-    assert fsdp_texts(context, tied=True, wrap=()) == []
-
-
-def test_a_shared_parameter_under_tp_is_refused_unless_its_holders_lay_it_out_alike(context: RankContext) -> None:
-    assert not any("TP would give each its own" in text for text in found(context, GOOD, tied=True))
-    one = replace(GOOD, tp={"layers.0": ColwiseParallel(), "head": RowwiseParallel()})
-    texts = found(context, one, tied=True)
-    assert any("layers.0.weight is shared with layers.1.weight, and TP would give each its own" in one for one in texts)
+@pytest.mark.parametrize(
+    "plan",
+    [
+        ParallelPlan(fsdp=FsdpPlan(("layers.*",), ("dp_shard", "tp"))),
+        ParallelPlan(tp={"layers.0": ColwiseParallel(), "head": RowwiseParallel()}, fsdp=FsdpPlan()),
+    ],
+)
+def test_a_shared_parameter_of_which_one_holder_is_laid_out_alone_is_refused(
+    context: RankContext, plan: ParallelPlan
+) -> None:
+    scenario = Scenario(
+        build_model=partial(Model, tied=True), make_batch=partial(torch.ones, 4, 8), inference=True, plan=plan
+    )
+    with pytest.raises(UserError, match=r"layers.0.weight is shared with layers.1.weight .* FSDP unit"):
+        TrainingStep(scenario, context)
 
 
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
         ({"replicate_dims": ("tp",)}, "shards and replicates over mesh dim 'tp'"),
-        ({"unshard_ahead": -1}, "unshard_ahead=-1 is no number of units"),
-        ({"not_in_backward": ("tail",)}, "not_in_backward pattern 'tail' matches no FSDP unit"),
-        ({"all_reduce_each_microbatch": False}, "has no all-reduce to leave out; name replicate_dims"),
-        ({"all_reduce_hook": lambda mesh: None}, "has no replicas to reduce over; name replicate_dims"),
-        ({"all_gather": dict}, "all_gather makes a dict"),
-        ({"prefetch_forward": -1}, "prefetch_forward=-1 is no number of units"),
-        ({"prefetch_backward": 1, "wrap": ()}, "has no units to gather ahead"),
+        ({"configure": {"set_prefetch": 1}}, "has no setter 'set_prefetch'; use set_"),
         (
-            {"shard_placement": LargestDim(99), "gradient_divide_factor": 1.0},
-            "does not reach parameters that LargestDim",
+            {"configure": {"set_gradient_divide_factor": {"by": 2}}},
+            "configure['set_gradient_divide_factor']: missing a required argument: 'factor'",
         ),
-        ({"gather_extension": lambda tensor: tensor}, "without fsdp_pre_all_gather and fsdp_post_all_gather"),
-        ({"reshard_after_forward": 2, "shard_placement": LargestDim()}, "works with shards on tensor dim 0 only"),
+        (
+            {"whole": ("head.bias",), "mixed_precision": MixedPrecisionPolicy(param_dtype=torch.bfloat16)},
+            "mixed precision does not cast parameters in FSDP's whole",
+        ),
     ],
 )
-def test_fsdp_knobs_that_exclude_each_other_are_named(
+def test_fsdp_fields_that_exclude_each_other_are_named(
     context: RankContext, knobs: dict[str, object], words: str
 ) -> None:
     (text,) = fsdp_texts(context, **knobs)
     assert words in text
+
+
+def test_every_setter_of_torch_can_be_configured_by_one_value(context: RankContext) -> None:
+    """Each public setter of FSDPModule takes one argument, or has defaults for the others."""
+    setters = [name for name in vars(FSDPModule) if name.startswith("set_")]
+    assert fsdp_texts(context, configure=dict.fromkeys(setters, 1)) == []
+
+
+def test_configured_setters_are_called_on_each_unit(context: RankContext) -> None:
+    asked: list[str] = []
+
+    def factor(name: str, mesh: Any) -> float:
+        asked.append(name)
+        assert mesh is context.mesh
+        return 2.0
+
+    fsdp = FsdpPlan(("layers.*",), ("dp_shard", "tp"), configure={"set_gradient_divide_factor": factor})
+    with torch.device("meta"):
+        model, _ = parallelize(Model(), ParallelPlan(fsdp=fsdp), context)
+    assert asked == ["layers.0", "layers.1", ""] and divide_factors(model) == {2.0}
+
+
+@pytest.mark.parametrize("name", sorted(FsdpPlan.removed_fields))
+def test_a_removed_field_names_what_to_write_now(name: str) -> None:
+    with pytest.raises(TypeError, match=rf"FsdpPlan\.{name} was removed; (write configure=|call unshard)"):
+        FsdpPlan(**{name: None})  # type: ignore[arg-type]
 
 
 def test_microbatches_must_divide_a_ranks_batch(context: RankContext) -> None:
@@ -214,7 +245,7 @@ def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_na
             {"head.weight": ShardParam(0, ("dp_shard",))},
             "cannot use mesh dim 'dp_shard', whose ranks have different data",
         ),
-        ({"head.weight": ShardParam(0, ("cp",))}, "shards over mesh dim 'cp', tp_dim has only tp; add it there"),
+        ({"head.weight": ShardParam(0, ("cp",))}, "over mesh dim 'cp'; use those of tp_dim that the mesh has: tp"),
         ({"head.*": ShardParam(0), "head.weight": ShardParam(1)}, "head.weight over mesh dim 'tp' twice"),
     ],
 )
@@ -223,13 +254,6 @@ def test_annotations_that_cannot_hold_are_named(
 ) -> None:
     texts = found(context, ParallelPlan(shard_params=shard_params, fsdp=FsdpPlan()))
     assert any(words in text for text in texts), texts
-
-
-def test_a_bad_annotation_does_not_keep_other_problems_from_being_listed(context: RankContext) -> None:
-    columns = FsdpPlan(shard_placement=lambda parameter: Shard(1))
-    texts = found(context, ParallelPlan(shard_params={"head.weight": ShardParam(2)}, fsdp=columns))
-    assert any("head.weight of shape [8, 16] has no tensor dim 2" in text for text in texts)
-    assert any("head.bias of shape [8] has no tensor dim 1 for FSDP" in text for text in texts)
 
 
 def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_dims(context: RankContext) -> None:
@@ -272,39 +296,9 @@ def test_a_module_that_a_style_refuses_when_it_is_applied_is_named(context: Rank
         parallelize(Model(), ParallelPlan(tp={"layers.*": Refusing()}), context)
 
 
-def test_a_layout_for_an_input_that_a_module_does_not_take_is_named(context: RankContext) -> None:
-    def opened_case(key: str) -> ParallelPlan:
-        layouts = {key: Replicate()}
-        style = PrepareModuleInput(input_kwarg_layouts=layouts, desired_input_kwarg_layouts=layouts)
-        return ParallelPlan(tp={"head": style}, fsdp=FsdpPlan())
-
-    assert found(context, opened_case("input")) == []
-    assert found(context, opened_case("inputs")) == ["TP pattern 'head': head takes no input 'inputs' (nearest: input)"]
-
-
 @pytest.mark.parametrize(
     ("pattern", "matched"),
     [("layers.*", ["layers.0", "layers.1"]), ("*", ["layers", "head"]), ("layers.*.wq", []), ("l*.1", ["layers.1"])],
 )
 def test_a_star_never_crosses_a_dot(pattern: str, matched: list[str]) -> None:
     assert matching(pattern, ["layers", "layers.0", "layers.1", "layers.1.wq.x", "head"]) == matched
-
-
-def test_a_shape_after_tp_is_that_of_every_style_and_annotation(context: RankContext) -> None:
-    plan = replace(GOOD, shard_params={"layers.1.bias": ShardParam(0, ("tp",))}, tp={"layers.0": ColwiseParallel()})
-    shapes = {name: local_shape(name, Model(), plan, context) for name in ("layers.0.weight", "layers.1.bias")}
-    assert shapes == {"layers.0.weight": [4, 8], "layers.1.bias": [4]}
-    assert local_shape("head.weight", Model(), plan, context) == [8, 16]
-    assert local_shape("head.weight", Model(), GOOD, context) == [8, 4]
-
-
-def test_tp_and_fsdp_are_checked_each_by_itself(context: RankContext) -> None:
-    assert list(tp_problems(Model(), GOOD, context)) == list(fsdp_problems(Model(), GOOD, context)) == []
-    bad = replace(GOOD, tp={"head": ColwiseParallel(), "": RowwiseParallel()}, fsdp=FsdpPlan(prefetch_forward=-1))
-    assert list(tp_problems(Model(), bad, context)) == [
-        "TP pattern '': RowwiseParallel shards Linear and Embedding, but the root is a Model"
-    ]
-    assert list(fsdp_problems(Model(), bad, context)) == [
-        "prefetch_forward=-1 is no number of units; use 0 or more",
-        "prefetch_forward=-1 has no units to gather ahead; name modules in wrap",
-    ]

@@ -120,7 +120,7 @@ def test_a_style_that_was_applied_has_the_same_code(
     [
         ParallelPlan(fsdp=FsdpPlan(gather_extension=lambda tensor: tensor)),
         ParallelPlan(tp={"up": partial(ColwiseParallel, print)}, checkpoint_context=partial(max, key=lambda one: one)),
-        ParallelPlan(ep={"experts": object()}, fsdp=FsdpPlan(gradient_divide_factor=math.inf)),
+        ParallelPlan(ep={"experts": object()}, fsdp=FsdpPlan(configure={"set_gradient_divide_factor": math.inf})),
     ],
 )
 def test_what_has_no_text_is_not_written(plan: ParallelPlan) -> None:

@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor.parallel import ColwiseParallel
 
 from distbench.plans.parallelize import annotate_parameters, onto_spmd_mesh, parallelize
 from distbench.plans.plan_check import fsdp_problems
@@ -114,12 +113,11 @@ def test_a_torch_without_it_says_so(context: RankContext, monkeypatch: pytest.Mo
     [
         ({}, {}, ""),
         ({"tp": lambda model, mesh: model}, {"reshard_after_forward": False}, ""),
-        ({"tp": {"first": ColwiseParallel()}}, {}, "tp's styles make them on that of tp alone; annotate"),
         ({"cp": CpPlan()}, {}, "spmd_mesh does not go with cp"),
-        ({}, {"ignored": ("first.weight",)}, "spmd_mesh does not go with ignored of FSDP"),
-        ({}, {"shard_placement": LargestDim(5)}, "keeps some whole; use min_numel=0"),
-        ({"shard_params": {}}, {"reshard_after_forward": 2}, "reshard_after_forward=2 does not work with spmd_mesh"),
-        ({}, {"mesh_dims": (), "replicate_dims": ("dp_shard",)}, "spmd_mesh of FSDP need shards"),
+        ({}, {"ignored": ("first.weight",)}, "spmd_mesh does not go with FsdpPlan.ignored"),
+        ({}, {"shard_placement": LargestDim(5)}, "spmd_mesh does not go with LargestDim.min_numel"),
+        ({}, {"mesh_dims": (), "replicate_dims": ("dp_shard",)}, "does not go with FsdpPlan.replicate_dims alone"),
+        ({}, {"configure": {"set_all_reduce_hook": print}}, "spmd_mesh does not go with set_all_reduce_hook"),
     ],
 )
 def test_what_does_not_go_with_it_is_named(
