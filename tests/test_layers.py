@@ -109,6 +109,7 @@ def tree_of(path: Path) -> ast.Module:
     return ast.parse(path.read_text())
 
 
+@cache
 def imported(path: Path, inside_functions: bool = True) -> set[str]:
     """Modules, and what is taken from each, as `module.name`."""
     nodes = ast.walk(tree_of(path)) if inside_functions else iter(tree_of(path).body)

@@ -1,7 +1,8 @@
 """Every verdict of the gate, from run files whose times are known; and what may never be called a pass."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -12,8 +13,17 @@ from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.records.comparison_sides import read_side
 from distbench.records.launches import tenth_percentile
 from distbench.spec.errors import UserError
-from distbench.statistics.significance import outlying_pairs
+from distbench.statistics.significance import (
+    Flipped,
+    LogDifference,
+    Pairing,
+    difference_between,
+    flip_tests,
+    outlying_pairs,
+)
 from distbench.statistics.verdicts import METRICS, Options, share_of, tolerances_of
+
+FAMILY = "statistics.significance"
 
 
 def compare(base: Path, new: Path, options: Options | None = None) -> Gated:
@@ -296,7 +306,7 @@ def test_nothing_measured_is_never_a_pass(tmp_path: Path, cases: dict[str, dict[
         assert gated.exit_code() == 4 and not gated.counts.get("pass")
 
 
-@pytest.mark.parametrize(("paired", "many"), [(True, 3000), (False, 1000)])
+@pytest.mark.parametrize(("paired", "many"), [(True, 1500), (False, 1000)])
 def test_what_is_rare_for_one_case_is_not_among_thousands(tmp_path: Path, paired: bool, many: int) -> None:
     draw = np.random.default_rng(2)
     slow = 0.15 + 0.085 * np.array([0.0, 1.3, -1.1, 0.6, -1.4, 0.9, -0.3])
@@ -423,3 +433,46 @@ def test_the_signs_of_differences_do_not_decide_which_pair_is_left_out() -> None
     for signs in draw.choice([-1.0, 1.0], size=(50, 10)):
         outlying, _ = outlying_pairs([each * signs for each in differences], least=5)
         assert np.flatnonzero(outlying).tolist() == [7]
+
+
+def swapped_sides(sides: Sequence[np.ndarray], pairing: Pairing) -> LogDifference:
+    other = replace(pairing, baseline=pairing.candidate, candidate=pairing.baseline)
+    return difference_between(sides[::-1], other)
+
+
+def each_row_alone(blocks: Sequence[np.ndarray], min_pairs: int, alpha: float) -> list[Flipped]:
+    flipped = []
+    for block in blocks:
+        rows = [flip_tests([row[None]], min_pairs, alpha)[0] for row in block]
+        columns = (np.concatenate([getattr(row, name) for row in rows]) for name in ("slower", "faster", "error"))
+        flipped.append(Flipped(*columns, rows[0].critical, np.concatenate([row.freedom for row in rows])))
+    return flipped
+
+
+def of_zero_width(self: LogDifference, confidence: float) -> tuple[np.ndarray, np.ndarray]:
+    return self.estimate, self.estimate
+
+
+@pytest.mark.parametrize(
+    ("function", "mutant", "check", "arguments"),
+    [
+        ("judge.gate.difference_between", swapped_sides, test_launches_that_took_turns, (1.2e-3, "regression", 1)),
+        (f"{FAMILY}.flip_tests", each_row_alone, test_what_is_rare_for_one_case_is_not_among_thousands, (True, 1500)),
+        (f"{FAMILY}.holm", lambda p: p, test_what_is_rare_for_one_case_is_not_among_thousands, (False, 300)),
+        (f"{FAMILY}.LogDifference.interval", of_zero_width, test_launches_that_took_turns, (1.0e-3, "pass", 0)),
+    ],
+    ids=["swapped sides", "no correction for pairs", "no correction without pairs", "interval of zero width"],
+)
+def test_a_mistake_in_a_comparison_is_noticed(
+    function: str,
+    mutant: object,
+    check: Callable[..., None],
+    arguments: tuple[object, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Mutants of verdicts: the check above passes without the mistake, and fails with it."""
+    check(tmp_path / "right", *arguments)
+    monkeypatch.setattr(f"distbench.{function}", mutant)
+    with pytest.raises(AssertionError):
+        check(tmp_path / "mutant", *arguments)

@@ -209,8 +209,8 @@ def test_what_gloo_really_runs_is_what_we_say_it_runs(ranks: Ranks, tmp_path: Pa
 def test_under_torchrun_the_command_joins_as_a_rank_and_pipelined_samples_are_recorded_as_such(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", "distbench")
-    done = ranks.python(*command, "run", DATA / "tiny.py", "--quick", "--pipelined", "10", "--out", tmp_path)
+    given = ("run", DATA / "tiny.py", "--quick", "--budget", "0.2", "--pipelined", "10", "--out", tmp_path)
+    done = ranks.torchrun(2, "-m", "distbench", *given)
     assert done.returncode == 0, done.stderr
     (file,) = run_files(tmp_path)
     run = read_run(file)
@@ -229,7 +229,8 @@ def test_under_srun_the_command_joins_as_a_rank(ranks: Ranks, tmp_path: Path) ->
             "SLURM_STEP_NODELIST": "127.0.0.1",
             "MASTER_PORT": "29713",
         }
-        command = (ranks.forked_python, "-m", "distbench", "run", DATA / "tiny.py", "--quick", "--out", tmp_path)
+        given = ("run", DATA / "tiny.py", "--quick", "--budget", "0.2", "--out", tmp_path)
+        command = (ranks.forked_python, "-m", "distbench", *given)
         return ranks.start(*command, variables=variables, stderr=subprocess.PIPE)
 
     started = [rank(0), rank(1)]

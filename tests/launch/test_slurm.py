@@ -38,7 +38,7 @@ SHOWN_TORCHRUN, SHOWN_SCRIPT = (text for kind, text in BLOCKS if not kind)
 (POD,) = (text for kind, text in BLOCKS if kind == "yaml")
 SMALLER = (
     ("tp_mlp", "llama_2d"),
-    ("llama_2d", f"{DATA / 'tiny.py'} --quiet"),
+    ("llama_2d", f"{DATA / 'tiny.py'} --budget 0.2 --quiet"),
     (r"dp_shard=\d,tp=4", "tp=2"),
     ("--ntasks-per-node 8", "--ntasks-per-node 1"),
     (r" --gpus\S* 8", ""),

@@ -27,15 +27,15 @@ from distbench.planning.pricing import Problem, priced_steps
 from distbench.planning.search import cheapest_route
 
 WORLD_SIZE = 64
-# (mesh shape, tensor ndim, pairs): 900 in all, most where a torch plan is cheap.
+# (mesh shape, tensor ndim, pairs): 570 in all, most where a torch plan is cheap.
 SAMPLES = (
     ((4,), 1, 50),
-    ((2, 4), 2, 350),
-    ((3, 2), 3, 200),
+    ((2, 4), 2, 200),
+    ((3, 2), 3, 120),
     ((1, 4), 2, 50),
-    ((2, 2, 2), 2, 120),
-    ((4, 4, 4), 2, 80),
-    ((4, 4, 4), 3, 50),
+    ((2, 2, 2), 2, 80),
+    ((4, 4, 4), 2, 40),
+    ((4, 4, 4), 3, 30),
 )
 REDUCE_OPS = ("sum", "avg", "max", "min")
 ZERO_FILL = tuple(map(int, torch.__version__.split(".")[:2])) >= (2, 14)
@@ -161,7 +161,7 @@ def test_targets_with_partial_cost_what_torch_says_too(mesh_shape: tuple[int, ..
     rng = random.Random(5)
     mesh, model = mesh_of(mesh_shape), TorchCost(mesh_shape, devices_per_host=1)
     compared = num_filled = 0
-    while compared < 100:
+    while compared < 60:
         source, target = (any_state(rng, len(mesh_shape), len(shape), partial=True) for _ in range(2))
         if not target.partials or source == target:
             continue

@@ -2,6 +2,7 @@
 
 import itertools
 import random
+from collections import deque
 
 import pytest
 from processes import Children
@@ -10,7 +11,7 @@ from benchmarks.random_states import random_state
 from distbench.planning.cost_profile import TorchCost
 from distbench.planning.graph import Move, legal_steps
 from distbench.planning.placement_states import NotHandled, State, box_of, parse_state
-from distbench.planning.pricing import Problem, least_received_bytes, priced_steps
+from distbench.planning.pricing import Pricing, Problem, least_received_bytes, priced_steps
 from distbench.planning.search import NoPath, cheapest_route, least_peak_route
 
 
@@ -77,9 +78,10 @@ def least_key(
 ) -> Key | None:
     """The least of (time, bytes, collectives, peak) over all paths: relax every step until nothing changes."""
     least: dict[State, Key] = {source: (0, 0, 0, 0)}
-    changed = [source]
+    # The oldest first: the newest first relaxes many steps again and again.
+    changed = deque([source])
     while changed:
-        state = changed.pop()
+        state = changed.popleft()
         time, sent, collectives, peak = least[state]
         for following, move in legal_steps(state, ops, filled):
             step = step_key(problem, model, state, following, move)
@@ -103,6 +105,22 @@ def test_the_path_is_the_least_of_all_paths_in_time_bytes_collectives_and_peak(s
         expected = least_key(problem, model, source, target)
         got = (round(route.seconds * 1e6), route.sent_bytes, route.num_collectives, route.peak_bytes)
         assert got == expected, f"{source} -> {target}"
+
+
+@pytest.mark.parametrize("free", ["all_gather", "all_to_all", "all_reduce", "reduce_scatter"])
+def test_a_kind_of_collective_that_costs_nothing_is_noticed(free: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mutant of the planner's choice: the comparison with all paths above must fail for it."""
+    right = Pricing.__init__
+
+    def mutant(self: Pricing, graph: object, problem: Problem, model: TableCost, cap: int | None) -> None:
+        cheaper = TableCost(0)
+        cheaper.terms = {key: terms for key, terms in model.terms.items() if key[0] != free}
+        right(self, graph, problem, cheaper, cap)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Pricing, "__init__", mutant)
+    with pytest.raises(AssertionError, match=" -> "):
+        for seed in range(20):
+            test_the_path_is_the_least_of_all_paths_in_time_bytes_collectives_and_peak(seed)
 
 
 def test_a_memory_cap_is_obeyed_and_one_that_forbids_all_is_refused() -> None:

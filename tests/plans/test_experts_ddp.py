@@ -11,6 +11,7 @@ import torch
 from conftest import ROOT
 from torch import nn
 
+from distbench.observe import attribution
 from distbench.observe.attribution import Communication, communications_of
 from distbench.plans.batch import Batch
 from distbench.plans.plan_check import problems
@@ -149,9 +150,7 @@ def test_experts_must_not_be_sharded_twice_over_ep_nor_others_left_alone() -> No
         assert "nobody sums other gradients" in problems(model, Batch(batch()), alone, context)[0]
 
 
-@pytest.fixture(scope="module")
-def experts_over_tp(mixture: Any) -> tuple[TrainingStep, list[Communication]]:
-    """The shipped EP x TP step as rank 0 of four has it, and what it communicates."""
+def step_of_experts_over_tp() -> tuple[TrainingStep, list[Communication]]:
     make = load_scenario(ROOT / "scenarios" / "moe.py", "moe_tp")
     scenario = make(dim=32, hidden=64, num_layers=1, num_experts=4, batch=2, sequence=16, capacity=1.0)
     with fake_ranks({"dp_shard": 1, "ep": 2, "tp": 2}) as mesh:
@@ -159,6 +158,12 @@ def experts_over_tp(mixture: Any) -> tuple[TrainingStep, list[Communication]]:
         step = TrainingStep(scenario, context)
         step(no_stamp)
         return step, communications_of(step, step.phases, step.plan, context, step.model)
+
+
+@pytest.fixture(scope="module")
+def experts_over_tp(mixture: Any) -> tuple[TrainingStep, list[Communication]]:
+    """The shipped EP x TP step as rank 0 of four has it, and what it communicates."""
+    return step_of_experts_over_tp()
 
 
 @pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
@@ -187,6 +192,35 @@ def test_experts_over_tp_exchange_tokens_over_ep_alone_and_sum_what_comes_out_ov
     # Each rank of tp knows a part of the router's gradient.
     (router,) = [row for row in rows if row.redistribution == "P(sum)->R" and "router" in row.owner]
     assert (router.phase, router.kind, router.mesh_dim, router.source) == ("backward", "all_reduce", "tp", "tp")
+
+
+mesh_dims_by_ranks = attribution._mesh_dims_by_ranks
+
+
+def with_swapped_mesh_dims(context: RankContext) -> dict[tuple[int, ...], str]:
+    swapped = {"ep": "tp", "tp": "ep"}
+    return {ranks: swapped.get(name, name) for ranks, name in mesh_dims_by_ranks(context).items()}
+
+
+def last_module(self: attribution.RunningModules, running: str | None, position: int | None) -> str | None:
+    return running if running is not None or position is None else self._spans[-1][2]
+
+
+@pytest.mark.filterwarnings("ignore:FSDP2-wrapped module")
+@pytest.mark.parametrize(
+    ("function", "mutant"),
+    [("_mesh_dims_by_ranks", with_swapped_mesh_dims), ("RunningModules.owner", last_module)],
+    ids=["mesh dims swapped", "the last module owns"],
+)
+def test_a_collective_of_another_mesh_dim_or_owner_is_noticed(
+    mixture: Any, function: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mutants of attribution: the check above must fail for them."""
+    monkeypatch.setattr(f"distbench.observe.attribution.{function}", mutant)
+    with pytest.raises(AssertionError):
+        test_experts_over_tp_exchange_tokens_over_ep_alone_and_sum_what_comes_out_over_tp_once(
+            step_of_experts_over_tp()
+        )
 
 
 @pytest.mark.parametrize("over", ["ep", "dp_shard"])

@@ -17,7 +17,8 @@ NUM_LAYERS = 2
 # Each with its choices.
 SCENARIOS = {
     "fsdp_knobs": (f"num_layers={NUM_LAYERS}",),
-    "recompute": ("num_layers=1",),
+    # Without a checkpoint nothing more is computed; test_trace.py has compiled blocks too.
+    "recompute": ("num_layers=1", "checkpoint=blocks,attention"),
     "tp_styles": (),
     "shard_params": (),
 }
@@ -51,12 +52,6 @@ def variants_of(job: Job, outcome: JobOutcome) -> Variants:
     assert outcome.status == "complete", outcome.message
     rows = ((row["case"]["params"], row) for row in read_run(Path(job.run_file)).cases)
     return {params["variant"] or params["scenario"]: row for params, row in rows}
-
-
-def measured(ranks: Ranks, job: Job, module: tuple[str, ...] = NO_MEMORY) -> tuple[int, Variants]:
-    """The exit code of a launch of its own, and what it measured."""
-    outcome = ranks.launch(job, module)
-    return outcome.exit_code, variants_of(job, outcome)
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +133,8 @@ def test_microbatches_add_up_to_the_same_phases(rows: Rows) -> None:
     assert sum(medians.values()) > 0.5 * sorted(row["samples_s"])[len(row["samples_s"]) // 2]
 
 
-@pytest.mark.parametrize("checkpoint", ["none", "blocks", "attention"])
-def test_compiled_blocks_compute_what_one_device_computes_checkpointed_or_not(rows: Rows, checkpoint: str) -> None:
+@pytest.mark.parametrize("checkpoint", ["blocks", "attention"])
+def test_compiled_and_checkpointed_blocks_compute_what_one_device_computes(rows: Rows, checkpoint: str) -> None:
     row = rows["recompute"][f"checkpoint={checkpoint},compile_backend=aot_eager"]
     assert row["status"] == "ok" and max(errors(row)) <= 1e-5
 
@@ -196,9 +191,10 @@ def test_annotated_parameters_are_held_in_shares_and_compute_what_one_device_com
 def combined(rows: Rows, ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Variants:
     """ "ranks: number scenario mesh" to row: every combination of plans, on four ranks or eight."""
     mesh = "dp_shard=2,cp=2,tp=2"
-    exit_code, on_eight = measured(ranks, job_of(COMBINATIONS, tmp_path_factory.mktemp("combined"), mesh), COMBINED)
-    on_four = rows[COMBINATIONS]
-    assert exit_code == 0 and len(on_four) == 6 and len(on_eight) == 4
+    job = job_of(COMBINATIONS, tmp_path_factory.mktemp("combined"), mesh)
+    outcome = ranks.launch(job, COMBINED)
+    on_four, on_eight = rows[COMBINATIONS], variants_of(job, outcome)
+    assert outcome.exit_code == 0 and len(on_four) == 6 and len(on_eight) == 4
     return {f"{count}: {name}": row for count, found in ((4, on_four), (8, on_eight)) for name, row in found.items()}
 
 
@@ -245,16 +241,29 @@ def test_full_ring_attention_computes_what_one_device_computes(combined: Variant
     combination(combined, name)
 
 
-def test_a_plan_that_computes_something_else_comes_out_wrong(ranks: Ranks, tmp_path: Path) -> None:
-    exit_code, found = measured(ranks, job_of(str(DATA / "wrong_plans.py"), tmp_path))
-    assert exit_code == 1
-    assert {name.partition("=")[2]: row["status"] for name, row in found.items()} == {
+@pytest.fixture(scope="module")
+def mistaken(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Variants]:
+    """How much of a step is checked, to the mistakes of wrong_plans.py and their rows, all of one launch."""
+    jobs = {
+        check: job_of(str(DATA / "wrong_plans.py"), tmp_path_factory.mktemp(check), None, check)
+        for check in ("full", "loss", "none")
+    }
+    outcomes = ranks.launch_all(list(jobs.values()), NO_MEMORY)
+    assert [outcome.exit_code for outcome in outcomes] == [1, 1, 0]
+    return {
+        check: {name.partition("=")[2]: row for name, row in variants_of(job, outcome).items()}
+        for (check, job), outcome in zip(jobs.items(), outcomes, strict=True)
+    }
+
+
+def test_a_plan_that_computes_something_else_comes_out_wrong(mistaken: dict[str, Variants]) -> None:
+    assert {name: row["status"] for name, row in mistaken["full"].items()} == {
         "none": "ok",
         "positions": "wrong",
         "not_averaged": "wrong",
     }
     # Without the average the loss is still right, so only the gradients can tell.
-    counters = found["mistake=not_averaged"]["counters"]
+    counters = mistaken["full"]["not_averaged"]["counters"]
     assert counters["loss_rel_error"] <= 1e-5 and counters["grad_rel_error"] > 0.1
 
 
@@ -263,10 +272,9 @@ def test_a_plan_that_computes_something_else_comes_out_wrong(ranks: Ranks, tmp_p
     [("loss", ["positions"], {"check", "tolerance", "loss", "loss_rel_error"}), ("none", [], {"check"})],
 )
 def test_less_of_a_step_is_checked_where_that_is_asked_for(
-    ranks: Ranks, tmp_path: Path, check: str, wrong: list[str], kept: set[str]
+    mistaken: dict[str, Variants], check: str, wrong: list[str], kept: set[str]
 ) -> None:
-    _, found = measured(ranks, job_of(str(DATA / "wrong_plans.py"), tmp_path, None, check))
-    rows = {name.partition("=")[2]: row for name, row in found.items()}
+    rows = mistaken[check]
     assert [name for name, row in rows.items() if row["status"] == "wrong"] == wrong
     assert len(rows) == 3 and {row["counters"]["check"] for row in rows.values()} == {check}
     of_checks = {"check", "tolerance", "loss", "loss_rel_error", "grad_rel_error", "worst_grad"}
