@@ -46,7 +46,7 @@ def without_any(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[
     folder = tmp_path_factory.mktemp("mutants")
     profile_of().save(folder / "profile.json")
     jobs = [
-        job_of(folder, "collectives", max_bytes=65536),
+        job_of(folder, "collectives", "max_bytes=65536"),
         job_of(folder, str(DATA / "moves.py"), profile=folder / "profile.json"),
         job_of(folder, "tp_mlp"),
         job_of(folder, "cp_attention", "load_balance=False"),
