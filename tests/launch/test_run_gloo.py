@@ -39,7 +39,7 @@ def shipped(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
         # As few samples as an interval needs: what is tested is what a row says, not how long anything takes.
         passes = 2 if job.scenario == IN_PASSES else 1
         min_samples = FEWER.get(job.scenario, MIN_SAMPLES)
-        settings = replace(job.settings, warmup_iterations=1, min_samples=min_samples, budget_s=0.5, passes=passes)
+        settings = replace(job.settings, warmup_iterations=1, min_samples=min_samples, budget_s=0.2, passes=passes)
         variants = [
             one
             for one in job.variants[SOME.get(job.scenario, slice(None))]
