@@ -201,7 +201,7 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
     assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
 
 
-def test_ranks_that_leave_without_an_error_are_named(ranks: Ranks, tmp_path: Path) -> None:
+def test_a_rank_that_leaves_without_an_error_is_named(ranks: Ranks, tmp_path: Path) -> None:
     """The others would wait for them until the timeout, and the exit code 0 would name no rank."""
     done = run_misdeed(ranks, tmp_path, "leave,interrupt", "--set", "case=3,4", "--timeout", "60")
     assert done.returncode == 1 and "Traceback" not in done.stderr
