@@ -4,7 +4,6 @@ import itertools
 import json
 import sys
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,12 +12,11 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases.step_check import StepCheck
-from distbench.observe.trace import StepTrace
+from distbench.observe.trace import StepTrace, differences
 from distbench.plans.inference import step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Entry, find
-from distbench.torch_private import Forwarding
 from distbench.worker.session import declared, load_scenario
 
 
@@ -28,17 +26,14 @@ def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
     mesh = init_device_mesh("cpu", tuple(entry.mesh.values()), mesh_dim_names=tuple(entry.mesh))
     assert dist.group.WORLD is not None
     context = RankContext(dist.get_rank(), torch.device("cpu"), mesh, "gloo", dist.group.WORLD, seed=1)
-    forwarding = Forwarding(mesh)
     for values in itertools.product(*entry.axes.values()):
         variant = dict(zip(entry.axes, values, strict=True))
         scenario = declared(function, {**entry.params, **variant})
-        build = partial(step_of, scenario, context)
-        step = build()
+        step = step_of(scenario, context)
         check = StepCheck(step, scenario, context)
         wrong = check()
-        trace = StepTrace(step, build, context)
-        _, [traced] = trace.forwarded(forwarding, 1)
-        dispatched = trace.dispatched()
+        trace = StepTrace(step, context)
+        [traced] = trace.timed(1)
         rows = [row.what for row in traced.rows]
         yield {
             "file": str(entry.file),
@@ -46,7 +41,7 @@ def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:
             "wrong": wrong,
             "num_traced": len(rows),
             "num_owned": sum(row.owner_known for row in rows),
-            "differences": trace.differing(rows, dispatched),
+            "differences": differences(rows, trace.dispatched()),
             **check.counters,
         }
 

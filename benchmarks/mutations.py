@@ -202,7 +202,7 @@ def traces() -> list[str]:
         for phase, start in (("forward", 0.0), ("backward", 0.1))
     ]
     trace = {
-        **{"type": "trace", "case_id": "step/i64[4,8]/toy", "method": "forwarding process groups", "num_steps": 2},
+        **{"type": "trace", "case_id": "step/i64[4,8]/toy", "method": "timed operators of c10d", "num_steps": 2},
         **{"steps_s": [0.2, 0.2], "clock_shared": True, "exposed_reason": "nothing can overlap"},
         "overhead": {"rounds": 2, "bare_cpu_s": [1.0, 2.0], "traced_cpu_s": [1.1, 2.1], "ratio": 1.05},
         "agreement": {"method": "dispatch mode", "num_rows": 4, "differences": []},

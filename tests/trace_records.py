@@ -80,7 +80,7 @@ def record(collectives: tuple[Collective, ...] = STEP, case_id: str = ID, **more
     return {
         "type": "trace",
         "case_id": case_id,
-        "method": "forwarding process groups",
+        "method": "timed operators of c10d",
         "num_steps": 2,
         "steps_s": list(lengths),
         "clock_shared": True,

@@ -153,7 +153,7 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Step
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
-        trace = StepTrace(step, partial(step_of, scenario, context), context)
+        trace = StepTrace(step, context)
         stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
         yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=pause)
     finally:

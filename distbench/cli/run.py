@@ -415,7 +415,7 @@ def _of_traces(run_file: Path) -> str:
     notes = [f"traced {len(traced)} -> distbench report --paths {short_path(run_file)}"]
     if ratios := [trace["overhead"]["ratio"] for trace in traced if trace["overhead"]["ratio"]]:
         notes.append(f"a traced step takes {max(ratios):.2f} times the CPU time of a bare one at most")
-    # Forwarding groups have every time but the exposed one; a profiler may lack some, and says why.
+    # On CPU every time but the exposed one is there; a profiler may lack some, and says why.
     notes += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
     if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
         notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")

@@ -248,7 +248,8 @@ def _of_case(base: Signature, new: Signature, case: str) -> list[str]:
 
 def _of_peak(base: Signature, new: Signature, case: str) -> list[str]:
     before, after = base.peaks.get(case), new.peaks.get(case)
-    if before == after or not (base.has_peaks and new.has_peaks):
+    # A baseline may have been written when the peak of this case was not predicted.
+    if before is None or before == after or not (base.has_peaks and new.has_peaks):
         return []
     texts = [f"{size_text(peak)} ({peak} B)" if peak is not None else "none" for peak in (before, after)]
     return [f"predicted peak memory {texts[0]} became {texts[1]}"]

@@ -13,7 +13,6 @@ from functools import lru_cache, partial
 from itertools import accumulate
 from typing import Any
 
-import torch
 from torch import nn
 from torch.profiler import record_function
 
@@ -25,14 +24,13 @@ from distbench.ranks.device import allocator_peak
 from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
 from distbench.spec.devices import known_device
-from distbench.spec.plan import SCHEDULES
 from distbench.torch_private import (
     Allocation,
     Unsupported,
     cpu_allocations,
     nothing_sent,
+    peak_of_live_tensors,
     storages_of,
-    tracked_peak_bytes,
 )
 
 # The peak of a step out of the record of allocations of some steps: plain data in, plain data out.
@@ -183,9 +181,7 @@ def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | N
     return LOSS if after_model else None
 
 
-NO_PREDICTION = "torch's memory tracker cannot follow this step"
-NOT_IN_STAGES = "torch's memory tracker follows neither several stages on a rank nor a backward in parts"
-NOT_COMPILED = "torch's memory tracker runs compiled modules uncompiled"
+NOT_COMPILED = "the tensors of compiled modules are followed only where they run uncompiled"
 UNCHECKED = "nothing was checked, nor was the peak predicted (--check none)"
 NUM_STEPS = 3
 
@@ -221,40 +217,25 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
 
 
 def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | None, str | None]:
-    """What torch's tracker predicts for this rank, bytes, or why it does not; the step must have run before.
+    """Return the predicted peak of this rank in bytes, or why there is none; the step must have run before.
 
-    A compiled step runs uncompiled from then on, so it is not tried unless nothing is measured afterwards.
+    Args:
+        of_compiled: predict the peak of a compiled step, too, as if it were not compiled.
     """
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
-    if not _can_be_followed(step):
-        return None, NOT_IN_STAGES
     try:
         # A thread of gloo may let go of a tensor late, and would add it to the prediction.
         with nothing_sent():
-            predicted = predicted_peak_bytes(step)
+            return predicted_peak_bytes(step), None
     except Exception as error:
-        return None, f"torch's memory tracker: {one_line(error)}"
-    return predicted, None if predicted is not None else NO_PREDICTION
+        return None, f"the tensors of this step cannot be followed: {one_line(error)}"
 
 
-def _can_be_followed(step: TrainingStep) -> bool:
-    # Where the tracker fails, what it hooked into gradients stays there, and raises in later steps.
-    pipeline = step.plan.pipeline
-    return pipeline is None or SCHEDULES[pipeline.schedule].stages_per_rank == 1
-
-
-def predicted_peak_bytes(step: TrainingStep) -> int | None:
-    """Bytes of the tensors alive at the peak of one step on this rank, as torch's memory tracker counts them.
-
-    None where it cannot follow the step, which must have run before.
-    """
-    if not _can_be_followed(step):
-        return None
-    # torch's tracker follows what its own optimizers keep; of any other it is given the tensors.
-    own = isinstance(step.optimizer, torch.optim.Optimizer)
-    kept = [step.optimizer] if own else [tensor for _, tensor in tensors_of(state_of(step.optimizer))]
-    return tracked_peak_bytes(lambda: step(no_stamp), step.model, *kept, *step.cache_tensors)
+def predicted_peak_bytes(step: TrainingStep) -> int:
+    """Bytes of the tensors alive at the peak of one step on this rank, which must have run before."""
+    held = state_of(step.optimizer), step.cache_tensors
+    return peak_of_live_tensors(lambda: step(no_stamp), step.model, *held)
 
 
 def largest_known(of_ranks: Sequence[int | None]) -> int | None:

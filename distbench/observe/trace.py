@@ -1,7 +1,7 @@
 """A step's communication with times, in a pass of its own after the step was timed and checked.
 
-A second model is built on process groups that forward each collective and stamp it (`torch_private.forwarding`); the
-timed one stays as it is, to say what that costs, and what another method sees.
+On CPU each collective is stamped on its way to its backend (`torch_private.collective_kernels`); on accelerators the
+profiler says when kernels ran. A dispatch mode sees the same step, to check either.
 """
 
 import contextlib
@@ -30,7 +30,7 @@ from distbench.ranks.measure import no_stamp
 from distbench.spec.devices import known_device
 from distbench.spec.safe_text import capped_lines, count_text
 from distbench.statistics.intervals import median
-from distbench.torch_private import Forwarding, Issued
+from distbench.torch_private import Issued, timed_collectives
 
 NUM_STEPS, ROUNDS = 3, 5
 # Of steps that take long, overhead is told by fewer rounds: those begun within so many seconds.
@@ -38,8 +38,7 @@ OVERHEAD_S = 2.0
 MAX_DIFFERENCES = 20
 OVERLAP_SHARES_CPUS = "on CPU, gloo's threads need the CPUs that backward runs on"
 NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
-# And it stays so until torch.compiler.reset(): whatever enters a dispatch mode comes after what is measured.
-RUN_UNCOMPILED = "under a dispatch mode compiled modules run uncompiled; the forwarding groups saw the compiled step"
+METHOD = "timed operators of c10d"
 
 
 @dataclass(frozen=True)
@@ -47,76 +46,67 @@ class Tracing:
     """What a traced pass needs of the launch.
 
     Args:
-        forwarding: the mesh's forwarding groups, kept from case to case.
         clock_shared: whether all ranks read the same monotonic clock.
         on_progress: called now and then, so that a long trace is not taken for a hang.
     """
 
-    forwarding: Forwarding
     clock_shared: bool
     on_progress: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Traces `bare`, a step that was timed; `build` makes another one like it."""
+    """Traces a step that was timed and checked, and changes its values."""
 
-    bare: TrainingStep
-    build: Callable[[], TrainingStep]
+    step: TrainingStep
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
         """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory."""
         if not known_device(self.context.device.type).waits_on_host:
             return self._profiled(tracing, counters)
-        forwarded, steps = self.forwarded(tracing.forwarding, NUM_STEPS)
+        steps = self.timed(NUM_STEPS)
         tracing.on_progress()
-        overhead = _overhead(self.bare, forwarded, self.context, tracing)
+        overhead = _overhead(self.step, self.context, tracing)
         dispatched = self.dispatched()
-        found = self.differing([row.what for row in steps[0].rows], dispatched)
         return {
-            "method": "forwarding process groups",
+            "method": METHOD,
             "clock_shared": tracing.clock_shared,
             "overhead": overhead,
-            "agreement": self._agreement(dispatched, found),
-            "exposed_reason": NOTHING_OVERLAPS if self.bare.plan.ddp is None else OVERLAP_SHARES_CPUS,
-            "memory": _memory(self.bare, self.context, counters),
-            **({} if self.bare.pipeline is None else {"pipeline": self.bare.pipeline.facts}),
-            **tables(steps, self.bare.phases, self.context, tracing.clock_shared),
+            "agreement": self._agreement(dispatched, differences([row.what for row in steps[0].rows], dispatched)),
+            "exposed_reason": NOTHING_OVERLAPS if self.step.plan.ddp is None else OVERLAP_SHARES_CPUS,
+            "memory": _memory(self.step, self.context, counters),
+            **({} if self.step.pipeline is None else {"pipeline": self.step.pipeline.facts}),
+            **tables(steps, self.step.phases, self.context, tracing.clock_shared),
         }
 
     def _agreement(self, dispatched: Sequence[Communication], found: list[str]) -> dict[str, Any]:
         differences = _of_all_ranks(self.context, found)
         return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": differences}
 
-    def forwarded(self, forwarding: Forwarding, num_steps: int) -> tuple[TrainingStep, list[Traced]]:
-        """Another step like this one, built on forwarding groups, and the traces of some runs of it."""
-        with forwarding.on():
-            step = self.build()
-            for _ in range(step.num_setup_steps):
-                _run(step, self.context)
-            return step, [traced(step, self.context, forwarding) for _ in range(num_steps)]
+    def timed(self, num_steps: int) -> list[Traced]:
+        """The traces of some runs of the step on CPU, from the values that it began with."""
+        self._restart()
+        return [traced(self.step, self.context) for _ in range(num_steps)]
 
     def dispatched(self) -> list[Communication]:
-        """What the dispatch mode sees of the step itself, at the values that a forwarded one has: what experts are sent
-        depends on them."""
-        self.bare.start_anew()
-        for _ in range(self.bare.num_setup_steps):
-            _run(self.bare, self.context)
-        return communications_of(self.bare, self.bare.phases, self.bare.plan, self.context, self.bare.model)
+        """What the dispatch mode sees of the step, from the same values: what experts are sent depends on them."""
+        self._restart()
+        step = self.step
+        return communications_of(step, step.phases, step.plan, self.context, step.model)
 
-    def differing(self, forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
-        """Where the two methods differ; that a plan compiles may be why."""
-        found = differences(forwarded, dispatched)
-        return [*found, RUN_UNCOMPILED] if found and self.bare.plan.compile is not None else found
+    def _restart(self) -> None:
+        self.step.start_anew()
+        for _ in range(self.step.num_setup_steps):
+            _run(self.step, self.context)
 
     def _profiled(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
         """On accelerators: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""
         rows = self.dispatched()
         bare_cpu, steps = [], []
         for _ in range(NUM_STEPS):
-            bare_cpu.append(_run(self.bare, self.context))
-            steps.append(profiled_step(self.bare, self.context, rows, tracing.on_progress))
+            bare_cpu.append(_run(self.step, self.context))
+            steps.append(profiled_step(self.step, self.context, rows, tracing.on_progress))
         reasons = self.context.gather(next((step.reason for step in steps if step.reason), None))
         why = next((f"rank {rank}: {reason}" for rank, reason in enumerate(reasons) if reason), None)
         return {
@@ -125,13 +115,13 @@ class StepTrace:
             "overhead": _ratio(self.context.gather((bare_cpu, [step.traced.cpu_s for step in steps]))),
             "agreement": self._agreement(rows, steps[0].differences),
             "exposed_reason": why,
-            "memory": _memory(self.bare, self.context, counters),
-            **tables([step.traced for step in steps], self.bare.phases, self.context, False),
+            "memory": _memory(self.step, self.context, counters),
+            **tables([step.traced for step in steps], self.step.phases, self.context, False),
         }
 
 
-def traced(step: TrainingStep, context: RankContext, forwarding: Forwarding) -> Traced:
-    """One step with every collective recorded; its model was built while `forwarding` was on, and it still is."""
+def traced(step: TrainingStep, context: RankContext) -> Traced:
+    """One step with every collective recorded; its device must be the CPU."""
     found: list[tuple[Issued, Any]] = []
     ends: list[float] = []
     with (
@@ -143,7 +133,7 @@ def traced(step: TrainingStep, context: RankContext, forwarding: Forwarding) -> 
             ends.append(time.monotonic())
             tracker.stamp()
 
-        with forwarding.observed(lambda issued: found.append((issued, tracker.issue_context(issued.call)))):
+        with timed_collectives(lambda issued: found.append((issued, tracker.issue_context(issued.call)))):
             dist.barrier(context.control)
             start, cpu = time.monotonic(), time.process_time()
             step(stamp)
@@ -165,21 +155,19 @@ def _run(step: TrainingStep, context: RankContext) -> float:
     return time.process_time() - before
 
 
-def _overhead(bare: TrainingStep, forwarded: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
+def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
     """CPU seconds of bare and traced steps in turn, summed over ranks; who goes first changes each round."""
     bare_cpu, traced_cpu = [], []
-    _run(bare, context)  # the first step after checking still has what checking left behind
     began_s = time.monotonic()
     for turn in range(ROUNDS):
         if turn and max(context.gather(time.monotonic() - began_s)) > OVERHEAD_S:
             break
         tracing.on_progress()
         if turn % 2:
-            bare_cpu.append(_run(bare, context))
-        with tracing.forwarding.on():
-            traced_cpu.append(traced(forwarded, context, tracing.forwarding).cpu_s)
+            bare_cpu.append(_run(step, context))
+        traced_cpu.append(traced(step, context).cpu_s)
         if not turn % 2:
-            bare_cpu.append(_run(bare, context))
+            bare_cpu.append(_run(step, context))
     return _ratio(context.gather((bare_cpu, traced_cpu)))
 
 
@@ -190,18 +178,15 @@ def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]
     return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
 
 
-def differences(forwarded: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
+def differences(timed: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
     """Where two methods saw other collectives, or in another order, as sentences; rows are compared by kind, group
     and bytes."""
-    ours, theirs = ([_text(row) for row in rows] for rows in (forwarded, dispatched))
+    ours, theirs = ([_text(row) for row in rows] for rows in (timed, dispatched))
     found = []
     for tag, start, end, other_start, other_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if tag != "equal":
             one, other = (", ".join(rows) or "nothing" for rows in (ours[start:end], theirs[other_start:other_end]))
-            found.append(
-                f"after {count_text(start, 'collective')} the forwarding groups saw {one}, the dispatch "
-                f"mode saw {other}"
-            )
+            found.append(f"after {count_text(start, 'collective')} {METHOD} saw {one}, the dispatch mode saw {other}")
     return found
 
 
@@ -214,9 +199,9 @@ def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
     return capped_lines(found, MAX_DIFFERENCES, "and {} more")
 
 
-def _memory(bare: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
+def _memory(step: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
     """Measured and predicted peak of the rank that needs most, bytes; of compiled modules too, as this comes last."""
-    predicted, reason = prediction_of(bare, of_compiled=True)
+    predicted, reason = prediction_of(step, of_compiled=True)
     of_ranks = context.gather((predicted, reason))
     return {
         "measured_peak_bytes": counters.get("peak_bytes"),

@@ -265,7 +265,7 @@ def _memory(record: dict[str, Any]) -> tuple[str, ...]:
     if not known(predicted):
         return (f"peak memory of a rank: {of_measured}{by}; no prediction: {reason}",)
     more = f"; {memory['reason']}" if memory.get("reason") else ""
-    return (f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted by torch's MemTracker{more}",)
+    return (f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted{more}",)
 
 
 def headline(reported: ReportedRun) -> list[str]:

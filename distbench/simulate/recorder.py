@@ -7,7 +7,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
@@ -32,8 +32,10 @@ from distbench.simulate.sim_device import DEVICE_TYPE, STREAMS, SimEvent, SimStr
 from distbench.spec.plan import ULYSSES
 from distbench.torch_private import (
     NAMESPACES,
+    Block,
     CollectiveCall,
     EndedWork,
+    LiveStorages,
     NeedsValues,
     arguments_of,
     call_of,
@@ -46,6 +48,7 @@ from distbench.torch_private import (
     messages_of_stages,
     reducers_on_host,
     replaced,
+    tensors_in,
     waited_for_when_used,
     with_values_again,
     written_by,
@@ -157,14 +160,6 @@ def bytes_touched(
     if name not in OVERWRITES:
         touched += sum(map(num_bytes, written_by(func, args, kwargs)))
     return touched
-
-
-def tensors_in(value: Any) -> list[torch.Tensor]:
-    """The tensors in nested lists and dictionaries, in order."""
-    if isinstance(value, torch.Tensor):
-        return [value]
-    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return [tensor for one in parts for tensor in tensors_in(one)]
 
 
 def num_bytes(tensor: torch.Tensor) -> int:
@@ -390,13 +385,6 @@ WAITS_ITSELF = "shard_dim_alltoall"
 STEPS_TAKEN = 2.0
 
 
-class _Memory(NamedTuple):
-    """Memory of a storage: its number in the recording, and its bytes."""
-
-    number: int
-    num_bytes: int
-
-
 class Recorder:
     """Everything that is issued while `on()` is open, as events.
 
@@ -411,7 +399,7 @@ class Recorder:
         self.events: list[Event] = []
         self._at_once = at_once
         self.tracker: CollectiveTracker | None = None
-        self._blocks: dict[int, _Memory] = {}
+        self._storages = LiveStorages(self._allocate, self._free)
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
         self._num_blocks = self._num_steps = 0
         # Of storages that are filled again: nobody but FSDP2 does that.
@@ -430,16 +418,9 @@ class Recorder:
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
         """Record what is inside. Tensors without values must be on around it."""
-        plain = torch.UntypedStorage.resize_
-
-        def resize(storage: Any, size: int) -> Any:
-            done = plain(storage, size)
-            self._resized(storage, size)
-            return done
-
         with (
             replaced(STREAMS, "tell", self.events.append),
-            replaced(torch.UntypedStorage, "resize_", resize),
+            self._storages.resizing(),
             global_metadata(self._unseen),
             waited_for_when_used(self._at_once) as unwaited,
             self.reducers.on(),
@@ -467,8 +448,7 @@ class Recorder:
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block that a tensor's memory is now; None where it has none on the device."""
-        block = self._blocks.get(id(tensor.untyped_storage()))
-        return block.number if block else None
+        return self._storages.number_of(tensor.untyped_storage())
 
     @contextlib.contextmanager
     def _unseen(self) -> Iterator[None]:
@@ -590,42 +570,19 @@ class Recorder:
 
     def _see(self, tensor: torch.Tensor) -> int:
         """The block of a tensor's storage, allocated now if it was not before."""
-        storage = tensor.untyped_storage()
-        key = id(storage)
-        if (block := self._blocks.get(key)) is not None:
-            return block.number
-        number = self._allocate(storage.nbytes())
-        self._keep(storage, _Memory(number, storage.nbytes()))
-        return number
+        return self._storages.see(tensor.untyped_storage())
 
-    def _keep(self, storage: torch.UntypedStorage, block: _Memory) -> None:
-        self._blocks[id(storage)] = block
-        weakref.finalize(storage, self._gone, id(storage), block.number).atexit = False
-
-    def _gone(self, key: int, number: int) -> None:
-        block = self._blocks.get(key)
-        if block is not None and block.number == number:
-            del self._blocks[key]
-            self._free(block)
-
-    def _resized(self, storage: torch.UntypedStorage, size: int) -> None:
-        block = self._blocks.get(id(storage))
-        if block is None or block.num_bytes == size:
-            return
-        self._free(block)
-        number = self._allocate(size)
-        self._filled.add(number)
-        self._keep(storage, _Memory(number, size))
-
-    def _allocate(self, size: int) -> int:
+    def _allocate(self, size: int, is_resized: bool = False) -> int:
         number = self._num_blocks
         self._num_blocks += 1
+        if is_resized:
+            self._filled.add(number)
         if size:
             self._issued_in[number] = (len(self.events), self.tracker.issue_context() if self.tracker else None)
             self.events.append(Allocated(number, size, STREAMS.current.number, "other", ""))
         return number
 
-    def _free(self, block: _Memory) -> None:
+    def _free(self, block: Block) -> None:
         if block.num_bytes:
             self.events.append(Freed(block.number))
 

@@ -4,6 +4,7 @@ What needs a name that is missing raises `Unsupported` with the reason, and so t
 recorded.
 """
 
+from distbench.torch_private.collective_kernels import Issued, nothing_sent, timed_collectives
 from distbench.torch_private.collective_mode import (
     FAMILIES,
     NAMESPACES,
@@ -14,7 +15,6 @@ from distbench.torch_private.collective_mode import (
     call_of,
     each_collective,
     each_operator,
-    flat_tensors,
     is_async,
     is_attention,
     is_compiled,
@@ -24,11 +24,11 @@ from distbench.torch_private.collective_mode import (
     kind_of,
     loses_gradients_of_pending_inputs,
     no_collectives,
+    tensors_in,
     waited_for,
     written_by,
 )
 from distbench.torch_private.context_parallel import context_parallel, require_kernel, whole_sequence
-from distbench.torch_private.forwarding_process_group import Forwarding, Issued
 from distbench.torch_private.fsdp import (
     Label,
     Labels,
@@ -45,7 +45,14 @@ from distbench.torch_private.fsdp import (
     unit_policies,
     vote_on_fake_group,
 )
-from distbench.torch_private.memory import Allocation, cpu_allocations, storages_of, tracked_peak_bytes
+from distbench.torch_private.memory import (
+    Allocation,
+    Block,
+    LiveStorages,
+    cpu_allocations,
+    peak_of_live_tensors,
+    storages_of,
+)
 from distbench.torch_private.mesh import (
     BACKEND_OPS,
     async_tp_options,
@@ -58,7 +65,6 @@ from distbench.torch_private.mesh import (
     hooked_parameters,
     hybrid_mesh,
     is_strided_shard,
-    nothing_sent,
     on_spmd_mesh,
     ranks_by_group_name,
     replicate_by_unit,

@@ -5,7 +5,8 @@ import contextlib
 import functools
 import importlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,7 +144,7 @@ def waited_for(tensor: torch.Tensor) -> torch.Tensor:
     if isinstance(tensor, _pending_type()):
         return _Waited.apply(tensor)  # type: ignore[no-any-return]
     held: Any = tensor
-    held._local_tensor = held._local_tensor.trigger_wait()
+    held._local_tensor = held._local_tensor.wait()
     return tensor
 
 
@@ -216,7 +217,7 @@ class _Waited(torch.autograd.Function):
     # What is waited for inside of the wrapper has no history: that is the wrapper's.
     @staticmethod
     def forward(_: Any, given: Any) -> torch.Tensor:
-        return given.trigger_wait().detach()
+        return given.wait().detach()
 
     @staticmethod
     def backward(_: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
@@ -235,13 +236,13 @@ def _pending_type() -> Any:
 
 def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     """The collective that an operator of NAMESPACES issues; None for one that communicates nothing."""
-    name = func._schema.name.split("::")[1]
+    name, argument_names = _names_of(func)
     if name in SILENT:
         return None
-    given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)} | kwargs
+    given = dict(zip(argument_names, args, strict=False)) | kwargs
     ranks, kind = _ranks_of(given), kind_of(name)
     inputs = ("output_tensors",) if kind in PUT_OUT else INPUTS
-    tensors = flat_tensors(next(given[name] for name in inputs if name in given))
+    tensors = tensors_in(next(given[name] for name in inputs if name in given))
     numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind in OF_EACH_RANK else 1)
     peer = ranks[given[PEERS[kind]]] if kind in PEERS else None
     return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
@@ -253,11 +254,12 @@ def is_async(func: Any, args: Any, kwargs: Any) -> bool:
     return bool(given.get("asyncop", True))
 
 
-def flat_tensors(value: Any) -> list[torch.Tensor]:
-    """The tensors of nested lists, in order."""
+def tensors_in(value: object) -> list[torch.Tensor]:
+    """The tensors in nested containers, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
-    return [tensor for one in value for tensor in flat_tensors(one)]
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | deque) else ()
+    return [tensor for part in parts for tensor in tensors_in(part)]
 
 
 def _ranks_of(given: dict[str, Any]) -> tuple[int, ...]:
@@ -278,12 +280,17 @@ def is_attention(func: Any) -> tuple[bool, bool]:
 
 def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
     """An operator's arguments by their names; those that were not given are not there."""
-    schema = func._schema.arguments
-    return {argument.name: value for argument, value in zip(schema, args, strict=False)} | dict(kwargs)
+    return dict(zip(_names_of(func)[1], args, strict=False)) | dict(kwargs)
+
+
+@functools.cache
+def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
+    """An operator's name without its namespace, and its arguments' names; reading a schema takes 50 us."""
+    return func._schema.name.split("::")[1], tuple(argument.name for argument in func._schema.arguments)
 
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors among an operator's arguments that it writes into."""
     given = arguments_of(func, args, kwargs)
     names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return [tensor for name in names if given.get(name) is not None for tensor in flat_tensors(given[name])]
+    return [tensor for name in names if given.get(name) is not None for tensor in tensors_in(given[name])]

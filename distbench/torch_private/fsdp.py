@@ -105,7 +105,6 @@ def labelled_communication() -> Iterator[Labels]:
             _replace(undo, module, "redistribute_local_tensor", _dtensor(labels, module is not _dispatch))
         # Where nobody has imported it, nobody has a pipeline.
         if (pipelining := sys.modules.get("torch.distributed.pipelining")) is not None:
-            require("messages of pipelines")
             for name, phase in MESSAGES.items():
                 plain = getattr(pipelining.PipelineStage, name)
                 undo.enter_context(replaced(pipelining.PipelineStage, name, _noted(plain, labels, phase)))

@@ -1,79 +1,156 @@
-"""How much memory a call takes: the peak that torch's tracker predicts, and what CPU's allocator hands out meanwhile.
+"""How much memory a call takes: what its tensors hold at most, and what CPU's allocator hands out meanwhile.
 
-The tracker adds up the tensors that operators return; under its dispatch mode compiled modules run uncompiled. The
-allocator's own record has every block, those inside operators and of compiled code too, and changes nothing that runs.
+Tensors are followed at dispatch. The allocator's own record has every block, those inside operators and of compiled
+code too, and changes nothing that runs.
 """
 
-from collections import OrderedDict
+import contextlib
+import gc
+import sys
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
-from torch.utils._pytree import tree_map_only
-from torch.utils.hooks import RemovableHandle
-from torch.utils.weak import WeakIdKeyDictionary
 
-from distbench.torch_private.fsdp import autograd_position
+from distbench.torch_private.collective_mode import each_operator, tensors_in
 from distbench.torch_private.probe import replaced, require
+from distbench.torch_private.shapes_only import has_values
 
-_NO_HANDLE = RemovableHandle(OrderedDict())
+
+class Block(NamedTuple):
+    """Memory of a storage: the number that `allocate` gave it, and its bytes."""
+
+    number: int
+    num_bytes: int
 
 
-def tracked_peak_bytes(call: Callable[[], object], model: nn.Module, *others: Any) -> int | None:
-    """Bytes of all tensors alive at the peak of one call, those of the model and of others (optimizers, tensors)
-    included.
+class LiveStorages:
+    """The storages of tensors, each from when it is first seen until nothing holds it any more.
 
-    It counts tensors, so it is the same every time, and less than what an allocator holds. None where torch's
-    tracker fails: `call` must have run without the tracker, so that what it raises now is the tracker's.
+    FSDP2 frees and fills storages that it keeps by resizing them, which no operator shows: a resized storage is freed,
+    and allocated again.
+
+    Args:
+        allocate: called with the bytes of a storage, and whether it is one that was resized; returns its number.
+        free: called with a block that `allocate` was called for.
     """
-    require("predicted peak memory")
-    from torch.distributed._tools import mem_tracker
 
-    of_none = WeakIdKeyDictionary()
-    roots = list(getattr(model, "stages", [model]))  # of a pipeline each stage is run by itself
+    def __init__(self, allocate: Callable[[int, bool], int], free: Callable[[Block], object]) -> None:
+        self._allocate, self._free = allocate, free
+        self._blocks: dict[int, Block] = {}
 
-    class Tracker(mem_tracker.MemTracker):
-        def _track_module_params_and_buffers(self, module: nn.Module, install_grad_hooks: bool = True) -> Any:
-            # torch asks every parameter for a gradient hook, which a frozen one refuses unless it seems to have one.
-            for parameter in module.parameters():
-                if not parameter.requires_grad:
-                    self._param_to_grad_hook_handles[parameter] = (_NO_HANDLE, _NO_HANDLE)
-            return super()._track_module_params_and_buffers(module, install_grad_hooks)
+    def see(self, storage: torch.UntypedStorage) -> int:
+        """Return the number of a storage, which is allocated now if it was not before."""
+        block = self._blocks.get(id(storage))
+        return block.number if block is not None else self._keep(storage, storage.nbytes(), False)
 
-        def _pre_fw_hook(self, module: nn.Module, inputs: Any) -> None:
-            # A microbatch after the first is a second step to torch, whose statistics a module we do not read.
-            if any(module is root for root in roots) and autograd_position() is None:
-                self.reset_mod_stats()
-            super()._pre_fw_hook(module, inputs)
+    def number_of(self, storage: torch.UntypedStorage) -> int | None:
+        """Return the number of a storage, None where it was not seen."""
+        block = self._blocks.get(id(storage))
+        return block.number if block is not None else None
 
-        def _update_peak_stats(self, peak_state: Any) -> None:
-            # Asked after each operator, and most of the time goes to statistics of modules, again.
-            of_modules, self.memory_tracking = self.memory_tracking, of_none
-            super()._update_peak_stats(peak_state)
-            self.memory_tracking = of_modules
+    @contextlib.contextmanager
+    def resizing(self) -> Iterator[None]:
+        """Follow the storages that are resized inside."""
+        plain = torch.UntypedStorage.resize_
 
-    tracker = Tracker()
-    tracker.track_external(model, *others)
+        def resize(storage: Any, size: int) -> Any:
+            done = plain(storage, size)
+            block = self._blocks.get(id(storage))
+            if block is not None and block.num_bytes != size:
+                self._free(block)
+                self._keep(storage, size, True)
+            return done
+
+        with replaced(torch.UntypedStorage, "resize_", resize):
+            yield
+
+    def _keep(self, storage: torch.UntypedStorage, size: int, is_resized: bool) -> int:
+        block = Block(self._allocate(size, is_resized), size)
+        self._blocks[id(storage)] = block
+        weakref.finalize(storage, self._gone, id(storage), block.number).atexit = False
+        return block.number
+
+    def _gone(self, key: int, number: int) -> None:
+        block = self._blocks.get(key)
+        if block is not None and block.number == number:
+            del self._blocks[key]
+            self._free(block)
+
+
+def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: Any) -> int:
+    """Bytes of all tensors alive at the peak of one call, those of the model and of others (nested containers of
+    tensors) included.
+
+    It counts tensors, so it is the same every time, and less than what an allocator holds. Compiled modules run
+    uncompiled: kernels that a compiler has fused allocate where no operator shows it.
+    """
+    live = peak = num_blocks = 0
+
+    def allocate(num_bytes: int, _: bool) -> int:
+        nonlocal live, num_blocks
+        live, num_blocks = live + num_bytes, num_blocks + 1
+        return num_blocks
+
+    def free(block: Block) -> None:
+        nonlocal live
+        live -= block.num_bytes
+
+    storages = LiveStorages(allocate, free)
+
+    def see(found: object) -> None:
+        for storage in _storages_in(found):
+            storages.see(storage)
+
+    def handle(func: Any, args: Any, kwargs: Any) -> Any:
+        nonlocal peak
+        out = func(*args, **kwargs)
+        see(out)
+        peak = max(peak, live)
+        return out
+
+    def enter(module: nn.Module, *_: object) -> None:
+        see([*module.parameters(), *module.buffers()])
+
+    see([*model.parameters(), *model.buffers(), *(parameter.grad for parameter in model.parameters()), *others])
+    with contextlib.ExitStack() as hooks:
+        for module in model.modules():
+            # Before FSDP2's own: what that gathers for a module, its operators show.
+            hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True))
+        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
+            hooks.enter_context(torch.compiler.set_stance("force_eager"))
+        hooks.enter_context(storages.resizing())
+        hooks.enter_context(each_operator(handle))
+        hooks.enter_context(_no_garbage_collected())
+        peak = live
+        call()
+    return peak
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Tensors in reference cycles go when Python happens to look for garbage: then no two peaks would be the same."""
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
     try:
-        with replaced(mem_tracker, "tree_map_only", _each_of), tracker:
-            call()
-    except RuntimeError:
-        return None
-    snapshot: dict[Any, dict[Any, int]] = tracker.get_tracker_snapshot("peak")
-    return sum(int(by_kind["Total"]) for by_kind in snapshot.values())
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
-def _each_of(kind: type, function: Callable[[Any], object], found: Any) -> None:
-    """What the tracker asks of `tree_map_only` after each operator, without a new tree: that took half of its time."""
-    if isinstance(found, kind):
-        function(found)
-    elif isinstance(found, list | tuple):
-        for one in found:
-            _each_of(kind, function, one)
-    elif found is not None and not isinstance(found, int | float):
-        tree_map_only(kind, function, found)
+def _storages_in(found: object) -> Iterator[torch.UntypedStorage]:
+    """The storages of the tensors in nested containers: of a DTensor this rank's part, of a subclass what it wraps;
+    none of tensors without values, on which DTensor tries an operator to learn its result's shape."""
+    for tensor in tensors_in(found):
+        if hasattr(tensor, "__tensor_flatten__"):
+            yield from _storages_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
+        elif tensor.device.type != "meta" and has_values(tensor):
+            yield tensor.untyped_storage()
 
 
 class Allocation(NamedTuple):
@@ -138,10 +215,4 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
 def storages_of(found: object) -> dict[int, int]:
     """Where the memory of each tensor in nested containers begins, to its bytes: this rank's part of a DTensor, what a
     subclass wraps."""
-    require("memory of a step")
-    from torch.distributed._tools.common_utils import get_untyped_storages
-    from torch.utils._pytree import tree_leaves
-
-    tensors = [leaf for leaf in tree_leaves(found) if isinstance(leaf, torch.Tensor)]
-    storages = [storage for tensor in tensors for storage in get_untyped_storages(tensor)]
-    return {storage.data_ptr(): storage.nbytes() for storage in storages if storage.nbytes()}
+    return {storage.data_ptr(): storage.nbytes() for storage in _storages_in(found) if storage.nbytes()}

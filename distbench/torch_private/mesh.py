@@ -177,27 +177,6 @@ def _fake_group(world_size: int, backend: str = "fake", rank: int = 0) -> Iterat
 
 
 @contextlib.contextmanager
-def nothing_sent() -> Iterator[None]:
-    """Have the collectives of every process group of this rank end at once on CPU, as those of torch's fake one do.
-
-    What they should have received has any value, so what is computed meanwhile has no meaning but its shapes.
-    """
-    require("process groups that send nothing")
-    types, cpu = dist.ProcessGroup.BackendType, torch.device("cpu")
-    fake = torch._C._distributed_c10d.FakeProcessGroup
-    groups = [group for group in dist.distributed_c10d._world.pg_map if group.name() == "gloo"]
-    own = [group._get_backend(cpu) for group in groups]
-    try:
-        for group in groups:
-            # torch keeps a backend for each type, and takes the one that is registered last.
-            group._register_backend(cpu, types.CUSTOM, fake._create_internal(group.rank(), group.size()))
-        yield
-    finally:
-        for group, backend in zip(groups, own, strict=True):
-            group._register_backend(cpu, types.GLOO, backend)
-
-
-@contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> Iterator[DeviceMesh]:
     """A device mesh over torch's fake process group; this is the given rank, and what it sends goes nowhere.
 

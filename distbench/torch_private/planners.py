@@ -14,7 +14,7 @@ from torch.distributed.tensor import Partial, Replicate, Shard
 from distbench.planning.cost_profile import ALL_TO_ALL, CUT, PARTITION, REDUCE_SCATTER, ZERO_FILL
 from distbench.planning.placement_states import NotHandled, State, known_reduce_op
 from distbench.spec.placements import TORCH_PLANNERS
-from distbench.torch_private.probe import replaced, require
+from distbench.torch_private.probe import PATHS, PLANNERS, replaced, require
 
 
 class OrderedPlacements(tuple[Any, ...]):
@@ -39,7 +39,7 @@ class OrderedTensor:
     """
 
     def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
-        require("explicit shard orders")
+        require(PATHS)
         self._local, self._spec = local, _spec_of(mesh, state, full)
         self.placements, self.shape, self.ndim, self.dtype = self._spec.placements, full.shape, full.ndim, full.dtype
 
@@ -69,7 +69,7 @@ def planner(name: str) -> Iterator[None]:
     """Make DTensor plan by `greedy` or `min_cost`, caches cleared on both edges; ValueError for another name."""
     if name not in TORCH_PLANNERS:
         raise ValueError(f"planner {name!r} is none of torch's: {', '.join(TORCH_PLANNERS)}")
-    require("redistribution planners")
+    require(PLANNERS)
     from torch.distributed.tensor import _redistribute as module
 
     clear_redistribution_caches()
@@ -178,7 +178,7 @@ def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Ten
 def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
     """The path DTensor would take now, in torch's own notation, for a contiguous tensor that nobody holds; shard orders
     count."""
-    require("redistribution paths")
+    require(PATHS)
     full = torch.empty(tuple(shape), dtype=dtype, device="meta")
     return _planned(_spec_of(mesh, source, full), _spec_of(mesh, target, full))[1]
 
@@ -243,7 +243,7 @@ def _spec(source: Any, placements: Sequence[Any]) -> Any:
 
 def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
     """(torch's steps, the path in its notation) between two specs."""
-    require("redistribution paths")
+    require(PATHS)
     from torch.distributed.tensor import _redistribute as module
 
     infos = module._optimize_transform_infos(

@@ -26,7 +26,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.versions import SUPPORTED
 from distbench.torch_private.mesh import group_shapes, is_strided_shard, unordered_groups
 from distbench.torch_private.planners import dist_state, state_of_layout
-from distbench.torch_private.probe import ZERO_FILLS, Unsupported, lacks, require
+from distbench.torch_private.probe import PLANNERS, ZERO_FILLS, Unsupported, lacks, require
 from distbench.torch_private.redistribute import PlanCounts, Steps, planned_by
 
 _METHOD_PARAMETERS = ("self", "src_state", "dst_state")
@@ -229,7 +229,7 @@ def require_known_planner() -> None:
         planner_class = module.DTensorRedistributePlanner
         methods = planner_class.find_min_cost_path, planner_class.get_next_state
     except (ImportError, AttributeError):
-        require("redistribution planners")
+        require(PLANNERS)
         require("calibrated planning")
         raise
     _require_known(planner_class, *methods)
@@ -237,7 +237,7 @@ def require_known_planner() -> None:
 
 @functools.lru_cache(maxsize=4)
 def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: Any) -> None:
-    require("redistribution planners")
+    require(PLANNERS)
     require("calibrated planning")
     known = f"distbench supports {SUPPORTED}"
     parameters = tuple(inspect.signature(find_min_cost_path).parameters)

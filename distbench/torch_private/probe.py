@@ -25,7 +25,6 @@ FUNCTIONAL = "torch.distributed._functional_collectives"
 FSDP = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 C10D = "torch.distributed.distributed_c10d"
 PIPELINES = "torch.distributed.pipelining.schedules"
-MEMORY = "torch.distributed._tools.mem_tracker"
 PROFILER = "torch._C._profiler"
 AUTOGRAD = "torch._C._autograd"
 CP = "torch.distributed.tensor.experimental._context_parallel._attention"
@@ -77,7 +76,10 @@ SPECS = "src_spec, dst_spec"
 SHARDING = "torch.distributed.tensor._sharding_prop"
 FSDP_PARAM = "torch.distributed.fsdp._fully_shard._fsdp_param"
 PLANNER = "DTensorRedistributePlanner"
+PLANNERS = "redistribution planners"
+PATHS = "redistribution paths"
 PENDING = "results of functional collectives"
+KERNELS = "kernels around collectives"
 BINDING = "ranks bound to NUMA nodes"
 BIND = "_maybe_apply_numa_binding_to_current_process"
 SPMD_MESH = "FSDP2 on one SPMD mesh"
@@ -93,21 +95,21 @@ LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), SHARDED_INDICES: (2, 12), ZE
 NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}
 # Feature, module of torch, and dotted name in it with the parameters that it must take; " or " divides alternatives.
 NEEDED = (
-    ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
-    ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos.cache_clear"),
-    ("redistribution planners", REDISTRIBUTE, "_gen_transform_infos_non_cached"),
-    ("redistribution planners", REDISTRIBUTE, "clear_redistribute_planner_cache"),
-    ("redistribution planners", REDISTRIBUTE, "use_min_cost_redistribution_plan(enabled)"),
-    ("redistribution planners", REDISTRIBUTE, f"_optimize_transform_infos(transform_infos, device_mesh, {PLACED})"),
-    ("redistribution planners", SPEC, "DTensorSpec(mesh, placements, tensor_meta)"),
-    ("redistribution planners", SPEC, "TensorMeta"),
+    (PLANNERS, REDISTRIBUTE, "_gen_transform_infos(src_spec, dst_spec)"),
+    (PLANNERS, REDISTRIBUTE, "_gen_transform_infos_non_cached"),
+    (PLANNERS, REDISTRIBUTE, "_gen_transform_infos.cache_clear"),
+    (PLANNERS, REDISTRIBUTE, "clear_redistribute_planner_cache"),
+    (PLANNERS, REDISTRIBUTE, "use_min_cost_redistribution_plan(enabled)"),
+    (PLANNERS, REDISTRIBUTE, f"_optimize_transform_infos(transform_infos, device_mesh, {PLACED})"),
     (
-        "redistribution paths",
+        PATHS,
         REDISTRIBUTE,
         f"{PLANNER}.stringify_transform_infos(mesh, transform_infos, src_placement, src_shard_order)",
     ),
-    ("redistribution paths", SPEC, "DTensorSpec.__init__(shard_order)"),
-    ("redistribution paths", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    (PATHS, REDISTRIBUTE, f"{LOCAL}, is_explicit)"),
+    (PATHS, SPEC, "DTensorSpec(mesh, placements, tensor_meta, shard_order)"),
+    (PATHS, SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
+    (PLANNERS, SPEC, "TensorMeta"),
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.find_min_cost_path(self, src_state, dst_state)"),
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.get_next_state"),
     ("calibrated planning", REDISTRIBUTE, f"{PLANNER}.DistState"),
@@ -120,28 +122,19 @@ NEEDED = (
     ("calibrated planning", REDISTRIBUTE, f"_gen_transform_infos_non_cached({SPECS}, use_graph_based_transform)"),
     ("calibrated planning", REDISTRIBUTE, "_FORCE_MIN_COST_REDISTRIBUTION_PLAN"),
     ("calibrated planning", "torch.distributed.tensor._ops.utils", "redistribute_cost(current_spec, target_spec)"),
-    ("calibrated planning", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
     (ZERO_FILLS, REDISTRIBUTE, f"{PLANNER}._get_shard_to_partial_target_states(self, current_state, dst_state)"),
     (ZERO_FILLS, PLACEMENTS, "Shard._to_partial_tensor"),
     ("ranks of a mesh in their order", "torch.utils._python_dispatch", "_disable_current_modes"),
     ("native all-to-all on CPU", PLACEMENTS, "shard_dim_alltoall(input, gather_dim, shard_dim, mesh, mesh_dim)"),
     ("native all-to-all on CPU", "torch", "ops._dtensor.shard_dim_alltoall"),
-    ("explicit shard orders", REDISTRIBUTE, f"{LOCAL}, is_explicit)"),
-    ("explicit shard orders", SPEC, "DTensorSpec.__init__(shard_order)"),
-    ("explicit shard orders", SPEC, "ShardOrderEntry(tensor_dim, mesh_dims)"),
     ("collectives seen at dispatch", "torch.utils._python_dispatch", "TorchDispatchMode"),
     ("collectives seen at dispatch", C10D, "_resolve_process_group"),
     ("collectives seen at dispatch", DIST, "ProcessGroup.unbox"),
-    (PENDING, FUNCTIONAL, "AsyncCollectiveTensor.trigger_wait(self)"),
+    (PENDING, FUNCTIONAL, "AsyncCollectiveTensor"),
     (PENDING, "torch.distributed.tensor", "DTensor._local_tensor"),
-    ("process groups that forward", "torch", "_C._distributed_c10d._register_process_group"),
-    ("process groups that forward", "torch", "_C._distributed_c10d._unregister_process_group"),
-    ("process groups that forward", "torch", "_C._distributed_c10d.PythonCallbackWork"),
-    ("process groups that forward", DIST, "ProcessGroup._register_backend"),
-    ("process groups that forward", DIST, "Backend.register_backend(name, func, devices)"),
-    ("process groups that forward", C10D, "_resolve_process_group"),
-    ("process groups that forward", C10D, "_update_default_pg"),
-    ("process groups that forward", C10D, "_world.pg_map"),
+    (KERNELS, "torch", "_C._dispatch_keyset_full_after"),
+    (KERNELS, "torch", "_C._distributed_c10d.PythonCallbackWork"),
+    *((KERNELS, DIST, f"Work.{name}") for name in ("boxed", "unbox")),
     ("communication labels", FSDP, "FSDPParamGroup.unshard(self, async_op)"),
     ("communication labels", FSDP, "FSDPParamGroup.post_backward"),
     ("units of FSDP2", "torch.distributed.fsdp", "FSDPModule._get_fsdp_state"),
@@ -155,12 +148,6 @@ NEEDED = (
         "torch.numa.binding",
         f"{BIND}(gpu_index, numa_options) or {BIND}(device_index, numa_options)",  # the second since 2.14
     ),
-    ("predicted peak memory", MEMORY, "MemTracker.track_external"),
-    ("predicted peak memory", MEMORY, "MemTracker.get_tracker_snapshot"),
-    ("predicted peak memory", MEMORY, "MemTracker._track_module_params_and_buffers(module, install_grad_hooks)"),
-    ("predicted peak memory", MEMORY, "MemTracker._pre_fw_hook(module, inputs)"),
-    ("predicted peak memory", MEMORY, "MemTracker._update_peak_stats(peak_state)"),
-    ("predicted peak memory", MEMORY, "tree_map_only"),
     *(("memory of a step", AUTOGRAD, f"_{what}_profiler") for what in ("prepare", "enable", "disable")),
     ("memory of a step", AUTOGRAD, "_ProfilerResult.experimental_event_tree"),
     ("memory of a step", PROFILER, "ProfilerConfig"),
@@ -168,15 +155,9 @@ NEEDED = (
     ("memory of a step", PROFILER, "_EventType.TorchOp"),
     ("memory of a step", PROFILER, "RecordScope.BACKWARD_FUNCTION"),
     ("memory of a step", PROFILER, "_ProfilerEvent.extra_fields"),
-    ("memory of a step", "torch.distributed._tools.common_utils", "get_untyped_storages(t)"),
-    ("memory of a step", "torch.utils._pytree", "tree_leaves(tree)"),
     ("autograd sequence numbers", "torch", "_C._current_autograd_node"),
     ("autograd sequence numbers", "torch.autograd", "_get_sequence_nr"),
     ("tensors without values", FAKE, "FakeTensorMode"),
-    ("tensors without values", FAKE, "DataDependentOutputException"),
-    ("tensors without values", FAKE, "DynamicOutputShapeException"),
-    ("tensors without values", FAKE, "UnsupportedFakeTensorException"),
-    ("tensors without values", FAKE, "UnsupportedOperatorException"),
     ("simulated device", "torch.utils.backend_registration", f"{PYTHON_DEVICE}(rename, backend_module)"),
     ("simulated device", "torch", "_C._dispatch_has_kernel_for_dispatch_key"),
     ("simulated device", "torch", "_C._dispatch_get_all_op_names"),
@@ -194,12 +175,7 @@ NEEDED = (
     ("fake process group", COSTS, "_mesh_resources.num_devices_per_host(device_type)"),
     ("fake process group", COSTS, "MeshTopoInfo.build_from_mesh.cache_clear"),
     ("partition to Partial", "torch.distributed.tensor", "Partial._partition_value(tensor, mesh, mesh_dim)"),
-    ("process groups that send nothing", C10D, "_world.pg_map"),
-    ("process groups that send nothing", DIST, "ProcessGroup._register_backend"),
-    ("process groups that send nothing", "torch", "_C._distributed_c10d.FakeProcessGroup._create_internal"),
     ("process groups by name", C10D, "_world.pg_map"),
-    ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_fwd_send_ops(self, fwd_chunk_id)"),
-    ("messages of pipelines", "torch.distributed.pipelining", "PipelineStage.get_bwd_send_ops(self, bwd_chunk_id)"),
     (STAGES_AGREE, "torch.distributed.pipelining._utils", "InferenceMode.STATIC"),
     (
         STAGES_AGREE,
@@ -228,12 +204,11 @@ NEEDED = (
     ("composable DDP", "torch.distributed._composable.replicate", "replicate(module, ignored_modules)"),
     ("composable DDP", "torch.distributed._composable.replicate", "DDP"),
     *((REDUCER, DIST, f"Reducer.{name}") for name in ("_rebuild_buckets", "_set_static_graph")),
-    *((REDUCER, DIST, name) for name in ("_verify_params_across_processes", "Work.boxed")),
+    (REDUCER, DIST, "_verify_params_across_processes"),
     ("replicas by unit", REPLICAS, "replicate(module, mesh, ignored_params)"),
     ("async TP", "torch.distributed._symmetric_memory", "enable_symm_mem_for_group(group_name)"),
     ("async TP", "torch._inductor.config", "_micro_pipeline_tp"),
     ("mesh dims flattened for FSDP", MESH, "DeviceMesh._flatten"),
-    (SPMD_MESH, "torch.distributed.fsdp", "DataParallelMeshDims(shard, replicate)"),
     (SPMD_MESH, "torch.distributed.fsdp", "fully_shard(module, mesh, dp_mesh_dims)"),
 )
 

@@ -13,6 +13,11 @@ from distbench.torch_private.probe import REDUCER, Unsupported, replaced, requir
 
 # torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
 _REGISTERED: dict[str, Any] = {}
+# What fake tensors raise, by name.
+NEED_VALUES = (
+    *("DataDependentOutputException", "DynamicOutputShapeException"),
+    *("UnsupportedFakeTensorException", "UnsupportedOperatorException"),
+)
 # Accelerators have kernels for these, a CPU has not.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
@@ -38,18 +43,12 @@ class ShapesOnly:
 
         `NeedsValues` where it asks for a value, or for an operator that knows none but real tensors.
         """
-        from torch._subclasses import fake_tensor
-
-        needs_values = (
-            fake_tensor.DataDependentOutputException,
-            fake_tensor.DynamicOutputShapeException,
-            fake_tensor.UnsupportedFakeTensorException,
-            fake_tensor.UnsupportedOperatorException,
-        )
         try:
             with self._mode, _MaskedWrites():
                 yield
-        except needs_values as error:
+        except RuntimeError as error:
+            if type(error).__name__ not in NEED_VALUES:
+                raise
             raise NeedsValues(f"asks for values ({getattr(error, 'func', None) or type(error).__name__})") from error
 
 

@@ -23,7 +23,7 @@ from distbench.spec import Settings, UserError
 from distbench.spec.devices import known_device
 from distbench.spec.errors import StorageFailed
 from distbench.statistics.intervals import median
-from distbench.torch_private import Forwarding, Unsupported
+from distbench.torch_private import Unsupported
 from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan
 
 # A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
@@ -129,7 +129,7 @@ class Runner:
         self._unseen: list[tuple[CaseProgress, int, StampSeries]] = []
         self._tracing: Tracing | None = None
         if trace_paths:
-            self._tracing = Tracing(Forwarding(context.mesh), shared, on_progress=partial(progress.tell, "tracing"))
+            self._tracing = Tracing(shared, on_progress=partial(progress.tell, "tracing"))
 
     def run(self, case_specs: Sequence[CaseSpec], plan: PassPlan, passes_done: Mapping[str, int]) -> None:
         """Measure the cases of one group: a first pass, which checks them too, then further ones.

@@ -14,7 +14,7 @@ from torch import nn
 
 from distbench.cases.redistribution import redistribution_cases
 from distbench.cases.step import step_cases
-from distbench.observe.trace import StepTrace
+from distbench.observe.trace import StepTrace, differences
 from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
 from distbench.ranks.case import CaseSpec
 from distbench.ranks.context import RankContext
@@ -26,7 +26,7 @@ from distbench.spec import FsdpPlan, Job, ParallelPlan, PipelinePlan, Redistribu
 from distbench.spec.devices import ACCELERATORS, built_for, known_device
 from distbench.spec.placements import PLANNERS
 from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
-from distbench.torch_private import Forwarding, Skipped, fake_ranks, needs_newer, probe
+from distbench.torch_private import Skipped, fake_ranks, needs_newer, probe
 from distbench.worker.child_answers import jobs_in, rank_of
 from distbench.worker.session import declared, load_scenario, variant_label
 
@@ -106,18 +106,18 @@ def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dic
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
     for shape in dict.fromkeys(meshes):
         with fake_ranks(dict(shape)) as mesh:
-            context, forwarding = rank_of(mesh, jobs[0].settings.seed), Forwarding(mesh)
+            context = rank_of(mesh, jobs[0].settings.seed)
             for index in [index for index, other in enumerate(meshes) if other == shape]:
-                found[index] = [*_of_job(jobs[index], context, forwarding)]
+                found[index] = [*_of_job(jobs[index], context)]
     return [found[index] for index in range(len(jobs))]
 
 
-def _of_job(job: Job, context: RankContext, forwarding: Forwarding) -> Iterator[dict[str, Any]]:
+def _of_job(job: Job, context: RankContext) -> Iterator[dict[str, Any]]:
     try:
         function = load_scenario(Path(job.file), job.scenario)
         for variant in job.variants:
             for case_spec in step_cases(declared(function, variant), variant_label(job, variant), context):
-                yield {"case_id": case_spec.case.id, **differences_of_step(case_spec, forwarding)}
+                yield {"case_id": case_spec.case.id, **differences_of_step(case_spec)}
     except UserError:
         raise
     except Exception as error:
@@ -125,21 +125,20 @@ def _of_job(job: Job, context: RankContext, forwarding: Forwarding) -> Iterator[
         yield {"case_id": job.scenario, "failed": one_line(error)}
 
 
-def differences_of_step(case_spec: CaseSpec, forwarding: Forwarding) -> dict[str, Any]:
+def differences_of_step(case_spec: CaseSpec) -> dict[str, Any]:
     """One step seen by two methods: `num_rows`, `num_owned`, `counts` and `differences`, or why it was skipped."""
     try:
         with case_spec.open() as opened_case:
             assert isinstance(opened_case.trace, StepTrace)
-            _, [traced] = opened_case.trace.forwarded(forwarding, 1)
-            dispatched = opened_case.trace.dispatched()
-            forwarded = [row.what for row in traced.rows]
-            found = opened_case.trace.differing(forwarded, dispatched)
+            [traced] = opened_case.trace.timed(1)
+            rows = [row.what for row in traced.rows]
+            found = differences(rows, opened_case.trace.dispatched())
     except Skipped as reason:
         return {"skipped": str(reason)}
     return {
-        "num_rows": len(forwarded),
-        "num_owned": sum(row.owner_known for row in forwarded),
-        "counts": Counter(f"{row.mesh_dim} {row.kind}" for row in forwarded),
+        "num_rows": len(rows),
+        "num_owned": sum(row.owner_known for row in rows),
+        "counts": Counter(f"{row.mesh_dim} {row.kind}" for row in rows),
         "differences": found,
     }
 
@@ -185,7 +184,7 @@ def trace_a_step() -> None:
     """Two methods see the same collectives in a step under FSDP2."""
     with fake_ranks({"dp_shard": 2}) as mesh:
         (case_spec,) = step_cases(FSDP, "doctor", rank_of(mesh, seed=0))
-        compared = differences_of_step(case_spec, Forwarding(mesh))
+        compared = differences_of_step(case_spec)
     if compared["differences"] or not compared["num_rows"]:
         raise RuntimeError("; ".join(compared["differences"]) or "no collective was seen")
 

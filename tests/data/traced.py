@@ -1,10 +1,8 @@
 """Two steps under FSDP2: one that can be traced, and one whose loss raises wherever it is traced."""
 
 from functools import partial
-from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
@@ -27,9 +25,9 @@ def batch() -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def loss(trouble: bool, output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    world: Any = dist.group.WORLD
-    if trouble and type(world) is not dist.ProcessGroup:
-        raise RuntimeError("this loss wants torch's own groups")
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key("c10d::_allgather_base_", "BackendSelect")
+    if trouble and has_kernel and not torch._C._len_torch_dispatch_stack():  # under a mode memory is predicted
+        raise RuntimeError("this loss raises where collectives are timed")
     return nn.functional.mse_loss(output, target)
 
 

@@ -98,7 +98,7 @@ def test_what_a_module_keeps_is_held_and_nothing_is_left_behind() -> None:
     before = measured(step)
     step.model.sine.kept = [torch.ones(7)]
     assert measured(step).num_bytes == before.num_bytes + 7 * 4
-    assert predicted_peak_bytes(step) is not None
+    assert predicted_peak_bytes(step) >= 2 * N
     hooks = [(*one._forward_hooks, *one._forward_pre_hooks, *one._backward_hooks) for one in step.model.modules()]
     assert not any(hooks) and torch.UntypedStorage.resize_ is resize
     assert not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]

@@ -20,13 +20,13 @@ from processes import Ranks
 from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
 from distbench.observe.attribution import Communication, Traced, TracedRow, tables
-from distbench.observe.trace import StepTrace, differences
+from distbench.observe.trace import differences
 from distbench.processes.child import ask_child
 from distbench.records.run_file import read_run
 from distbench.records.run_file_fields import PHASE_COLUMNS, TRACE_COLUMNS
-from distbench.spec import CompilePlan, Job, ParallelPlan, list_entries
-from distbench.torch_private import Forwarding, Unsupported, each_collective, fake_ranks, needs_newer, require
-from distbench.torch_private.probe import SPMD_MESH
+from distbench.spec import Job, list_entries
+from distbench.torch_private import Unsupported, each_collective, fake_ranks, needs_newer, require, timed_collectives
+from distbench.torch_private.probe import KERNELS, SPMD_MESH
 
 PHASES = ("forward", "backward")
 
@@ -87,22 +87,12 @@ def test_two_methods_that_saw_different_things_are_told_apart() -> None:
     assert differences(rows, rows) == []
     [missing] = differences(rows, [rows[0], rows[2]])
     assert missing == (
-        "after 1 collective the forwarding groups saw all_reduce over ranks 0,1 of 64 B, the dispatch mode saw nothing"
+        "after 1 collective timed operators of c10d saw all_reduce over ranks 0,1 of 64 B, "
+        "the dispatch mode saw nothing"
     )
     for other in (seen("all_reduce", payload_bytes=32), seen("all_reduce", "0,2"), seen("broadcast")):
         assert len(differences(rows, [rows[0], other, rows[2]])) == 1
     assert differences(rows, [rows[1], rows[0], rows[2]])  # the order counts
-
-
-def test_where_methods_differ_a_compiled_plan_is_named_as_a_reason() -> None:
-    rows = [seen("all_gather"), seen("all_reduce")]
-    for compiled, num_sentences in ((None, 1), (CompilePlan(("layers.*",)), 2)):
-        bare: Any = SimpleNamespace(plan=ParallelPlan(compile=compiled))
-        unused: Any = None
-        trace = StepTrace(bare, unused, unused)
-        assert trace.differing(rows, rows) == []
-        found = trace.differing(rows, rows[:1])
-        assert len(found) == num_sentences and ("uncompiled" in found[-1]) == (compiled is not None)
 
 
 # Some variants of the scenarios that have many; distbench doctor --paths goes through all of them.
@@ -183,12 +173,9 @@ def test_every_kind_of_collective_is_told_as_the_dispatch_mode_sees_it() -> None
     told: list[Any] = []
     dispatched: list[Any] = []
     with fake_ranks({"tp": 2}) as mesh:
-        forwarding = Forwarding(mesh)
-        with forwarding.on(), forwarding.observed(told.append):
+        with timed_collectives(told.append):
             every_collective(mesh)
         with each_collective(dispatched.append):
-            every_collective(mesh)
-        with forwarding.on():
             every_collective(mesh)  # nobody is told
     facts = [(one.call.kind, one.call.ranks, one.call.payload_numel) for one in told]
     assert facts == [(one.kind, one.ranks, one.payload_numel) for one in dispatched]
@@ -232,7 +219,7 @@ def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(
     assert run.warnings == [] and [record["status"] for record in run.cases] == ["ok", "ok"]
     assert all(len(record["samples_s"]) >= 2 for record in run.cases)
     failed, trace = run.traces
-    assert "this loss wants torch's own groups" in failed["error"]
+    assert "this loss raises where collectives are timed" in failed["error"]
     assert trace["case_id"] == run.cases[1]["case"]["id"]
     a_trace_is_whole(trace)
 
@@ -274,9 +261,9 @@ def test_a_run_without_steps_says_that_there_is_nothing_to_trace(tmp_path: Path)
     assert _of_traces(file) == "no step was traced; step/x was not traced: RuntimeError: no"
 
 
-def test_this_torch_has_what_forwarding_leans_on() -> None:
-    require("process groups that forward")
+def test_this_torch_has_what_timing_collectives_needs() -> None:
+    require(KERNELS)
     with pytest.MonkeyPatch.context() as patched:
         patched.delattr(torch._C._distributed_c10d, "PythonCallbackWork")
-        with pytest.raises(Unsupported, match=r"process groups that forward: torch .* has no .*PythonCallbackWork"):
-            require("process groups that forward")
+        with pytest.raises(Unsupported, match=rf"{KERNELS}: torch .* has no .*PythonCallbackWork"):
+            require(KERNELS)

@@ -1,7 +1,6 @@
 """Functions of the user's own that use DDP, or that raise on one rank: on a fake group, and launched."""
 
 from collections import Counter
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,11 +13,11 @@ from processes import Ranks
 from torch import nn
 
 from distbench.observe.attribution import Communication, communications_of
-from distbench.observe.trace import StepTrace
+from distbench.observe.trace import StepTrace, differences
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.spec import DdpPlan, ParallelPlan, Scenario, Settings
-from distbench.torch_private import Forwarding, fake_ranks
+from distbench.torch_private import fake_ranks
 from distbench.worker.rehearsal import answer_on, rehearse
 
 
@@ -65,11 +64,10 @@ def seen(scenario: Scenario, sizes: dict[str, int]) -> list[Communication]:
         assert dist.group.WORLD is not None
         context = RankContext(0, torch.device("cpu"), mesh, "gloo", dist.group.WORLD, 1)
         assert rehearse(scenario, context).problems == ()
-        build = partial(TrainingStep, scenario, context)
-        trace = StepTrace(build(), build, context)
-        _, [traced] = trace.forwarded(Forwarding(mesh), 1)
+        trace = StepTrace(TrainingStep(scenario, context), context)
+        [traced] = trace.timed(1)
         rows = [row.what for row in traced.rows]
-        assert trace.differing(rows, trace.dispatched()) == [] and all(row.owner_known for row in rows)
+        assert differences(rows, trace.dispatched()) == [] and all(row.owner_known for row in rows)
         return rows
 
 

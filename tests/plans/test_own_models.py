@@ -19,7 +19,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases.step import step_cases
 from distbench.observe.attribution import OPTIMIZER, communications_of
-from distbench.observe.trace import StepTrace
+from distbench.observe.trace import StepTrace, differences
 from distbench.plans.batch import Batch, loss_of
 from distbench.plans.materialise import load_initial_values
 from distbench.plans.model import blueprint, mapped, tensors_of
@@ -28,7 +28,7 @@ from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
-from distbench.torch_private import Forwarding, fake_ranks
+from distbench.torch_private import fake_ranks
 from distbench.worker.rehearsal import rehearse
 
 HERE = __file__
@@ -193,10 +193,10 @@ def test_attention_is_split_by_whole_heads(context: RankContext) -> None:
 def test_a_function_that_makes_its_own_mesh_is_seen_by_both_methods(context: RankContext, examples: Any) -> None:
     """Its meshes equal each other, so DTensor serves layouts that name the groups of the first one."""
     scenario = examples.own_parallelize()
-    trace = StepTrace(step_of(context, scenario), partial(step_of, context, scenario), context)
-    _, [traced] = trace.forwarded(Forwarding(context.mesh), 1)
+    trace = StepTrace(step_of(context, scenario), context)
+    [traced] = trace.timed(1)
     rows, dispatched = [row.what for row in traced.rows], trace.dispatched()
-    assert len(rows) == len(dispatched) > 10 and trace.differing(rows, dispatched) == []
+    assert len(rows) == len(dispatched) > 10 and differences(rows, dispatched) == []
     assert {row.mesh_dim for row in rows} == {"dp_shard", "tp"} and all(row.owner_known for row in rows)
 
 

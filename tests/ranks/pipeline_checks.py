@@ -22,7 +22,7 @@ from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec import FsdpPlan, ParallelPlan, PipelinePlan, Scenario
 from distbench.spec.plan import SCHEDULES
-from distbench.torch_private import V_SCHEDULES, Forwarding, needs_newer
+from distbench.torch_private import V_SCHEDULES, needs_newer
 
 TP = {"layers.*.0": ColwiseParallel(), "layers.*.2": RowwiseParallel()}
 STEPS: tuple[tuple[dict[str, int], str, dict[str, Any]], ...] = (
@@ -82,12 +82,10 @@ def differences(context: RankContext, scenario: Scenario) -> str:
 
 def messages(context: RankContext, scenario: Scenario) -> str:
     """Of a traced step: how many messages end before who received them went on, of how many."""
-    forwarding = Forwarding(context.mesh)
-    with forwarding.on():
-        step = TrainingStep(scenario, context)
-        step(no_stamp)
-        step.forward_backward()
-        row = traced(step, context, forwarding)
+    step = TrainingStep(scenario, context)
+    step(no_stamp)
+    step.forward_backward()
+    row = traced(step, context)
     known = sum(one.completed_s is not None and one.what.owner_known for one in row.rows)
     return f"{sum(context.gather(known))} {sum(context.gather(len(row.rows)))} {len(row.working)}"
 
