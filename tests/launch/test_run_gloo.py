@@ -115,8 +115,7 @@ def test_steps_have_phases_tokens_memory_and_the_gradients_of_one_device(shipped
         assert params["num_tokens"] == params["shape"][0] * params["shape"][1]
         assert sum(counters["peak_by_kind"].values()) == counters["peak_bytes"]
         assert counters["peak_phase"] in phases
-        # DDP asks for the result of its all-reduces, which nothing has where nothing is sent.
-        assert ("memory_reason" in counters) == (counters["predicted_peak_bytes"] is None) == (name == "ddp")
+        assert "memory_reason" not in counters and counters["predicted_peak_bytes"] > 0
         assert record["counters"]["loss_rel_error"] <= 1e-5 and record["counters"]["grad_rel_error"] <= 1e-5
 
 
