@@ -78,7 +78,11 @@ def read_record(path: Path, kind: type[T], form: Format, require: Callable[[T], 
     Raises:
         UserError: it cannot be read, is newer than this distbench, or a field holds what it must not.
     """
-    return document(read_json(path, form.what), kind, f"{form.what} {path}", form, require)
+    try:
+        record = read_json(path, form.what)
+    except UserError as error:
+        raise UserError(f"{error}; {form.advice}") from error
+    return document(record, kind, f"{form.what} {path}", form, require)
 
 
 def document(record: Any, kind: type[T], where: str, form: Format, require: Callable[[T], None] = lambda _: None) -> T:
