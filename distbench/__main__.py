@@ -59,15 +59,15 @@ def _require_output() -> None:
 
 def unforeseen(error: Exception) -> str:
     """One sentence on an error that no message was written for; its traceback goes to a file."""
-    what = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    error_text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     try:
         handle, name = tempfile.mkstemp(prefix="distbench-", suffix=".txt")
         with os.fdopen(handle, "w", errors="backslashreplace") as file:
             file.write("".join([f"{' '.join(sys.argv)}\n", *traceback.format_exception(error)]))
     except OSError:
         traceback.print_exception(error)
-        return f"an error that was not foreseen ({what}); its traceback stands above; please report it"
-    return f"an error that was not foreseen ({what}); please report it with its traceback: {Path(name)}"
+        return f"an error that was not foreseen ({error_text}); its traceback stands above; please report it"
+    return f"an error that was not foreseen ({error_text}); please report it with its traceback: {Path(name)}"
 
 
 def _drop_output() -> None:

@@ -55,29 +55,29 @@ def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[Case
 
 
 def _cases(sweep: Calibration, context: RankContext) -> Iterator[CaseSpec]:
-    others = _on_other_meshes(context)
+    other_meshes = _on_other_meshes(context)
     for size_bytes in (*sweep.sizes_bytes, *sweep.held_out_bytes):
         shape = square_of(size_bytes, DTYPE_BYTES[sweep.dtype], context.mesh.size())
         held_out = size_bytes in sweep.held_out_bytes
         for op, mesh_dim, pair in _pairs(shape, context):
             yield _case_spec(sweep.dtype, op, mesh_dim, pair, held_out, context)
-        for mesh_dim, other in others:
-            for op, _, pair in _steps(mesh_dim, shape, other):
-                yield _case_spec(sweep.dtype, op, mesh_dim, pair, held_out, other)
+        for mesh_dim, other_context in other_meshes:
+            for op, _, pair in _steps(mesh_dim, shape, other_context):
+                yield _case_spec(sweep.dtype, op, mesh_dim, pair, held_out, other_context)
 
 
 def _on_other_meshes(context: RankContext) -> list[tuple[str, RankContext]]:
     """Where there are several hosts: a mesh dim, called by its shape, and its mesh, for groups that this mesh lacks."""
     if len(set(context.hosts)) < 2:
         return []
-    num_ranks, found = len(context.hosts), []
+    num_ranks, contexts = len(context.hosts), []
     mesh = dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
     for name, size, stride in flattened(mesh, context.hosts):
         sizes = {"outer": num_ranks // size // stride, name: size, "inner": stride}
         sizes = {dim: count for dim, count in sizes.items() if count > 1}
-        made = init_device_mesh(context.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
-        found.append((name, replace(context, mesh=made)))
-    return found
+        other_mesh = init_device_mesh(context.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
+        contexts.append((name, replace(context, mesh=other_mesh)))
+    return contexts
 
 
 def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
@@ -107,8 +107,8 @@ def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Itera
 def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]:
     """The shape nearest to a square of this size whose sides any set of mesh dims shards evenly."""
     side = max(round(math.sqrt(size_bytes / itemsize) / num_ranks), 1) * num_ranks
-    other = max(round(size_bytes / itemsize / side / num_ranks), 1) * num_ranks
-    return side, other
+    other_side = max(round(size_bytes / itemsize / side / num_ranks), 1) * num_ranks
+    return side, other_side
 
 
 def exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
@@ -116,13 +116,20 @@ def exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
 
     From Partial only such as are moved by one exchange, whatever is predicted.
     """
-    rows, columns, whole = "S(0)" * mesh_ndim, "S(1)" * mesh_ndim, "R" * mesh_ndim
-    sides = [(before, after) for before, after in itertools.permutations((rows, columns, whole), 2) if before != whole]
+    rows, columns, replicated = "S(0)" * mesh_ndim, "S(1)" * mesh_ndim, "R" * mesh_ndim
+    sides = [
+        (before, after)
+        for before, after in itertools.permutations((rows, columns, replicated), 2)
+        if before != replicated
+    ]
     sides += [("P(sum)" * mesh_ndim, after) for after in (rows, columns)]
     if mesh_ndim > 1:
-        rest = mesh_ndim - 1
-        sides += [("S(0)" + "R" * rest, "R" * rest + "S(1)"), ("S(0)" + "S(1)" * rest, "S(1)" + "S(0)" * rest)]
-        sides += [("P(sum)" + "S(0)" * rest, "S(1)" + "S(0)" * rest)]
+        num_others = mesh_ndim - 1
+        sides += [
+            ("S(0)" + "R" * num_others, "R" * num_others + "S(1)"),
+            ("S(0)" + "S(1)" * num_others, "S(1)" + "S(0)" * num_others),
+        ]
+        sides += [("P(sum)" + "S(0)" * num_others, "S(1)" + "S(0)" * num_others)]
     return sides
 
 

@@ -24,10 +24,12 @@ def call_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     """One case for each of the scenario's calls."""
     name, _, axes = label.partition("/")
     mesh = format_mesh(dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
-    for what, make in scenario.calls.items():
-        case_id = "/".join(part for part in ("call", what, axes, mesh) if part)
-        params = {"scenario": name, "call": what, "variant": axes, "mesh": mesh}
-        yield CaseSpec(Case(case_id, "call", params), partial(_open, what, make, context), group=f"call/{what}")
+    for call_name, make in scenario.calls.items():
+        case_id = "/".join(part for part in ("call", call_name, axes, mesh) if part)
+        params = {"scenario": name, "call": call_name, "variant": axes, "mesh": mesh}
+        yield CaseSpec(
+            Case(case_id, "call", params), partial(_open, call_name, make, context), group=f"call/{call_name}"
+        )
 
 
 @contextlib.contextmanager
@@ -41,20 +43,20 @@ def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterat
     yield OpenedCase(lambda stamp: call(), partial(_verdict, what, check), fields=fields)
 
 
-def _parts(what: str, made: Any) -> tuple[Callable[[], object], Check | None]:
-    call, check = made if isinstance(made, tuple) and len(made) == 2 else (made, None)
+def _parts(what: str, returned: Any) -> tuple[Callable[[], object], Check | None]:
+    call, check = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
     if not callable(call) or not (check is None or callable(check)):
         raise UserError(
-            f"call {what!r}: its function returned {_kind(made)}; return what shall be timed, a function without "
+            f"call {what!r}: its function returned {_kind(returned)}; return what shall be timed, a function without "
             "arguments, or a tuple of it and of a function that checks its result"
         )
     return call, check
 
 
-def _kind(made: Any) -> str:
-    if isinstance(made, tuple):
-        return "a tuple of " + (", ".join(type(part).__name__ for part in made) or "nothing")
-    return type(made).__name__
+def _kind(returned: Any) -> str:
+    if isinstance(returned, tuple):
+        return "a tuple of " + (", ".join(type(part).__name__ for part in returned) or "nothing")
+    return type(returned).__name__
 
 
 def _verdict(what: str, check: Check | None) -> str | None:
@@ -62,17 +64,17 @@ def _verdict(what: str, check: Check | None) -> str | None:
     if check is None:
         return None
     try:
-        found = check()
+        outcome = check()
     except AssertionError as error:
         return _failed_assertion(error)
-    if found is None or found is True:
+    if outcome is None or outcome is True:
         return None
-    if found is False:
+    if outcome is False:
         return "its check returned False"
-    if isinstance(found, str):
-        return found
+    if isinstance(outcome, str):
+        return outcome
     raise UserError(
-        f"call {what!r}: its check returned {type(found).__name__}; return None or True where the result is right, "
+        f"call {what!r}: its check returned {type(outcome).__name__}; return None or True where the result is right, "
         "False or a sentence where it is wrong, or use assert"
     )
 

@@ -71,13 +71,13 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
     give = partial(tag, op, group_size=group_size, dtype=dtype)
     share = sizes.total // group_size
     if op == "all_gather":
-        return torch.cat([give(other, share) for other in range(group_size)])
+        return torch.cat([give(other_rank, share) for other_rank in range(group_size)])
     if op == "all_to_all":
-        own = slice(rank * share, (rank + 1) * share)
-        return torch.cat([give(other, sizes.total)[own] for other in range(group_size)])
+        own_part = slice(rank * share, (rank + 1) * share)
+        return torch.cat([give(other_rank, sizes.total)[own_part] for other_rank in range(group_size)])
     if op == "broadcast":
         return give(0, sizes.total)
-    tags = (tag(op, other, sizes.total, group_size, torch.float32) for other in range(group_size))
+    tags = (tag(op, other_rank, sizes.total, group_size, torch.float32) for other_rank in range(group_size))
     total = sum(tags, torch.zeros(sizes.total, dtype=torch.float32))
     if op == "reduce_scatter":
         total = total[rank * share : (rank + 1) * share]
@@ -94,10 +94,10 @@ def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
 
 
 def _check_sweep(sweep: Collectives) -> None:
-    for what, names, known in (("collective", sweep.ops, OPERATIONS), ("dtype", sweep.dtypes, TORCH_DTYPES)):
+    for label, names, known_names in (("collective", sweep.ops, OPERATIONS), ("dtype", sweep.dtypes, TORCH_DTYPES)):
         for name in names:
-            if name not in known:
-                raise UserError(f"{what} {name!r} is unknown; use {', '.join(known)}")
+            if name not in known_names:
+                raise UserError(f"{label} {name!r} is unknown; use {', '.join(known_names)}")
     for size in sweep.sizes_bytes:
         if type(size) is not int or size < 1:
             raise UserError(f"collective size {size!r} is no number of bytes; use whole numbers from 1 on")
@@ -135,8 +135,8 @@ def _open(op: str, dtype: str, mesh_dim: str, sizes: Sizes, context: RankContext
     yield OpenedCase(lambda _: operation(output, mine, group), check, fields=fields, starts_on=group)
 
 
-def _difference(got: torch.Tensor, wanted: torch.Tensor, op: str, group_size: int) -> str | None:
+def _difference(got: torch.Tensor, expected_part: torch.Tensor, op: str, group_size: int) -> str | None:
     exact = op not in REDUCING or group_size * (tag_period(op, group_size) - 1) <= 256
-    if not exact and torch.allclose(got.float(), wanted.float(), rtol=group_size * 2.0**-8, atol=0):
+    if not exact and torch.allclose(got.float(), expected_part.float(), rtol=group_size * 2.0**-8, atol=0):
         return None
-    return first_difference(got, wanted)
+    return first_difference(got, expected_part)

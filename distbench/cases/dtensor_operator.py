@@ -54,8 +54,8 @@ def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpe
         planners = list(operator.planners or (*TORCH_PLANNERS, *(["calibrated"] if context.profile else [])))
         check_planners(planners, "f32", context.profile)
         inputs = _inputs_of(operator, context.seed)
-        dtype = dtype_name(next((one for one in inputs if one.is_floating_point()), inputs[0]).dtype)
-        shapes = ",".join(shape_text(one.shape) for one in inputs)
+        dtype = dtype_name(next((tensor for tensor in inputs if tensor.is_floating_point()), inputs[0]).dtype)
+        shapes = ",".join(shape_text(tensor.shape) for tensor in inputs)
         for texts in operator.placements:
             layouts = _layouts(operator, texts, inputs, context)
             laid = ",".join(map(str, layouts))
@@ -72,8 +72,8 @@ def _inputs_of(operator: DTensorOperator, seed: int) -> tuple[torch.Tensor, ...]
     with torch.random.fork_rng(devices=[]), blamed("make_inputs", operator.make_inputs):
         torch.manual_seed(seed)
         inputs = tuple(operator.make_inputs())
-    if not inputs or not all(isinstance(one, torch.Tensor) for one in inputs):
-        kinds = ", ".join(type(one).__name__ for one in inputs) or "nothing"
+    if not inputs or not all(isinstance(tensor, torch.Tensor) for tensor in inputs):
+        kinds = ", ".join(type(tensor).__name__ for tensor in inputs) or "nothing"
         raise UserError(f"operator {operator.name!r}: make_inputs returned {kinds}; return one tensor or more")
     return inputs
 
@@ -81,47 +81,49 @@ def _inputs_of(operator: DTensorOperator, seed: int) -> tuple[torch.Tensor, ...]
 def _layouts(
     operator: DTensorOperator, texts: Sequence[str], inputs: Sequence[torch.Tensor], context: RankContext
 ) -> tuple[Layout, ...]:
-    what = f"operator {operator.name!r}, placements {', '.join(texts)}"
+    subject = f"operator {operator.name!r}, placements {', '.join(texts)}"
     if len(texts) != len(inputs):
-        raise UserError(f"{what}: there are {len(inputs)} inputs; give placements for each")
-    found = []
+        raise UserError(f"{subject}: there are {len(inputs)} inputs; give placements for each")
+    layouts = []
     for text, tensor in zip(texts, inputs, strict=True):
         try:
             layout = Layout.of(text, tensor.ndim)
         except (ValueError, IndexError):
             layout = None
         if layout is None or (layout.state is None and not layout.is_strided):
-            raise UserError(f"{what}: {text!r} does not fit a tensor {shape_text(tensor.shape)}; write S(0)R, RP(sum)")
+            raise UserError(
+                f"{subject}: {text!r} does not fit a tensor {shape_text(tensor.shape)}; write S(0)R, RP(sum)"
+            )
         if len(layout.placements) != len(context.mesh_dims):
             raise UserError(
-                f"{what}: {text} names {len(layout.placements)} mesh dims, the mesh has {len(context.mesh_dims)}"
+                f"{subject}: {text} names {len(layout.placements)} mesh dims, the mesh has {len(context.mesh_dims)}"
             )
         for placement in layout.placements:
             parse_placement(str(placement))
-        found.append(layout)
-    return tuple(found)
+        layouts.append(layout)
+    return tuple(layouts)
 
 
 @contextlib.contextmanager
 def _open(
     operator: DTensorOperator, layouts: Sequence[Layout], planner: str, context: RankContext
 ) -> Iterator[OpenedCase]:
-    whole = one_device(operator, context.seed)
+    reference = one_device(operator, context.seed)
     leaves = [
         dtensor_under(full, layout, context).requires_grad_(full.is_floating_point())
-        for full, layout in zip(whole.inputs, layouts, strict=True)
+        for full, layout in zip(reference.inputs, layouts, strict=True)
     ]
-    run = OperatorRun(operator.call, leaves, whole.gradient)
+    run = OperatorRun(operator.call, leaves, reference.gradient)
     with planning_switch(planner, context.profile, context) as switch:
         try_once(run, planner)
         issued = communications_of(run, PHASES, ParallelPlan(), context)
         yield OpenedCase(
             run,
-            partial(_difference, run, whole),
+            partial(_difference, run, reference),
             PHASES,
             fields=row_fields(run, issued, context),
             stays_open=True,
-            held_bytes=sum(full.numel() * full.element_size() for full in (*whole.inputs, whole.result)) * 2,
+            held_bytes=sum(full.numel() * full.element_size() for full in (*reference.inputs, reference.result)) * 2,
             pause=switch.off,
             resume=switch.on,
         )
@@ -182,14 +184,14 @@ def _gradient_like(result: Any, whole: torch.Tensor) -> Any:
 def one_device(operator: DTensorOperator, seed: int) -> OneDevice:
     """The operator on whole tensors on the CPU; the same on every rank."""
     inputs = _inputs_of(operator, seed)
-    leaves = [one.clone().requires_grad_(one.is_floating_point()) for one in inputs]
+    leaves = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
     call = operator.one_device or operator.call
     with blamed(f"operator {operator.name!r} on one device", call):
         result = call(*leaves)
         generator = torch.Generator().manual_seed(seed)
         gradient = torch.randn(result.shape, generator=generator, dtype=result.dtype)
-        wanted = [leaf for leaf in leaves if leaf.requires_grad]
-        gradients = torch.autograd.grad(result, wanted, gradient) if wanted else ()
+        with_gradient = [leaf for leaf in leaves if leaf.requires_grad]
+        gradients = torch.autograd.grad(result, with_gradient, gradient) if with_gradient else ()
     return OneDevice(inputs, result.detach(), gradient, tuple(gradients))
 
 
@@ -198,24 +200,24 @@ def _difference(run: OperatorRun, whole: OneDevice) -> str | None:
     run(no_stamp)
     names = [f"the gradient of input {place}" for place in range(len(run.gradients))]
     pairs = zip(("the result", *names), (run.result, *run.gradients), (whole.result, *whole.gradients), strict=True)
-    found = [_part_difference(what, got, wanted) for what, got, wanted in pairs]
-    return next(filter(None, found), None)
+    differences = [_part_difference(part, got, expected) for part, got, expected in pairs]
+    return next(filter(None, differences), None)
 
 
-def _part_difference(what: str, got: Any, wanted: torch.Tensor) -> str | None:
-    largest = float(wanted.abs().max()) if wanted.numel() else 0.0
+def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
     if isinstance(got, DTensor):
         # What is still to be reduced is reduced by DTensor; which part a rank holds is worked out here.
         placements = [Replicate() if placement.is_partial() else placement for placement in got.placements]
         if list(got.placements) != placements:
             got = got.redistribute(got.device_mesh, placements)
-        wanted = own_shard(wanted, placements, got.device_mesh)
+        expected = own_shard(expected, placements, got.device_mesh)
         got = got.to_local()
     got = got.cpu()
-    if got.shape != wanted.shape:
-        return f"{what} has shape {tuple(got.shape)} on this rank, {tuple(wanted.shape)} was expected"
-    error = float((got - wanted).abs().max()) if got.numel() else 0.0
-    allowed = TOLERANCES.get(wanted.dtype, TOLERANCE_OF_OTHERS) * max(largest, torch.finfo(torch.float32).tiny)
+    if got.shape != expected.shape:
+        return f"{what} has shape {tuple(got.shape)} on this rank, {tuple(expected.shape)} was expected"
+    error = float((got - expected).abs().max()) if got.numel() else 0.0
+    allowed = TOLERANCES.get(expected.dtype, TOLERANCE_OF_OTHERS) * max(largest, torch.finfo(torch.float32).tiny)
     if math.isfinite(error) and error <= allowed:
         return None
     return f"{what} differs from one device by {error:.1e}; {allowed:.1e} was allowed"
@@ -223,12 +225,12 @@ def _part_difference(what: str, got: Any, wanted: torch.Tensor) -> str | None:
 
 def row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankContext) -> dict[str, Any]:
     """What an operator's row says besides its times: where its result lies, and what it pays on the way."""
-    paid = {phase: [one for one in issued if one.phase == phase] for phase in PHASES}
+    paid = {phase: [communication for communication in issued if communication.phase == phase] for phase in PHASES}
     counters: dict[str, Any] = {
         "result": _laid(run.result),
         "gradients": ", ".join(map(_laid, run.gradients)),
         "num_collectives": len(issued),
-        "num_implicit": sum(one.explicit is False for one in issued),
+        "num_implicit": sum(communication.explicit is False for communication in issued),
     }
     for phase, rows in paid.items():
         counters[f"{phase}_pays"] = "; ".join(map(_payment, rows))
@@ -238,7 +240,7 @@ def row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankC
         "wire_bytes": sum(counters[f"{phase}_wire_bytes"] for phase in PHASES),
         "group_size": context.mesh.size(),
         "mesh_dim": "x".join(context.mesh_dims),
-        "backend_op": "+".join(one.kind for one in issued) or "none",
+        "backend_op": "+".join(communication.kind for communication in issued) or "none",
         "counters": counters,
     }
 
@@ -254,5 +256,5 @@ def _laid(tensor: Any) -> str:
 def _payment(issued: Communication) -> str:
     """`S(0)R->RR: all_gather dp_shard`; a redistribution that was asked for is marked."""
     moved = f"{issued.redistribution}: " if issued.redistribution else ""
-    asked = " (asked for)" if issued.explicit else ""
-    return f"{moved}{issued.kind} {issued.mesh_dim}{asked}"
+    mark = " (asked for)" if issued.explicit else ""
+    return f"{moved}{issued.kind} {issued.mesh_dim}{mark}"

@@ -88,15 +88,15 @@ def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
     size, num_hosts = max(sizes, default=0), len(members)
     if len(sizes) > 1 or size % 2 * (size > 1) or num_hosts % 2 * (num_hosts > 1):
         return [LinkRound("", pairs) for pairs in tournament(len(hosts))]
-    found = []
+    rounds = []
     for places in tournament(size):
         pairs = tuple((ranks[a], ranks[b]) for ranks in members for a, b in places)
-        found.append(LinkRound(WITHIN, pairs))
+        rounds.append(LinkRound(WITHIN, pairs))
     for meetings in tournament(num_hosts):
         for shift in range(size):
             pairs = tuple((members[a][i], members[b][(i + shift) % size]) for a, b in meetings for i in range(size))
-            found.append(LinkRound(ACROSS if shift else SAME_PLACE, pairs))
-    return found
+            rounds.append(LinkRound(ACROSS if shift else SAME_PLACE, pairs))
+    return rounds
 
 
 def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tuple[int, ...]]:
@@ -124,13 +124,13 @@ def tournament(num_players: int) -> list[Pairs]:
     """
     if num_players < 2:
         return []
-    count, found = num_players + num_players % 2, []
+    count, rounds = num_players + num_players % 2, []
     for number in range(count - 1):
         last = count - 1
         pairs = [(number, last)]
         pairs += [((number + step) % last, (number - step) % last) for step in range(1, count // 2)]
-        found.append(tuple(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < num_players)))
-    return found
+        rounds.append(tuple(sorted((min(pair), max(pair)) for pair in pairs if max(pair) < num_players)))
+    return rounds
 
 
 TRIES = 3
@@ -188,21 +188,21 @@ class Product:
 
     def seconds_of_one(self) -> float:
         """The least of a few, after one that nobody looks at."""
-        found = []
+        times_s = []
         for _ in range(TRIES + 1):
             synchronize(self._device)
             began = time.monotonic()
             self.multiply(1)
             synchronize(self._device)
-            found.append(time.monotonic() - began)
-        return max(min(found[1:]), 1e-6)
+            times_s.append(time.monotonic() - began)
+        return max(min(times_s[1:]), 1e-6)
 
     def difference(self) -> str | None:
         """What is wrong with the product, None where nothing is: applied to a vector, it is what its factors make of
         that one after the other (R. Freivalds, "Probabilistic machines can use less running time", 1977)."""
         self._got.zero_()
         self.multiply(1)
-        left, right, got = (one.cpu().double() for one in (self._left, self._right, self._got))
+        left, right, got = (tensor.cpu().double() for tensor in (self._left, self._right, self._got))
         vector = torch.arange(got.shape[1]).remainder(7).double()
         return first_difference(got @ vector, left @ (right @ vector))
 
@@ -213,8 +213,8 @@ def computing_cases(
     """One for each turn of ranks that compute at the same time."""
     turns = compute_turns(hosts, _at_once(hosts, context))
     bursts = Bursts(size, burst_s, turns)
-    own = is_accelerator(context.device.type)
-    devices = {"devices": context.gather(str(context.device))} if own else {}
+    on_accelerator = is_accelerator(context.device.type)
+    devices = {"devices": context.gather(str(context.device))} if on_accelerator else {}
     for number, ranks in enumerate(turns):
         params = {
             "op": "matmul",
@@ -224,8 +224,8 @@ def computing_cases(
             "hosts": list(hosts),
             **devices,
         }
-        which = "all" if len(turns) == 1 else f"rank{ranks[0]}" if len(ranks) == 1 else f"turn{number}"
-        case = Case(f"links/f32[{size},{size}]/matmul/{which}", "links", params)
+        turn_name = "all" if len(turns) == 1 else f"rank{ranks[0]}" if len(ranks) == 1 else f"turn{number}"
+        case = Case(f"links/f32[{size},{size}]/matmul/{turn_name}", "links", params)
         opener = partial(_opened_turn, ranks, bursts, context)
         yield CaseSpec(case, opener, group, max_passes, keeps_ranks=True, most_samples=1)
 
@@ -237,8 +237,8 @@ def _at_once(hosts: Sequence[str], context: RankContext) -> dict[str, int]:
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     of_host: dict[str, set[int]] = {}
     threads: dict[str, int] = {}
-    told = context.gather((sorted(cpus), torch.get_num_threads()))
-    for host, (usable, num_threads) in zip(hosts, told, strict=True):
+    rank_cpus = context.gather((sorted(cpus), torch.get_num_threads()))
+    for host, (usable, num_threads) in zip(hosts, rank_cpus, strict=True):
         of_host.setdefault(host, set()).update(usable)
         threads[host] = max(threads.get(host, 1), num_threads)
     return {host: len(usable) // threads[host] for host, usable in of_host.items()}
@@ -279,9 +279,9 @@ def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
         kind = context.device.type
         hosts = context.gather(os.uname().nodename)
         size_bytes = links.size_bytes or SIZE_BYTES.get(kind, SIZE_BYTES_ELSEWHERE)
-        for number, one in enumerate(link_rounds(hosts)):
+        for number, link_round in enumerate(link_rounds(hosts)):
             for size in (SMALL_BYTES, size_bytes):
-                yield _round_case(number, one, size, hosts, context)
+                yield _round_case(number, link_round, size, hosts, context)
         for mesh_dim in context.mesh_dims:
             if 1 < context.size(mesh_dim) < context.mesh.size():
                 yield _group_case(mesh_dim, size_bytes, hosts, context)
@@ -293,20 +293,22 @@ def _spec(case: Case, opener: Any, most_samples: int) -> CaseSpec:
     return CaseSpec(case, opener, GROUP, MAX_PASSES, keeps_ranks=True, most_samples=most_samples)
 
 
-def _round_case(number: int, one: LinkRound, size_bytes: int, hosts: list[str], context: RankContext) -> CaseSpec:
+def _round_case(
+    number: int, link_round: LinkRound, size_bytes: int, hosts: list[str], context: RankContext
+) -> CaseSpec:
     numel = size_bytes // DTYPE_BYTES[DTYPE]
     params = {
         "op": "send_recv",
         "dtype": DTYPE,
         "size_bytes": numel * DTYPE_BYTES[DTYPE],
         "round": number,
-        "level": one.level,
-        "pairs": [list(pair) for pair in one.pairs],
+        "level": link_round.level,
+        "pairs": [list(pair) for pair in link_round.pairs],
         "hosts": hosts,
     }
     case = Case(f"links/{DTYPE}[{numel}]/send_recv/round{number}", "links", params)
     most = SMALL_SAMPLES if size_bytes == SMALL_BYTES else LARGE_SAMPLES
-    partners = dict(one.pairs) | {second: first for first, second in one.pairs}
+    partners = dict(link_round.pairs) | {second: first for first, second in link_round.pairs}
     return _spec(case, partial(_open_round, partners, numel, context), most)
 
 
@@ -343,10 +345,10 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
 def _segments_since(before: Segments | None, context: RankContext) -> dict[str, list[int]]:
     """Return the segments that each rank's host has sent and sent again since, in rank order; nothing where unknown."""
     now = segments_so_far()
-    told = context.gather((now.sent - before.sent, now.again - before.again) if before and now else None)
-    if any(one is None for one in told):
+    segments = context.gather((now.sent - before.sent, now.again - before.again) if before and now else None)
+    if any(rank_segments is None for rank_segments in segments):
         return {}
-    return {"tcp_segments": [sent for sent, _ in told], "tcp_segments_again": [again for _, again in told]}
+    return {"tcp_segments": [sent for sent, _ in segments], "tcp_segments_again": [again for _, again in segments]}
 
 
 def _tag(rank: int, numel: int) -> torch.Tensor:

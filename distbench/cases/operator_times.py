@@ -81,20 +81,20 @@ def groups_measured(num_ranks: int, hosts: Sequence[str]) -> list[tuple[str, int
     neighbours = [(size, 1) for size in range(2, num_ranks + 1) if num_ranks % size == 0]
     if len(set(hosts)) < 2:
         return [("", *sizes) for sizes in neighbours]
-    found = {dim_shape(groups_of(*sizes, num_ranks), hosts): sizes for sizes in neighbours}
+    by_shape = {dim_shape(groups_of(*sizes, num_ranks), hosts): sizes for sizes in neighbours}
     for shape, size, stride in flattened({"all": num_ranks}, hosts):
-        found.setdefault(shape, (size, stride))
-    return [(shape, *sizes) for shape, sizes in found.items()]
+        by_shape.setdefault(shape, (size, stride))
+    return [(shape, *sizes) for shape, sizes in by_shape.items()]
 
 
 def matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
     """A linear layer's three matmuls: its output, and the gradients of its input and of its weight."""
-    given, weight, gradient = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
+    inputs, weight, gradient = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
 
     def call() -> None:
-        torch.mm(given, weight.t())
+        torch.mm(inputs, weight.t())
         torch.mm(gradient, weight)
-        torch.mm(gradient.t(), given)
+        torch.mm(gradient.t(), inputs)
 
     flops = 2 * side**3
     return Work(call, flops, 3, CALL_FLOPS)
@@ -103,13 +103,13 @@ def matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
 def elementwise(num_bytes: int, device: torch.device) -> Work:
     """Four operators of a model and its optimizer, each of which touches so many bytes in all."""
     left, right = torch.randn(2, num_bytes // 12, device=device)
-    one = torch.randn(num_bytes // 8, device=device)
+    tensor = torch.randn(num_bytes // 8, device=device)
 
     def call() -> None:
         left * right
-        F.silu(one)
+        F.silu(tensor)
         left.lerp_(right, 0.5)
-        one.clone()
+        tensor.clone()
 
     return Work(call, num_bytes, 4, CALL_BYTES)
 
@@ -124,7 +124,7 @@ def attention(shape: tuple[int, ...], device: torch.device) -> Work:
 
 def attention_backward(shape: tuple[int, ...], device: torch.device) -> Work:
     """Its gradients."""
-    inputs = [one.requires_grad_() for one in torch.randn(3, *shape, device=device).unbind()]
+    inputs = [tensor.requires_grad_() for tensor in torch.randn(3, *shape, device=device).unbind()]
     query, key, value = inputs
     output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
     gradient = torch.ones_like(output)
@@ -182,13 +182,13 @@ def _open_collective(
 ) -> Iterator[OpenedCase]:
     group = strided_group(group_size, stride, context.mesh.size())
     sizes = sizes_of(op, size_bytes, "f32", group_size)
-    given = torch.zeros(sizes.given, device=context.device)
-    output = given if op in ("all_reduce", "broadcast") else torch.zeros(sizes.got, device=context.device)
+    inputs = torch.zeros(sizes.given, device=context.device)
+    output = inputs if op in ("all_reduce", "broadcast") else torch.zeros(sizes.got, device=context.device)
     repeats = min(max(CALL_PAYLOAD_BYTES // size_bytes, 1), MOST_REPEATS)
 
     def call(_: object) -> None:
         for _ in range(repeats):
-            OPERATIONS[op](output, given, group)
+            OPERATIONS[op](output, inputs, group)
 
     yield _opened(call, sizes.total * DTYPE_BYTES["f32"], repeats, group_size, f"groups of {group_size}", group)
 

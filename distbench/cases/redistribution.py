@@ -73,7 +73,7 @@ def strided(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
     placements = list(layout.placements)
     for tensor_dim, order in enumerate(layout.state.orders):
         for turn, mesh_dim in enumerate(order):
-            factor = math.prod(mesh_shape[earlier] for earlier in order[:turn] if earlier > mesh_dim)
+            factor = math.prod(mesh_shape[earlier_dim] for earlier_dim in order[:turn] if earlier_dim > mesh_dim)
             placements[mesh_dim] = Placement(tensor_dim, split_factor=None if factor == 1 else factor)
     return Layout(tuple(placements), layout.state)
 
@@ -81,11 +81,11 @@ def strided(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
 def undecodable_layouts(mesh_shape: Sequence[int], tensor_ndim: int, factor: int = 2) -> Iterator[Layout]:
     """Every layout of R, S(d) and strided shards of one split factor that no shard order gives."""
     mesh_ndim = len(mesh_shape)
-    known = {strided(layout, mesh_shape).placements for layout in ordered_layouts(mesh_ndim, tensor_ndim)}
+    decodable = {strided(layout, mesh_shape).placements for layout in ordered_layouts(mesh_ndim, tensor_ndim)}
     shards = [Placement(dim, split_factor=pieces) for pieces in (None, factor) for dim in range(tensor_ndim)]
     for placements in itertools.product([Placement(), *shards], repeat=mesh_ndim):
         layout = Layout(placements, None)
-        if layout.is_strided and placements not in known:
+        if layout.is_strided and placements not in decodable:
             yield layout
 
 
@@ -106,9 +106,9 @@ def cube(numel: int, ndim: int, multiple: int) -> tuple[int, ...]:
 
 def _crossed(sources: Iterable[Layout], targets: Iterable[Layout], shape: tuple[int, ...]) -> Iterator[Pair]:
     """Every source with every target that is another layout."""
-    kept = list(targets)
+    all_targets = list(targets)
     for source in sources:
-        for target in kept:
+        for target in all_targets:
             if source.placements != target.placements and (source.is_strided or source.state != target.state):
                 yield Pair(source, target, shape)
 
@@ -120,10 +120,12 @@ def _every_pair(mesh_shape: tuple[int, ...], shape: tuple[int, ...], op: str = "
 
 def _pairs(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     shapes = [cube(numel, ndim, math.prod(mesh_shape)) for ndim in TENSOR_NDIMS]
-    every = [_every_pair(mesh_shape, shape) for shape in shapes]
+    pair_lists = [_every_pair(mesh_shape, shape) for shape in shapes]
     # Pairs with Partial outnumber the others.
     return [
-        [pair for pair in pairs if pair.source.has_partial == partial] for partial in (False, True) for pairs in every
+        [pair for pair in pairs if pair.source.has_partial == partial]
+        for partial in (False, True)
+        for pairs in pair_lists
     ]
 
 
@@ -236,13 +238,13 @@ def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...],
 
 def _drawn(group: Group, mesh_shape: tuple[int, ...], draw: random.Random) -> Iterator[Pair]:
     """The pairs of a group in random order, the first of each class before all others."""
-    seen, later = set(), []
+    classes, later = set(), []
     for pair in draw.sample(group, len(group)):
         key = class_of(pair, mesh_shape)
-        if key in seen:
+        if key in classes:
             later.append(pair)
         else:
-            seen.add(key)
+            classes.add(key)
             yield pair
     yield from later
 
@@ -261,8 +263,8 @@ def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
 
 def _renamings(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Every way to number the dims anew that leaves their sizes in place."""
-    every = itertools.permutations(range(len(sizes)))
-    return [names for names in every if tuple(sizes[name] for name in names) == sizes]
+    permutations = itertools.permutations(range(len(sizes)))
+    return [names for names in permutations if tuple(sizes[name] for name in names) == sizes]
 
 
 def _renamed(state: State, mesh_names: tuple[int, ...], tensor_names: tuple[int, ...]) -> tuple[object, ...]:
@@ -396,8 +398,8 @@ def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[Plann
     if before and after and not pair.source.is_strided and needs_internals:
         source = OrderedTensor(source.to_local(), context.mesh, before, full)
         target = OrderedPlacements.of(after)
-    known = experiment.known.get("planning_s")
-    with planned_redistribution(experiment.planner, source, target, context, experiment.native, known) as planned:
+    planning_s = experiment.known.get("planning_s")
+    with planned_redistribution(experiment.planner, source, target, context, experiment.native, planning_s) as planned:
         yield planned
 
 
@@ -413,12 +415,12 @@ def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankC
             dist.all_reduce(got, op, group=context.mesh.get_group(mesh_dim))
             if placement.reduce_op == "avg":
                 got /= context.mesh_shape[mesh_dim]
-    got, wanted = got.cpu(), shard_under(full, pair.target, context)
+    got, expected = got.cpu(), shard_under(full, pair.target, context)
     sides = torch_placements(pair.source), torch_placements(pair.target)
     rounding = rounding_of(*sides, context.mesh_shape, full.dtype)
-    if rounding and got.shape == wanted.shape and torch.allclose(got, wanted, rtol=0, atol=rounding):
+    if rounding and got.shape == expected.shape and torch.allclose(got, expected, rtol=0, atol=rounding):
         return None
-    return first_difference(got, wanted)
+    return first_difference(got, expected)
 
 
 # Suites that are about speed too run at every size, the others at the first.
@@ -505,11 +507,11 @@ def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
 def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pair]:
     """The pairs of a suite at all of its sizes; the same choice at each size and on each rank."""
     sizes = lab.sizes_bytes if lab.suite in AT_EVERY_SIZE else lab.sizes_bytes[:1]
-    found: list[Pair] = []
+    pairs: list[Pair] = []
     for size_bytes in sizes:
         groups = groups_of(lab.suite, mesh_shape, size_bytes // DTYPE_BYTES[lab.dtype])
-        found += sample(groups, lab.max_pairs, mesh_shape, f"{seed}/{lab.suite}")
-    return found
+        pairs += sample(groups, lab.max_pairs, mesh_shape, f"{seed}/{lab.suite}")
+    return pairs
 
 
 def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[str]:
@@ -531,8 +533,8 @@ def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[s
 def open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
     """Time the redistribution of the gradient: from the target back to the source, a Partial of it left a replica."""
     context, pair, full = experiment.context(), experiment.pair, experiment.full
-    kept = (Placement() if placement.reduce_op else placement for placement in pair.source.placements)
-    back = Layout.of(format_placements(kept), len(pair.shape))
+    placements = (Placement() if placement.reduce_op else placement for placement in pair.source.placements)
+    back = Layout.of(format_placements(placements), len(pair.shape))
     gradient = dtensor_under(full, pair.target, context)
     source = dtensor_under(full, pair.source, context).requires_grad_()
     target = torch_placements(back)

@@ -79,9 +79,9 @@ def reference_of(
         gradients[name] = gradients[name] + finished if name in gradients else finished
 
     model, batch = model_on_device(scenario, context, built, values), batch_of(scenario).tree
-    with _least_precise(model) as seen:
+    with _least_precise(model) as dtypes:
         step = run_step(scenario, context, model, batch, collect if with_gradients else None)
-    computed_in = max(seen, key=_eps)
+    computed_in = max(dtypes, key=_eps)
     return Reference(shapes, built, step.loss, gradients, step.output, step.is_random, values, computed_in, batch)
 
 
@@ -119,27 +119,27 @@ def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Referenc
         module.register_forward_hook(partial(leave, name))
     if not run_step(scenario, context, model, whole.batch, None).is_random:
         return None
-    function, what = (scenario.call, "call") if scenario.call is not None else (scenario.loss, "loss")
+    function, argument = (scenario.call, "call") if scenario.call is not None else (scenario.loss, "loss")
     # The innermost module that draws is left first.
-    where = "the model" if function is None else f"{what} ({place_of(function)})"
+    where = "the model" if function is None else f"{argument} ({place_of(function)})"
     return next(iter(drawing), where)
 
 
-def _differ(states: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> bool:
-    return any(not torch.equal(*pair) for pair in zip(states, others, strict=True))
+def _differ(states: Sequence[torch.Tensor], other_states: Sequence[torch.Tensor]) -> bool:
+    return any(not torch.equal(*pair) for pair in zip(states, other_states, strict=True))
 
 
 @contextlib.contextmanager
 def _least_precise(model: nn.Module) -> Iterator[set[torch.dtype]]:
     """The floating dtypes of what a model's modules put out meanwhile, and f32."""
-    seen = {torch.float32}
+    dtypes = {torch.float32}
 
     def note(_: nn.Module, given: Any, output: Any) -> None:
-        seen.update(tensor.dtype for _, tensor in tensors_of(output) if tensor.is_floating_point())
+        dtypes.update(tensor.dtype for _, tensor in tensors_of(output) if tensor.is_floating_point())
 
     hooks = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        yield seen
+        yield dtypes
     finally:
         for hook in hooks:
             hook.remove()
@@ -255,20 +255,20 @@ def compare(
     where there is no loss; `output` is the model's output of that part. `gradient_scale` is what the plan multiplies
     gradients by on purpose; None compares none.
     """
-    own = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
+    differences = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
     own_output = None if output is None else _output_difference(output, reference, context)
-    gathered = context.gather((local_loss, own, own_output, reference.loss, reference.is_random))
+    gathered = context.gather((local_loss, differences, own_output, reference.loss, reference.is_random))
     expected_loss, is_random = gathered[0][3:]
-    losses = [one[0] for one in gathered if one[0] is not None]
+    losses = [rank_values[0] for rank_values in gathered if rank_values[0] is not None]
     loss = sum(losses) / len(losses) if losses else None
     return Differences(
         loss,
         None if loss is None else Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
         {
-            name: _largest_of([one[1][name] for one in gathered if name in one[1]])
+            name: _largest_of([rank_values[1][name] for rank_values in gathered if name in rank_values[1]])
             for name in (() if gradient_scale is None else reference.built.parameters)
         },
-        None if output is None else _largest_of([one[2] for one in gathered]),
+        None if output is None else _largest_of([rank_values[2] for rank_values in gathered]),
         is_random,
         batch_statistics_of(reference.built.model),
         expected_loss,
@@ -278,16 +278,16 @@ def compare(
 def _gradient_differences(
     model: nn.Module, reference: Reference, context: RankContext, scale: float
 ) -> dict[str, Difference]:
-    found = {}
-    held = as_built(model, reference.built)
+    differences = {}
+    parameters = as_built(model, reference.built)
     # Of a pipeline each rank holds a part of them, and all of them take part in sharing each.
     for name in reference.built.parameters:
         expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
-        if name in held:
-            found[name] = _gradient_difference(held[name], expected if scale == 1 else expected * scale)
+        if name in parameters:
+            differences[name] = _gradient_difference(parameters[name], expected if scale == 1 else expected * scale)
         # Before the next one is made.
         del expected
-    return found
+    return differences
 
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
@@ -300,41 +300,43 @@ def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankCont
 def _output_difference(output: torch.Tensor, reference: Reference, context: RankContext) -> Difference:
     """Of this rank's part of the batch; the parts are shared one by one."""
     index, count = context.index(BATCH_DIMS)
-    whole, found = reference.output, Difference(0.0, 0.0)
+    whole_output, difference = reference.output, Difference(0.0, 0.0)
     # A part of another shape on any rank could not be shared by the broadcasts below.
-    shapes = context.gather((tuple(output.shape), None if whole is None else tuple(whole.shape)))
-    if (full := shapes[0][1]) is not None and any(given != (full[0] // count, *full[1:]) for given, _ in shapes):
+    shapes = context.gather((tuple(output.shape), None if whole_output is None else tuple(whole_output.shape)))
+    if (full := shapes[0][1]) is not None and any(shape != (full[0] // count, *full[1:]) for shape, _ in shapes):
         return Difference(math.inf, 0.0)
     for part in range(count):
         chunk = None
-        if whole is not None:
-            chunk = chunk_of(whole.reshape(-1, *output.shape[1:]), 0, count, part).contiguous()
+        if whole_output is not None:
+            chunk = chunk_of(whole_output.reshape(-1, *output.shape[1:]), 0, count, part).contiguous()
         expected = _shared(chunk, output.shape, context)
         if part == index:
-            found = _difference(output, expected, expected)
-    return found
+            difference = _difference(output, expected, expected)
+    return difference
 
 
 def _gradient_difference(parameter: Any, expected: torch.Tensor) -> Difference:
-    gradient, wanted = parameter.grad, expected
+    gradient, expected_shard = parameter.grad, expected
     if gradient is None:
         size = largest(expected)
         return Difference(math.inf if size > 0 else 0.0, size)
     if any(placement.is_partial() for placement in getattr(gradient, "placements", ())):
         gradient = gradient.full_tensor()
     elif hasattr(gradient, "to_local"):
-        gradient, wanted = gradient.to_local(), own_shard(expected, gradient.placements, gradient.device_mesh)
-    return _difference(gradient, wanted, expected)
+        gradient, expected_shard = gradient.to_local(), own_shard(expected, gradient.placements, gradient.device_mesh)
+    return _difference(gradient, expected_shard, expected)
 
 
-def _difference(got: torch.Tensor, wanted: torch.Tensor, whole: torch.Tensor) -> Difference:
-    if got.shape != wanted.shape:
+def _difference(got: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor) -> Difference:
+    if got.shape != expected.shape:
         return Difference(math.inf, largest(whole))
-    return Difference(_or_inf(largest(got.float().cpu() - wanted)), largest(whole))
+    return Difference(_or_inf(largest(got.float().cpu() - expected)), largest(whole))
 
 
 def _largest_of(differences: Sequence[Difference]) -> Difference:
-    return Difference(max(one.apart for one in differences), max(one.size for one in differences))
+    return Difference(
+        max(difference.apart for difference in differences), max(difference.size for difference in differences)
+    )
 
 
 def _or_inf(value: float) -> float:

@@ -46,9 +46,9 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
         raise UserError(f"{label}: {NEEDS_A_BATCH}")
     built = blueprint(scenario.build_model, context.seed)
     batch = batch_of(scenario)
-    if found := problems(built.model, batch, scenario.step_plan, context):
+    if sentences := problems(built.model, batch, scenario.step_plan, context):
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
-        raise UserError("\n  - ".join([f"{begin}:", *found]))
+        raise UserError("\n  - ".join([f"{begin}:", *sentences]))
     yield CaseSpec(
         step_case(scenario, label, built, batch), partial(_open, scenario, context, built, StepChecks()), group="steps"
     )
@@ -73,17 +73,17 @@ def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) ->
 
 
 def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
-    given = scenario.num_tokens
-    if callable(given):
-        with blamed("num_tokens", given):
-            given = given(batch.tree)
-    if given is None:
+    num_tokens = scenario.num_tokens
+    if callable(num_tokens):
+        with blamed("num_tokens", num_tokens):
+            num_tokens = num_tokens(batch.tree)
+    if num_tokens is None:
         return None
     number = 0
     with contextlib.suppress(TypeError):
-        number = operator.index(given)  # of numpy and torch, too
+        number = operator.index(num_tokens)  # of numpy and torch, too
     if number < 1:
-        raise UserError(f"{label}: num_tokens is {given!r}; give the tokens of a global batch, 1 or more")
+        raise UserError(f"{label}: num_tokens is {num_tokens!r}; give the tokens of a global batch, 1 or more")
     return number
 
 
@@ -93,10 +93,10 @@ def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
     function = scenario.call or scenario.loss
     loss = getattr(function, "__qualname__", type(function).__qualname__)
     inputs = batch.first
-    known: tuple[Any, ...] = (shapes, tuple(inputs.shape), inputs.dtype, loss)
+    facts: tuple[Any, ...] = (shapes, tuple(inputs.shape), inputs.dtype, loss)
     if not (scenario.call is None and scenario.loss is not None and isinstance(batch.tree, tuple)):
-        known = (*known, [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors_of(batch.tree)])
-    return hashlib.sha256(repr(known).encode()).hexdigest()[:8]
+        facts = (*facts, [(name, tuple(tensor.shape), tensor.dtype) for name, tensor in tensors_of(batch.tree)])
+    return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
 
 
 @dataclass
@@ -128,8 +128,8 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Step
             wrong = step_check()
             counters.update(step_check.counters)
         if step.plan.state_dict:
-            held, changed = round_trip(step.model, step.optimizer)
-            counters["state_bytes"] = max(context.gather(held))
+            state_bytes, changed = round_trip(step.model, step.optimizer)
+            counters["state_bytes"] = max(context.gather(state_bytes))
             wrong = wrong or changed
         step.kept_outputs = None
         # After all that is measured and checked: nothing that it does to the step can matter.
@@ -165,5 +165,5 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Step
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
     parameters: Iterator[Any] = model.parameters()
-    local = (one.to_local() if hasattr(one, "to_local") else one for one in parameters)
+    local = (parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in parameters)
     return sum(tensor.numel() * tensor.element_size() for tensor in local)

@@ -88,22 +88,27 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
     """
     model = model_on_device(scenario, context, reference.built, reference.values)
     by, dtype = _round_otherwise(model, units, reference.computed_in)
-    left = reference.gradients
+    differences = reference.gradients
 
     def subtract(name: str, finished: torch.Tensor) -> None:
-        if name in left:
-            left[name] -= finished
+        if name in differences:
+            differences[name] -= finished
 
-    step = run_step(scenario, context, model, reference.batch, subtract if left else None, dtype)
+    step = run_step(scenario, context, model, reference.batch, subtract if differences else None, dtype)
     apart = 0.0 if step.output is None or reference.output is None else largest(step.output - reference.output)
-    return Rounding(by, abs(step.loss - reference.loss), {name: largest(one) for name, one in left.items()}, apart)
+    return Rounding(
+        by,
+        abs(step.loss - reference.loss),
+        {name: largest(difference) for name, difference in differences.items()},
+        apart,
+    )
 
 
 def lowest_precision(model: nn.Module, units: Units, computed_in: torch.dtype = F32) -> torch.dtype:
     """The least precise dtype of a model's parameters, of what the policies of its units name, and of what one device
     was seen to compute in (`Reference.computed_in`); f32 at best."""
-    named = [getattr(policy, f"{part}_dtype") for _, policy in units for part in ("param", "reduce", "output")]
-    return _lowest([_held(model), computed_in, *named])
+    policy_dtypes = [getattr(policy, f"{part}_dtype") for _, policy in units for part in ("param", "reduce", "output")]
+    return _lowest([_held(model), computed_in, *policy_dtypes])
 
 
 def reduction_rounding(model: nn.Module, units: Units, num_ranks: int) -> float:
@@ -122,16 +127,20 @@ def _held(model: nn.Module) -> torch.dtype:
 
 
 def _lowest(dtypes: list[torch.dtype | None]) -> torch.dtype:
-    return max([F32, *(one for one in dtypes if one is not None)], key=lambda dtype: torch.finfo(dtype).eps)
+    return max(
+        [F32, *(candidate for candidate in dtypes if candidate is not None)], key=lambda dtype: torch.finfo(dtype).eps
+    )
 
 
 def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -> tuple[str, torch.dtype | None]:
     """Change a model with its values; how, and what a batch's floats are to be cast to."""
-    held = _held(model)
-    if held != F32:
+    model_dtype = _held(model)
+    if model_dtype != F32:
         model.float()
-        return f"computing in f32 instead of {dtype_name(held)}", F32
-    if (lowest := _lowest([one for _, policy in units for one in (policy.param_dtype, policy.output_dtype)])) != F32:
+        return f"computing in f32 instead of {dtype_name(model_dtype)}", F32
+    if (
+        lowest := _lowest([dtype for _, policy in units for dtype in (policy.param_dtype, policy.output_dtype)])
+    ) != F32:
         _apply_policies(model, units)
         return f"computing in {dtype_name(lowest)} instead of f32", None
     generator = torch.Generator().manual_seed(0)
@@ -139,7 +148,7 @@ def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -
         for parameter in model.parameters():
             if parameter.is_floating_point():
                 signs = torch.randint(2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
-                unit = max(torch.finfo(one).eps for one in (parameter.dtype, computed_in))
+                unit = max(torch.finfo(dtype).eps for dtype in (parameter.dtype, computed_in))
                 parameter.addcmul_(parameter, signs.to(parameter.device, parameter.dtype), value=unit)
     of = "its" if computed_in == F32 else f"{dtype_name(computed_in)}'s"
     return f"moving each parameter by one unit in {of} last place", None
@@ -152,9 +161,9 @@ def _apply_policies(model: nn.Module, units: Units) -> None:
     for name, policy in units:
         if (unit := modules.get(name)) is None:  # a wrapper that the function of the user's own made
             continue
-        own = [parameter for parameter in unit.parameters() if id(parameter) not in done]
-        done |= {id(parameter) for parameter in own}
-        for parameter in own:
+        parameters = [parameter for parameter in unit.parameters() if id(parameter) not in done]
+        done |= {id(parameter) for parameter in parameters}
+        for parameter in parameters:
             parameter.data = cast_floats(parameter.data, policy.param_dtype)
         if policy.cast_forward_inputs:
             unit.register_forward_pre_hook(partial(_cast_inputs, policy.param_dtype), with_kwargs=True)
@@ -162,9 +171,11 @@ def _apply_policies(model: nn.Module, units: Units) -> None:
 
 
 def _cast_inputs(
-    dtype: torch.dtype | None, _: nn.Module, given: tuple[Any, ...], named: Mapping[str, Any]
+    dtype: torch.dtype | None, _: nn.Module, given: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return tuple(cast_floats(one, dtype) for one in given), {key: cast_floats(one, dtype) for key, one in named.items()}
+    return tuple(cast_floats(value, dtype) for value in given), {
+        key: cast_floats(value, dtype) for key, value in kwargs.items()
+    }
 
 
 def _cast_output(dtype: torch.dtype | None, _: nn.Module, given: Any, output: Any) -> Any:
@@ -190,20 +201,20 @@ def full_precision() -> Iterator[None]:
 
     torch has an older and a newer way to say so, and refuses to read the one where the other was used.
     """
-    newer = [(one, one.fp32_precision) for one in products_of_f32()]
+    newer = [(backend, backend.fp32_precision) for backend in products_of_f32()]
     older = _older_precision()
     try:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        for one, _ in newer:
-            one.fp32_precision = "ieee"
+        for backend, _ in newer:
+            backend.fp32_precision = "ieee"
         yield
     finally:
         if older is not None:
             torch.set_float32_matmul_precision(older[0])
             torch.backends.cudnn.allow_tf32 = older[1]
-        for one, before in newer:
-            one.fp32_precision = before
+        for backend, before in newer:
+            backend.fp32_precision = before
 
 
 def _older_precision() -> tuple[str, bool] | None:
@@ -264,60 +275,71 @@ class Allowance:
     gradient_scale: float = 1.0
     reduction: float = 0.0
 
-    def judged(self, found: Differences) -> list[Finding]:
+    def judged(self, differences: Differences) -> list[Finding]:
         """The loss, the gradient that is farthest off for what it may be, and the output, where they were compared."""
         measured = self.rounding
         findings = []
-        if found.loss is not None:
+        if differences.loss is not None:
             of_loss = measured.loss if measured else 0.0
-            findings.append(self._part("the loss", found.loss, self.loss_tolerance, of_loss))
-        if gradients := self._gradients(found.gradients):
+            findings.append(self._part("the loss", differences.loss, self.loss_tolerance, of_loss))
+        if gradients := self._gradients(differences.gradients):
             findings.append(max(gradients, key=lambda finding: finding.excess))
-        if found.output is not None:
+        if differences.output is not None:
             findings.append(
-                self._part("the output", found.output, self.tolerance, measured.output if measured else 0.0)
+                self._part("the output", differences.output, self.tolerance, measured.output if measured else 0.0)
             )
         return findings
 
-    def _part(self, what: str, one: Difference, tolerance: float, rounding: float) -> Finding:
-        noise = TIMES_ROUNDING * rounding / one.size if one.size and not self.is_named else 0.0
-        return self._bounded(what, one, tolerance, noise)
+    def _part(self, what: str, difference: Difference, tolerance: float, rounding: float) -> Finding:
+        noise = TIMES_ROUNDING * rounding / difference.size if difference.size and not self.is_named else 0.0
+        return self._bounded(what, difference, tolerance, noise)
 
-    def _gradients(self, found: dict[str, Difference]) -> list[Finding]:
-        largest = max((one.size for one in found.values()), default=0.0)
-        own = self._relative_rounding(found)
-        typical = statistics.median(own.values()) if own else 0.0
-        return [self._gradient(name, one, largest, own.get(name, 0.0), typical) for name, one in found.items()]
+    def _gradients(self, differences: dict[str, Difference]) -> list[Finding]:
+        largest = max((difference.size for difference in differences.values()), default=0.0)
+        roundings = self._relative_rounding(differences)
+        typical = statistics.median(roundings.values()) if roundings else 0.0
+        return [
+            self._gradient(name, difference, largest, roundings.get(name, 0.0), typical)
+            for name, difference in differences.items()
+        ]
 
-    def _relative_rounding(self, found: dict[str, Difference]) -> dict[str, float]:
+    def _relative_rounding(self, differences: dict[str, Difference]) -> dict[str, float]:
         if self.rounding is None:
             return {}
         scale = abs(self.gradient_scale)
         apart = self.rounding.gradients
-        return {name: apart[name] * scale / one.size for name, one in found.items() if name in apart and one.size}
+        return {
+            name: apart[name] * scale / difference.size
+            for name, difference in differences.items()
+            if name in apart and difference.size
+        }
 
-    def _gradient(self, name: str, one: Difference, largest: float, own: float, typical: float) -> Finding:
+    def _gradient(
+        self, name: str, difference: Difference, largest: float, own_rounding: float, typical: float
+    ) -> Finding:
         """A gradient no larger than its own rounding, or than f32's of the largest one, is held against the largest.
 
         A single gradient's measured rounding may happen to be small, so that it counts as no less than the typical one.
         """
-        what, share = f"the gradient of {name}", one.size / largest if largest else 1.0
-        rounding = (max(own, typical) + self.reduction) if own or typical else 0.0
+        part, share = f"the gradient of {name}", difference.size / largest if largest else 1.0
+        rounding = (max(own_rounding, typical) + self.reduction) if own_rounding or typical else 0.0
         noise = TIMES_ROUNDING * rounding
         if share <= F32_EPS or noise >= 1:
-            to_largest = Difference(one.apart, largest)
-            rest = 0.0 if self.is_named else TIMES_ROUNDING * (typical + self.reduction)
+            to_largest = Difference(difference.apart, largest)
+            largest_noise = 0.0 if self.is_named else TIMES_ROUNDING * (typical + self.reduction)
             unit = "relative to the largest gradient: it is nothing but rounding on one device"
-            return replace(self._bounded(what, to_largest, self.tolerance, rest), relative_to=unit)
+            return replace(self._bounded(part, to_largest, self.tolerance, largest_noise), relative_to=unit)
         least = max(self.tolerance, F32_EPS / share)
-        return replace(self._bounded(what, one, least, 0.0 if self.is_named else noise), rounding=rounding or None)
+        return replace(
+            self._bounded(part, difference, least, 0.0 if self.is_named else noise), rounding=rounding or None
+        )
 
-    def _bounded(self, what: str, one: Difference, tolerance: float, noise: float) -> Finding:
+    def _bounded(self, what: str, difference: Difference, tolerance: float, noise: float) -> Finding:
         """`tolerance` or, where that is more, `noise`; relative errors both."""
         because = self.because
         if noise > tolerance and self.rounding is not None:
             because = f"{TIMES_ROUNDING:g} times its rounding on one device, measured by {self.rounding.by}"
-        error = one.apart / one.size if one.size else (math.inf if one.apart else 0.0)
+        error = difference.apart / difference.size if difference.size else (math.inf if difference.apart else 0.0)
         return Finding(what, error, max(tolerance, noise), because)
 
 
@@ -405,45 +427,51 @@ class StepCheck:
         values = step.own_values()  # before a backward that steps an optimizer in its hooks
         loss, output = _run(step, is_full, self._seen)
         if stepped := next(filter(None, context.gather(self._seen.optimizer)), None):
-            what = f"forward and loss step an optimizer of their own ({stepped}), which is no part of a step's forward"
-            return f"{what}; return the loss, and give the optimizer to Scenario(optimizer=...)"
+            problem = (
+                f"forward and loss step an optimizer of their own ({stepped}), which is no part of a step's forward"
+            )
+            return f"{problem}; return the loss, and give the optimizer to Scenario(optimizer=...)"
         has_gradients = is_full and not isinstance(step, ForwardStep)
         reference = self._alone(partial(reference_of, self._scenario, context, has_gradients, values, self._built))
         self._computed_in = context.gather(reference.computed_in)[0]
         scale = step.gradient_scale if has_gradients else None
-        found = compare(step.model, loss, reference, context, scale, output)
+        differences = compare(step.model, loss, reference, context, scale, output)
         allowance = self._allowance(reference)
-        findings = allowance.judged(found)
+        findings = allowance.judged(differences)
         # Small errors need no reason. Numbers drawn at random are no rounding, nor is what is missing.
-        if not found.is_random and any(one.is_wrong and math.isfinite(one.error) for one in findings):
+        if not differences.is_random and any(
+            judged_finding.is_wrong and math.isfinite(judged_finding.error) for judged_finding in findings
+        ):
             allowance = self._measured(allowance, reference)
-            findings = allowance.judged(found)
-        self.counters = _counters(found, findings)
+            findings = allowance.judged(differences)
+        self.counters = _counters(differences, findings)
         wrong = next((finding for finding in findings if finding.is_wrong), None)
         return (
-            None if wrong is None else "; ".join([str(wrong), *self._likely_causes(found, loss, reference, allowance)])
+            None
+            if wrong is None
+            else "; ".join([str(wrong), *self._likely_causes(differences, loss, reference, allowance)])
         )
 
     def _alone(self, compute: Callable[[], T]) -> T:
         """What rank 0 computes while the others wait; whatever is raised there is raised on all ranks, which stay
         together."""
-        computed, failure, told = None, None, None
+        computed, failure, raised = None, None, None
         try:
             computed = compute()
         except Exception as error:
             failure = error
             is_ours = isinstance(error, UserError | Unsupported)
-            what = f"one device's step, which this one is compared with, raises {one_line_and_place(error)}"
-            told = (type(error), str(error)) if is_ours else (RuntimeError, what)
-        if (first := next(filter(None, self._context.gather(told)), None)) is not None:
+            message = f"one device's step, which this one is compared with, raises {one_line_and_place(error)}"
+            raised = (type(error), str(error)) if is_ours else (RuntimeError, message)
+        if (first := next(filter(None, self._context.gather(raised)), None)) is not None:
             raise first[0](first[1]) from failure
         assert computed is not None
         return computed
 
     def _allowance(self, reference: Reference) -> Allowance:
         model, units = reference.built.model, self._step.units
-        if (named := self._scenario.tolerance) is not None:
-            return Allowance(named, named, "the scenario's tolerance", True, None, self._step.gradient_scale)
+        if (tolerance := self._scenario.tolerance) is not None:
+            return Allowance(tolerance, tolerance, "the scenario's tolerance", True, None, self._step.gradient_scale)
         lowest = lowest_precision(model, units, self._computed_in)
         for_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
@@ -470,43 +498,45 @@ class StepCheck:
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
     def _likely_causes(
-        self, found: Differences, loss: float | None, reference: Reference, allowance: Allowance
+        self, differences: Differences, loss: float | None, reference: Reference, allowance: Allowance
     ) -> list[str]:
         step, scenario = self._step, self._scenario
         num_parts = self._context.index(BATCH_DIMS)[1] * scenario.plan.microbatches
-        made, again = batch_of(scenario), batch_of(scenario)
+        batch, again = batch_of(scenario), batch_of(scenario)
         is_unsaid = scenario.parallelize is not None and scenario.gradient_divide_factor is None
         compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
-        errors = (one.apart / one.size for one in found.gradients.values() if one.size)
-        told = self._context.gather((likely_causes.fingerprint(made.tree), likely_causes.held_gradients(step.model)))
+        errors = (one.apart / one.size for one in differences.gradients.values() if one.size)
+        gathered = self._context.gather(
+            (likely_causes.fingerprint(batch.tree), likely_causes.held_gradients(step.model))
+        )
         random, in_eval_mode, is_coupled = None, None, False
-        if found.is_random:
+        if differences.is_random:
             random = likely_causes.dropout_of(reference.built.model)
             in_eval_mode = self._drawn_in_eval_mode(reference)
         elif num_parts > 1 and not isinstance(step, ForwardStep):
-            is_coupled = self._is_mean_over_parts(found, loss, reference, allowance, num_parts)
+            is_coupled = self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
         step.restart()
-        rerun = loss if found.is_random else _run(step, False)[0]
+        rerun = loss if differences.is_random else _run(step, False)[0]
         has_ddp = scenario.plan.ddp is not None
         call = f"call ({place_of(scenario.call)})" if scenario.call is not None else ""
         causes = [
             *likely_causes.of_random(random, in_eval_mode),
-            *likely_causes.of_model(found.batch_statistics, num_parts),
+            *likely_causes.of_model(differences.batch_statistics, num_parts),
             *likely_causes.of_own_backward(self._seen.backward_at),
             *likely_causes.of_default_dtype(step.default_dtype, self._seen.default_dtype),
             *likely_causes.of_forward(
                 call, self._seen.has_forward or not (has_ddp and call), "DDP makes its reductions ready"
             ),
-            *likely_causes.of_loss(found.mean_loss, found.expected_loss, num_parts),
-            *likely_causes.of_labels(dict(tensors_of(made.tree)), made.split_dims, num_parts),
-            *likely_causes.of_batches(step.batch.tree, made.tree, again.tree, [prints for prints, _ in told]),
+            *likely_causes.of_loss(differences.mean_loss, differences.expected_loss, num_parts),
+            *likely_causes.of_labels(dict(tensors_of(batch.tree)), batch.split_dims, num_parts),
+            *likely_causes.of_batches(step.batch.tree, batch.tree, again.tree, [prints for prints, _ in gathered]),
             *likely_causes.of_compiled(compiled, max(errors, default=0), loses_gradients_of_pending_inputs),
             *likely_causes.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
-            *likely_causes.of_replicas([gradients for _, gradients in told if not found.is_random], has_ddp),
+            *likely_causes.of_replicas([gradients for _, gradients in gathered if not differences.is_random], has_ddp),
             *likely_causes.of_another_run(loss, rerun),
         ]
         causes = causes or [*likely_causes.of_coupled_samples(is_coupled, num_parts)]
-        return [f"the likely cause: {one}" for one in causes or filter(None, [made.guessed().removeprefix("; ")])]
+        return [f"the likely cause: {one}" for one in causes or filter(None, [batch.guessed().removeprefix("; ")])]
 
     def _drawn_in_eval_mode(self, reference: Reference) -> str | None:
         context = self._context
@@ -515,44 +545,46 @@ class StepCheck:
             return (drawn_in_eval_mode(self._scenario, context, reference) if context.rank == 0 else None,)
 
         try:
-            found: str | None = context.gather(self._alone(drawn))[0][0]
+            cause: str | None = context.gather(self._alone(drawn))[0][0]
         except Exception:
             return None
-        return found
+        return cause
 
     def _is_mean_over_parts(
-        self, found: Differences, loss: float | None, reference: Reference, allowance: Allowance, num_parts: int
+        self, differences: Differences, loss: float | None, reference: Reference, allowance: Allowance, num_parts: int
     ) -> bool:
         """Whether the step is what one device computes of each part of the batch alone, on average."""
-        context, scale = self._context, self._step.gradient_scale if found.gradients else None
+        context, scale = self._context, self._step.gradient_scale if differences.gradients else None
         try:
             of_parts = self._alone(partial(reference_of_parts, self._scenario, context, reference, num_parts))
         except Exception:
             return False
         again = compare(self._step.model, loss, of_parts, context, scale)
-        return not any(one.is_wrong for one in allowance.judged(again))
+        return not any(finding.is_wrong for finding in allowance.judged(again))
 
 
 def _run(
-    step: TrainingStep, is_full: bool, seen: SideEffects | None = None
+    step: TrainingStep, is_full: bool, side_effects: SideEffects | None = None
 ) -> tuple[float | None, torch.Tensor | None]:
     """A step's loss, and its output where that is compared; a forward-only one has no loss, nor have a pipeline's ranks
     but those of its last stage."""
     if isinstance(step, ForwardStep):
         return None, step.whole_output()
     step.kept_outputs = [] if step.unshards_output and is_full else None
-    with default_dtype_kept(), (seen or SideEffects()).of(step) as stamp:
+    with default_dtype_kept(), (side_effects or SideEffects()).of(step) as stamp:
         loss = step.forward_backward(stamp)
     return None if loss is None else float(loss), torch.cat(step.kept_outputs) if step.kept_outputs else None
 
 
-def _counters(found: Differences, findings: list[Finding]) -> dict[str, Any]:
+def _counters(differences: Differences, findings: list[Finding]) -> dict[str, Any]:
     """Of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients were compared, or
     to the output where there is no loss."""
-    by_part = {one.what if one.what in ("the loss", "the output") else "gradient": one for one in findings}
+    by_part = {
+        finding.what if finding.what in ("the loss", "the output") else "gradient": finding for finding in findings
+    }
     counters: dict[str, Any] = {}
     if (loss := by_part.get("the loss")) is not None:
-        counters |= {"loss": found.mean_loss, "loss_rel_error": loss.error}
+        counters |= {"loss": differences.mean_loss, "loss_rel_error": loss.error}
     gradient = by_part.get("gradient")
     counters["tolerance"] = (gradient or loss or by_part["the output"]).allowed
     if gradient is not None:

@@ -94,7 +94,7 @@ def ab(
         for side in trees:
             say(side.text(), err=True)
         say(f"the order of each pair is drawn with --seed {seed}", err=True)
-        settled = take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
-    output.show(lambda form: gate_text.FORMS[form](settled.gated, verdict.strict))
-    say(f"{count_text(settled.num_pairs, 'pair')}; no more because {settled.reason}. Runs: {folder}", err=True)
-    ctx.exit(settled.gated.exit_code(verdict.strict))
+        outcome = take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
+    output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict))
+    say(f"{count_text(outcome.num_pairs, 'pair')}; no more because {outcome.reason}. Runs: {folder}", err=True)
+    ctx.exit(outcome.gated.exit_code(verdict.strict))

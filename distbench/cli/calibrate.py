@@ -107,8 +107,8 @@ def _hardware_file(job: Any, asked: Path | None, output: Path, only: str | None)
 
     if only == "profile" and asked is None:
         return None
-    wanted = asked is not None or only == "hardware"
-    if wanted and job.device != "cpu":
+    is_wanted = asked is not None or only == "hardware"
+    if is_wanted and job.device != "cpu":
         raise UserError(
             f"of {job.device} devices calibrate measures collectives only, for a profile; leave --hardware-out and "
             "--only hardware out, and simulate on a shipped hardware file"
@@ -163,6 +163,6 @@ def _write_hardware(operators: Any, steps: Any, hardware: Path) -> None:
     from distbench.simulate.recording import record_steps
 
     ((recordings, _),) = record_steps([steps])
-    measured, whole = read_run(Path(operators.run_file)), read_run(Path(steps.run_file))
-    say(hardware_text(write_hardware(hardware, measured, whole, recordings)))
+    measured, whole_steps = read_run(Path(operators.run_file)), read_run(Path(steps.run_file))
+    say(hardware_text(write_hardware(hardware, measured, whole_steps, recordings)))
     say(f"hardware file: {hardware}; predict a step here: distbench simulate SCENARIO --hardware {hardware}", err=True)

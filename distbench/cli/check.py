@@ -43,34 +43,34 @@ def check_jobs(jobs: Sequence[Job]) -> Checked:
 
 def _lines_of(job: Job, answers: Sequence[dict[str, object]]) -> tuple[list[str], int]:
     head = f"{job.scenario} on {format_mesh(job.mesh)} ({count_text(mesh_size(job.mesh), 'rank')})"
-    found: dict[str, list[str]] = {}
+    by_problem: dict[str, list[str]] = {}
     works: dict[str, list[str]] = {}
     lines = []
     for answer in answers:
         label = str(answer["label"])
         for problem in answer["problems"]:  # type: ignore[attr-defined]
-            found.setdefault(problem, []).append(label)
-        if other := answer.get("works"):
-            works.setdefault(format_mesh(other), []).append(label)  # type: ignore[arg-type]
+            by_problem.setdefault(problem, []).append(label)
+        if other_mesh := answer.get("works"):
+            works.setdefault(format_mesh(other_mesh), []).append(label)  # type: ignore[arg-type]
         if "skipped" in answer:
             lines.append(f"  {label}: skipped: {answer['skipped']}")
         elif "parameter_bytes" in answer:
             lines.append(f"  {label}: {_size(answer)}")
             lines += [f"    note: {sentence}" for sentence in answer.get("advice", ())]  # type: ignore[attr-defined]
-    if found:
-        head += f": {count_text(len(found), 'problem')}"
-    problems = [f"  - {problem}{_whose(labels, len(answers))}" for problem, labels in found.items()]
+    if by_problem:
+        head += f": {count_text(len(by_problem), 'problem')}"
+    problems = [f"  - {problem}{_whose(labels, len(answers))}" for problem, labels in by_problem.items()]
     if len(problems) > MAX_PROBLEMS:
         problems[MAX_PROBLEMS - 1 :] = [f"  ... {len(problems) - MAX_PROBLEMS + 1} more problems"]
-    tried = [f"  --mesh {mesh} works: tried{_whose(labels, len(answers))}" for mesh, labels in works.items()]
-    return [head, *problems, *tried[:MAX_TRIED], *lines], len(found)
+    mesh_lines = [f"  --mesh {mesh} works: tried{_whose(labels, len(answers))}" for mesh, labels in works.items()]
+    return [head, *problems, *mesh_lines[:MAX_TRIED], *lines], len(by_problem)
 
 
 def _size(answer: dict[str, object]) -> str:
-    parameters, own = answer["num_parameters"], answer["parameter_bytes"]
-    assert isinstance(parameters, int) and isinstance(own, int)
+    parameters, rank_bytes = answer["num_parameters"], answer["parameter_bytes"]
+    assert isinstance(parameters, int) and isinstance(rank_bytes, int)
     step = f"no step was tried: {reason}" if (reason := answer["not_tried"]) else "a step runs"
-    return f"ok, {parameters / 1e6:.3g} M parameters, {size_text(own)} of them on a rank; {step}"
+    return f"ok, {parameters / 1e6:.3g} M parameters, {size_text(rank_bytes)} of them on a rank; {step}"
 
 
 def _whose(labels: list[str], num_variants: int) -> str:

@@ -18,10 +18,10 @@ MAX_LISTED = 15
 
 def age_s(text: str) -> float:
     """`30d`, `12h` or `2w` as seconds; a UserError where it is no age."""
-    found = re.fullmatch(r"(\d{1,5})([hdw])", text)
-    if not found:
+    match = re.fullmatch(r"(\d{1,5})([hdw])", text)
+    if not match:
         raise UserError(f"--older-than {text!r} is no age; write 12h, 30d or 2w")
-    return int(found[1]) * UNITS_S[found[2]]
+    return int(match[1]) * UNITS_S[match[2]]
 
 
 @click.command()
@@ -51,22 +51,22 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
     if not old:
         say_lines([f"nothing to delete under {runs}: {_staying(len(kept))}"])
         return
-    for one in old[:MAX_LISTED]:
-        say_lines([f"{one.started_text}  {disk_text(one.num_bytes):>8}  {one.text}"], " " * 4)
+    for old_run in old[:MAX_LISTED]:
+        say_lines([f"{old_run.started_text}  {disk_text(old_run.num_bytes):>8}  {old_run.text}"], " " * 4)
     if len(old) > MAX_LISTED:
         say(f"... {len(old) - MAX_LISTED} more")
-    num_files, num_bytes = sum(len(one.files) for one in old), sum(one.num_bytes for one in old)
-    what = (
+    num_files, num_bytes = sum(len(old_run.files) for old_run in old), sum(old_run.num_bytes for old_run in old)
+    summary = (
         f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
         f"under {runs}; {_staying(len(kept))}"
     )
-    if not (yes or _agreed(f"Delete {what}?")):
+    if not (yes or _agreed(f"Delete {summary}?")):
         say("nothing was deleted")
         return
     failed = delete(old, runs)
     for sentence in failed:
         say(f"distbench: {sentence}", err=True)
-    say_lines([f"deleted {what}"])
+    say_lines([f"deleted {summary}"])
     sys.exit(2 if failed else 0)
 
 

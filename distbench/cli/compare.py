@@ -47,17 +47,17 @@ def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions) -> "
 
     options = verdict.terms()
     with no_garbage_collection():
-        (left, told), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
+        (left, left_warnings), (right, told_too) = (collect(tuple(paths), None) for paths in (a, b))
         names = tuple(", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
         is_predicted = any(run.is_simulated for run in (*left, *right))
         compare_them = predicted_side_by_side if is_predicted else side_by_side
-        return compare_them(left, right, (names[0], names[1]), options, [*told, *told_too])
+        return compare_them(left, right, (names[0], names[1]), options, [*left_warnings, *told_too])
 
 
-def text_of(found: "SideBySide", form: str) -> str:
+def text_of(comparison: "SideBySide", form: str) -> str:
     """In one of the forms of --format."""
     from distbench.judge.side_by_side import blocks_of
     from distbench.report.output import DATA_FORMS, data_text
     from distbench.show.terminal import shown
 
-    return data_text(found.frame, form) if form in DATA_FORMS else shown(blocks_of(found), form)
+    return data_text(comparison.frame, form) if form in DATA_FORMS else shown(blocks_of(comparison), form)

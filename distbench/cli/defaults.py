@@ -57,16 +57,16 @@ def defaults_for(group: click.Group) -> Defaults:
     Raises:
         UserError: it is no TOML, or has a key that is no option, or a value that the option does not take.
     """
-    for one in _up_to_root(Path.cwd()):
-        if (given := _table_of(one / FILE)) is not None:
-            return Defaults(one / FILE, given, _of_commands(group, given, one / FILE))
+    for parent in _up_to_root(Path.cwd()):
+        if (table := _table_of(parent / FILE)) is not None:
+            return Defaults(parent / FILE, table, _of_commands(group, table, parent / FILE))
     return Defaults()
 
 
 def _up_to_root(folder: Path) -> Iterator[Path]:
     """Outside of a repository the folder alone: further up it would be somebody else's project."""
     folders = [folder, *folder.parents]
-    root = next((number for number, one in enumerate(folders) if (one / ".git").exists()), 0)
+    root = next((number for number, parent in enumerate(folders) if (parent / ".git").exists()), 0)
     yield from folders[: root + 1]
 
 
@@ -92,20 +92,20 @@ def _table_of(path: Path) -> dict[str, Any] | None:
 
 def _of_commands(group: click.Group, given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     commands = dict(_leaves(group))
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], dict)):
         if not isinstance(value, dict):
-            _put(found, commands, key, value, path, TABLE)
+            _put(defaults, commands, key, value, path, TABLE)
             # What one command writes the others read.
             if key == "out" and "runs" not in given:
-                _put(found, commands, "runs", value, path, TABLE)
+                _put(defaults, commands, "runs", value, path, TABLE)
             continue
-        own = {words: command for words, command in commands.items() if words[0] == key}
-        if not own:
+        own_commands = {words: command for words, command in commands.items() if words[0] == key}
+        if not own_commands:
             raise UserError(f"{path}: [{TABLE}.{key}] is no command ({nearest(key, group.commands)})")
-        for name, one in value.items():
-            _put(found, own, name, one, path, f"{TABLE}.{key}")
-    return found
+        for name, default in value.items():
+            _put(defaults, own_commands, name, default, path, f"{TABLE}.{key}")
+    return defaults
 
 
 def _leaves(group: click.Group, before: Words = ()) -> Iterator[tuple[Words, click.Command]]:
@@ -117,7 +117,7 @@ def _leaves(group: click.Group, before: Words = ()) -> Iterator[tuple[Words, cli
 
 
 def _put(
-    found: dict[str, Any], commands: Mapping[Words, click.Command], key: str, value: Any, path: Path, table: str
+    defaults: dict[str, Any], commands: Mapping[Words, click.Command], key: str, value: Any, path: Path, table: str
 ) -> None:
     """One default into the map of each command that has the option."""
     is_common = table == TABLE
@@ -129,11 +129,11 @@ def _put(
         if key.replace("_", "-") in names_of(option)
     }
     if not options:
-        known = {name for command in commands.values() for option in command.params for name in names_of(option)}
+        option_names = {name for command in commands.values() for option in command.params for name in names_of(option)}
         groups = {words[0] for words in commands} if is_common else set()
-        raise UserError(f"{path}: {key!r} in [{table}] is no option ({nearest(key, known | groups)})")
+        raise UserError(f"{path}: {key!r} in [{table}] is no option ({nearest(key, option_names | groups)})")
     for words, (command, option) in options.items():
-        node = found
+        node = defaults
         for word in words:
             node = node.setdefault(word, {})
         try:
@@ -152,17 +152,17 @@ def names_of(parameter: click.Parameter) -> set[str]:
 def _fitting(command: click.Command, option: click.Parameter, value: Any, folder: Path) -> Any:
     """The value as the option takes it. Raises click.BadParameter, or ValueError where its type is another."""
     if isinstance(option, click.Option) and option.is_flag:
-        wanted, fits = "true or false", isinstance(value, bool)
+        expected, fits = "true or false", isinstance(value, bool)
     elif getattr(option, "multiple", False):
         value = [value] if isinstance(value, str) else value
-        wanted = "a text, or a list of texts"
-        fits = isinstance(value, list) and all(isinstance(one, str) for one in value)
+        expected = "a text, or a list of texts"
+        fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
     elif option.type.name.startswith(("integer", "float")):
-        wanted, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
+        expected, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
     else:
-        wanted, fits = "a text", isinstance(value, str)
+        expected, fits = "a text", isinstance(value, str)
     if not fits:
-        raise ValueError(f"{value!r} is not {wanted}")
+        raise ValueError(f"{value!r} is not {expected}")
     if isinstance(option.type, click.Path) and folder != Path.cwd():
         value = str(folder / value)
     option.type_cast_value(click.Context(command), value)

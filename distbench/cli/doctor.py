@@ -112,27 +112,27 @@ def _behaviour_checks() -> list[dict[str, Any]]:
 
 
 def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    device, seen = accelerator_here()
-    told = [check["ok"] for check in checks if check.get("device") == device]
-    ok = not seen or (bool(told) and all(told))  # a torch with NCCL need not see a device
+    device, num_seen = accelerator_here()
+    outcomes = [check["ok"] for check in checks if check.get("device") == device]
+    ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
     advice = "" if ok else f"install a torch built for {built_for(device)}"
-    return {"name": "GPUs of this host", "ok": ok, "found": str(seen), "advice": advice}
+    return {"name": "GPUs of this host", "ok": ok, "found": str(num_seen), "advice": advice}
 
 
-def lines_of(found: dict[str, Any]) -> list[str]:
+def lines_of(findings: dict[str, Any]) -> list[str]:
     """The findings as lines for a terminal."""
-    host = found["host"]
+    host = findings["host"]
     memory = f"{(host['memory_bytes'] or 0) / 2**30:.1f} GiB"
     lines = [f"{host['machine']}: {host['cpu_model']}, {count_text(host['num_cpus'], 'CPU')}, {memory}", ""]
-    width = max(len(check["name"]) for check in found["checks"])
-    for check in found["checks"]:
+    width = max(len(check["name"]) for check in findings["checks"])
+    for check in findings["checks"]:
         mark = "ok" if check["ok"] else check.get("mark", "MISSING")
         lines.append(f"{mark:<8}{check['name']:<{width}}  {check['found']}")
         if not check["ok"] and check["advice"]:
             lines.append(f"{'':<8}-> {check['advice']}")
-    broken = [check["name"] for check in found["checks"] if check.get("deep") and not check["ok"]]
-    verdict = "This machine can run distbench." if found["usable"] else "This machine cannot run distbench yet."
-    if found["usable"] and broken:
+    broken = [check["name"] for check in findings["checks"] if check.get("deep") and not check["ok"]]
+    verdict = "This machine can run distbench." if findings["usable"] else "This machine cannot run distbench yet."
+    if findings["usable"] and broken:
         verdict = f"This machine can run distbench, except for {', '.join(broken)}."
     return [*lines, "", verdict]
 
@@ -159,12 +159,12 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
     return {"cases": cases, "usable": not any(case.get("differences") or "failed" in case for case in cases)}
 
 
-def lines_of_agreement(found: dict[str, Any]) -> list[str]:
+def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
     """The comparison as lines for a terminal, one a case and one a difference."""
-    if not found["cases"]:
+    if not findings["cases"]:
         return ["There is nothing to compare: none of these scenarios has a model whose step communicates."]
     lines = []
-    for case in found["cases"]:
+    for case in findings["cases"]:
         if "skipped" in case:
             lines.append(f"skipped   {case['case_id']}: {case['skipped']}")
         elif "failed" in case:
@@ -174,4 +174,8 @@ def lines_of_agreement(found: dict[str, Any]) -> list[str]:
             lines.append(f"{mark:<9} {case['case_id']}: {count_text(case['num_rows'], 'collective')}")
             lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
     verdict = "What run --trace-paths shows can be relied on here."
-    return [*lines, "", verdict if found["usable"] else "Do not rely on what run --trace-paths shows of these steps."]
+    return [
+        *lines,
+        "",
+        verdict if findings["usable"] else "Do not rely on what run --trace-paths shows of these steps.",
+    ]

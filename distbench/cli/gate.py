@@ -219,14 +219,14 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions
         raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")
     base, new = map(Path, paths)
     if update:
-        written = make_baseline(base, new)
-        say("\n".join(f"baseline: {path}" for path in written) or "nothing to update")
+        files = make_baseline(base, new)
+        say("\n".join(f"baseline: {path}" for path in files) or "nothing to update")
         return 0
-    found = compare(base, new)
-    output.show(lambda form: difference_text.FORMS[form](found))
-    if found.exit_code:
+    comparison = compare(base, new)
+    output.show(lambda form: difference_text.FORMS[form](comparison))
+    if comparison.exit_code:
         say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
-    return found.exit_code
+    return comparison.exit_code
 
 
 def sides_of(paths: Sequence[str], usage: str = USAGE) -> tuple[list[Path], list[Path]]:

@@ -40,9 +40,9 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
         raise UserError(f"--runs {runs} holds no run file{why}; give a folder that distbench run wrote to")
     series, notes = series_of(launches, case)
     if not series:
-        known = sorted({name for launch in launches for name in launch.cases})
+        case_ids = sorted({name for launch in launches for name in launch.cases})
         scenarios = ", ".join(sorted({launch.scenario for launch in launches}))
-        cases = f"cases are e.g. {', '.join(known[:3]) or 'none'}"
+        cases = f"cases are e.g. {', '.join(case_ids[:3]) or 'none'}"
         raise UserError(f"no measured case or scenario matches {case!r}; scenarios here are {scenarios}; {cases}")
     say(text(series, [*notes, *warnings]))
     if plots:

@@ -56,7 +56,9 @@ def scenario_table(entries: Sequence[Entry]) -> str:
 
     Laid out here, not by rich: to import that takes longer than all else that `list` does.
     """
-    rows = [tuple(map(clean, (one.name, format_mesh(one.mesh), ", ".join(one.tags)))) for one in entries]
+    rows = [
+        tuple(map(clean, (scenario.name, format_mesh(scenario.mesh), ", ".join(scenario.tags)))) for scenario in entries
+    ]
     widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
     width, lines = width_here(), []
     for entry, row in zip(entries, rows, strict=True):
@@ -73,13 +75,13 @@ def lines_of(entry: Entry, out: Path) -> list[str]:
     """For a terminal; `out` is the results folder."""
     rows: list[tuple[str, str]] = [("mesh", _mesh(entry)), ("tags", ", ".join(entry.tags) or "-")]
     rows += [("axes" if not place else "", text) for place, text in enumerate(_values(entry.axes))]
-    others = {name: value for name, value in entry.params.items() if name not in entry.axes}
-    rows += [("parameters" if not place else "", text) for place, text in enumerate(_values(others))]
+    other_params = {name: value for name, value in entry.params.items() if name not in entry.axes}
+    rows += [("parameters" if not place else "", text) for place, text in enumerate(_values(other_params))]
     if entry.quick:
         rows.append(("with --quick", ", ".join(f"{name}={value!r}" for name, value in entry.quick.items())))
     rows += [("file", str(entry.file)), ("last time", _last_time(entry, out))]
-    told = [line for label, text in rows for line in _wrapped(label, text)]
-    return [entry.name, *(line for text in _docstring(entry).splitlines() for line in _told(text)), "", *told]
+    row_lines = [line for label, text in rows for line in _wrapped(label, text)]
+    return [entry.name, *(line for text in _docstring(entry).splitlines() for line in _told(text)), "", *row_lines]
 
 
 def _wrapped(label: str, text: str) -> list[str]:
@@ -99,12 +101,12 @@ def _mesh(entry: Entry) -> str:
     return format_mesh(entry.mesh) + quick
 
 
-def _values(found: Mapping[str, Any]) -> list[str]:
+def _values(params: Mapping[str, Any]) -> list[str]:
     """`name = value` for each; an axis has all of its values."""
-    width = max(map(len, found), default=0)
+    width = max(map(len, params), default=0)
     return [
         f"{name:<{width}} = {', '.join(map(str, value)) if isinstance(value, tuple) else repr(value)}"
-        for name, value in found.items()
+        for name, value in params.items()
     ]
 
 

@@ -34,14 +34,14 @@ def under_new_names(words: Sequence[str]) -> list[str]:
     """
     renamed = next((names for command, names in OLD_NAMES.items() if tuple(words[: len(command)]) == command), {})
     end = words.index("--") if "--" in words else len(words)
-    found: list[str] = []
+    new_words: list[str] = []
     for word in words[:end]:
         old, equals, value = word.partition("=")
         new = renamed.get(old, (old,))
         if old in renamed:
             say(f"distbench: {old} is called {' '.join(new)} now", err=True)
-        found += [*new[:-1], f"{new[-1]}{equals}{value}"]
-    return [*found, *words[end:]]
+        new_words += [*new[:-1], f"{new[-1]}{equals}{value}"]
+    return [*new_words, *words[end:]]
 
 
 # `distbench --help`: commands by what one wants to do, each with its whole sentence.

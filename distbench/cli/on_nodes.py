@@ -139,8 +139,8 @@ def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | No
     from distbench.spec import find, format_mesh
     from distbench.spec.mesh import mesh_size
 
-    here, num_devices = accelerator_here()
-    mesh, device = request.mesh, request.device or here
+    device_here, num_devices = accelerator_here()
+    mesh, device = request.mesh, request.device or device_here
     meshes = [mesh] if mesh else [entry.mesh for target in request.targets for entry in find(target)]
     sizes = {mesh_size(one) for one in meshes}
     if ranks_per_node is None and not mesh and device != "cpu" and num_devices:
@@ -148,10 +148,10 @@ def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | No
     if ranks_per_node is None:
         total = max(sizes)
         if len(sizes) > 1 or total % num_nodes:
-            what = f"{format_mesh(meshes[0])} has {total} ranks, which {num_nodes} nodes do not share evenly"
-            raise UserError(f"{what if len(sizes) == 1 else 'scenarios of several sizes'}; say --ranks-per-node")
+            problem = f"{format_mesh(meshes[0])} has {total} ranks, which {num_nodes} nodes do not share evenly"
+            raise UserError(f"{problem if len(sizes) == 1 else 'scenarios of several sizes'}; say --ranks-per-node")
         ranks_per_node = total // num_nodes
     if mesh and mesh_size(mesh) != num_nodes * ranks_per_node:
-        what = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {num_nodes} nodes of {ranks_per_node} have"
-        raise UserError(f"{what} {num_nodes * ranks_per_node}; give sizes that multiply to that")
+        problem = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {num_nodes} nodes of {ranks_per_node} have"
+        raise UserError(f"{problem} {num_nodes * ranks_per_node}; give sizes that multiply to that")
     return device, ranks_per_node

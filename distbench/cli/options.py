@@ -109,9 +109,11 @@ def given() -> dict[str, str]:
     """
     ctx = click.get_current_context()
     return {
-        str(one.name): max(one.opts, key=len) if isinstance(one, click.Option) else one.make_metavar(ctx)
-        for one in ctx.command.params
-        if ctx.get_parameter_source(str(one.name)) is ParameterSource.COMMANDLINE and one.name != "width"
+        str(parameter.name): max(parameter.opts, key=len)
+        if isinstance(parameter, click.Option)
+        else parameter.make_metavar(ctx)
+        for parameter in ctx.command.params
+        if ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE and parameter.name != "width"
     }
 
 
@@ -135,23 +137,23 @@ def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: s
     """The shipped scenarios that begin so, each with its line; files where none does, for those of one's own."""
     from distbench.spec import list_entries
 
-    found = [entry for entry in list_entries() if entry.name.startswith(incomplete)]
-    items = [CompletionItem(entry.name, help=entry.summary) for entry in found]
+    entries = [entry for entry in list_entries() if entry.name.startswith(incomplete)]
+    items = [CompletionItem(entry.name, help=entry.summary) for entry in entries]
     return items or [CompletionItem(incomplete, type="file")]
 
 
 def expanded(paths: Sequence[str]) -> list[Path]:
     """Patterns that a shell has not expanded; what exists is taken by its name. A pattern must match something."""
-    found: list[Path] = []
+    files: list[Path] = []
     for text in paths:
         if Path(text).exists() or not glob.has_magic(text):
-            found.append(Path(text))
+            files.append(Path(text))
             continue
         matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
         if not matches:
             raise UserError(f"pattern {text!r} matches no file; give run files or a folder of them")
-        found += [Path(match) for match in matches]
-    return found
+        files += [Path(match) for match in matches]
+    return files
 
 
 def check_writable(path: Path, option: str) -> None:

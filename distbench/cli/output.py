@@ -26,10 +26,10 @@ def say_lines(lines: Iterable[str], indent: str = "    ") -> None:
     """Print sentences within the width of the screen, broken at spaces; what stands in columns only where all fit."""
     from distbench.show.terminal import width_here, wrap
 
-    kept, width = list(lines), width_here()
-    if max(map(len, kept), default=0) > width:
-        kept = [part for line in kept for part in wrap(re.sub(r"(?<=\S) {2,}", "  ", line), width, indent)]
-    say("\n".join(kept))
+    all_lines, width = list(lines), width_here()
+    if max(map(len, all_lines), default=0) > width:
+        all_lines = [part for line in all_lines for part in wrap(re.sub(r"(?<=\S) {2,}", "  ", line), width, indent)]
+    say("\n".join(all_lines))
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:

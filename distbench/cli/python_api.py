@@ -73,9 +73,9 @@ class ComparedRuns(TextResult):
         frame: one row a case; its columns are in docs/run-file.md.
     """
 
-    def __init__(self, found: "SideBySide") -> None:
-        super().__init__(lambda form: compare_command.text_of(found, form))
-        self.frame: pd.DataFrame = found.frame
+    def __init__(self, comparison: "SideBySide") -> None:
+        super().__init__(lambda form: compare_command.text_of(comparison, form))
+        self.frame: pd.DataFrame = comparison.frame
 
 
 class Runs(Sequence["Runs"]):
@@ -114,27 +114,27 @@ class Runs(Sequence["Runs"]):
         command = report_command.report
         # What it writes is written once, and what it warns of is said once.
         files = {name for option in command.params if isinstance(option.type, click.Path) for name in _keywords(option)}
-        shown = {name: value for name, value in options.items() if name not in files}
+        report_options = {name: value for name, value in options.items() if name not in files}
 
         def render(form: str) -> str:
             if form == "table":
                 return _printed(command, words, {**options, "format": form})
             with contextlib.redirect_stderr(io.StringIO()):
-                return _printed(command, words, {**shown, "format": form})
+                return _printed(command, words, {**report_options, "format": form})
 
         return Report(render)
 
     def __len__(self) -> int:
         return len(self.paths)
 
-    def __getitem__(self, which: Any) -> "Runs":
+    def __getitem__(self, key: Any) -> "Runs":
         """One run by its number or scenario, or a slice."""
-        if isinstance(which, str):
-            chosen = [run.path for run in self._read if run.scenario == which]
+        if isinstance(key, str):
+            chosen = [run.path for run in self._read if run.scenario == key]
             if not chosen:
-                raise KeyError(f"no run of {which!r}; there are {', '.join(self.scenarios)}")
+                raise KeyError(f"no run of {key!r}; there are {', '.join(self.scenarios)}")
             return Runs(chosen, self.exit_code)
-        chosen = self.paths[which] if isinstance(which, slice) else [self.paths[which]]
+        chosen = self.paths[key] if isinstance(key, slice) else [self.paths[key]]
         return Runs(chosen, self.exit_code)
 
     def __repr__(self) -> str:
@@ -191,8 +191,8 @@ def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
     """
     left, right = _paths_of(a), _paths_of(b)
     words = [*map(str, left), "vs", *map(str, right)]
-    given = _context(compare_command.compare, words, options).params
-    verdict = VerdictOptions(min_launches=given["min_launches"], allow_different=given["allow_different"])
+    params = _context(compare_command.compare, words, options).params
+    verdict = VerdictOptions(min_launches=params["min_launches"], allow_different=params["allow_different"])
     return ComparedRuns(compare_command.compared(left, right, verdict))
 
 
@@ -202,7 +202,7 @@ Side = str | Path | Runs | Sequence[str | Path]
 def _paths_of(side: Side) -> list[Path]:
     if isinstance(side, Runs):
         return side.paths
-    return [Path(side)] if isinstance(side, str | Path) else [Path(one) for one in side]
+    return [Path(side)] if isinstance(side, str | Path) else [Path(path) for path in side]
 
 
 def _printed(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> str:
@@ -236,25 +236,25 @@ def _context(command: click.Command, words: Sequence[str], options: Mapping[str,
 
 def _option_words(command: click.Command, options: Mapping[str, Any]) -> Iterator[str]:
     """Keywords as the command line has them."""
-    known = {name: option for option in command.params for name in _keywords(option)}
+    known_options = {name: option for option in command.params for name in _keywords(option)}
     for name, value in options.items():
-        if (option := known.get(name)) is None:
-            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(known))}")
+        if (option := known_options.get(name)) is None:
+            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(known_options))}")
         word = max(option.opts, key=len)
         if value is None:
             continue
         if getattr(option, "is_flag", False):
             yield from [word] if value else []
             continue
-        for one in value if option.multiple and isinstance(value, list | tuple) else _texts(value, option):
-            yield from (word, *map(str, one)) if option.nargs > 1 else (word, _text(one))
+        for item in value if option.multiple and isinstance(value, list | tuple) else _texts(value, option):
+            yield from (word, *map(str, item)) if option.nargs > 1 else (word, _text(item))
 
 
 def _texts(value: Any, option: click.Parameter) -> list[Any]:
     """One word for each value that an option takes: of a mapping each item where it is given several times."""
     if not isinstance(value, Mapping):
         return [value]
-    items = [f"{name}={_text(one)}" for name, one in value.items()]
+    items = [f"{name}={_text(item)}" for name, item in value.items()]
     return items if getattr(option, "multiple", False) else [",".join(items)]
 
 
@@ -272,7 +272,11 @@ def _keywords(option: click.Parameter) -> list[str]:
 def _show_options(function: Callable[..., Any], command: click.Command) -> None:
     """Have help() and notebooks list the command's options as keywords."""
     kinds = inspect.Parameter
-    first = [one for one in inspect.signature(function).parameters.values() if one.kind != kinds.VAR_KEYWORD]
+    first = [
+        parameter
+        for parameter in inspect.signature(function).parameters.values()
+        if parameter.kind != kinds.VAR_KEYWORD
+    ]
     names = [name for option in command.params for name in _keywords(option)[:1]]
     keywords = [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names]
     function.__signature__ = inspect.Signature([*first, *keywords])  # type: ignore[attr-defined]

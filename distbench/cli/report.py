@@ -80,30 +80,30 @@ def report(
     if diff:
         from distbench.report.traced_steps import render_difference
 
-        shown = render_difference(*diff, form, page)
+        result = render_difference(*diff, form, page)
     elif paths:
         from distbench.report.traced_steps import render_paths
 
-        shown = render_paths(runs, out, form, plots, page, chrome, by)
+        result = render_paths(runs, out, form, plots, page, chrome, by)
     else:
         from distbench.records.run_file import no_garbage_collection
         from distbench.report import render
 
         # Looking for garbage among all records again and again is a sixth of a long report. Figures do leave some.
         with nullcontext() if plots or page else no_garbage_collection():
-            shown = render(runs, out, form, plots, by, page, reproducers, full, command)
-    for sentence in shown.warnings:
+            result = render(runs, out, form, plots, by, page, reproducers, full, command)
+    for sentence in result.warnings:
         say(f"distbench: {sentence}", err=True)
-    say(shown.text)
+    say(result.text)
 
 
 def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
     """What shows these runs again, to paste."""
-    named = [str(run) for run in runs[:MAX_NAMED]]
+    names = [str(run) for run in runs[:MAX_NAMED]]
     words = [
         *(["--runs", str(out)] if out != Path("results") and _is_looked_for(runs) else []),
         *(["--label", label] if label else []),
-        *named,
+        *names,
     ]
     return f"distbench report {shlex.join(words)}".rstrip() + (" ..." if len(runs) > MAX_NAMED else "")
 

@@ -200,9 +200,9 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: "Joined | None") ->
     """The rest of an interrupted run; its file says everything about it."""
     from distbench.launch.run_job import job_left_of
 
-    others = [*scenarios, *(word for name, word in given().items() if name not in BESIDE_RESUME)]
-    if others:
-        raise UserError(f"--resume goes on as {file} was begun, so it takes no {others[0]}; leave it out")
+    other_options = [*scenarios, *(word for name, word in given().items() if name not in BESIDE_RESUME)]
+    if other_options:
+        raise UserError(f"--resume goes on as {file} was begun, so it takes no {other_options[0]}; leave it out")
     if joined:
         raise UserError("--resume starts ranks itself, so it cannot join another launcher's; start it without one")
     return job_left_of(file)
@@ -220,11 +220,11 @@ def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
     num_cpus, num_ranks = largest.environment.get("num_cpus"), mesh_size(largest.mesh)
     if not isinstance(num_cpus, int) or num_ranks <= RANKS_PER_CPU * num_cpus:
         return
-    what = f"{largest.scenario} on {format_mesh(largest.mesh)} starts {num_ranks} ranks on {num_cpus} CPUs"
+    problem = f"{largest.scenario} on {format_mesh(largest.mesh)} starts {num_ranks} ranks on {num_cpus} CPUs"
     if not is_terminal():
         limit = f"over {RANKS_PER_CPU} a CPU they measure waiting, and may exhaust this machine"
-        raise UserError(f"{what}; {limit}; give a smaller --mesh, or --yes to start them all the same")
-    if not click.confirm(f"{what}. Start them?", err=True):
+        raise UserError(f"{problem}; {limit}; give a smaller --mesh, or --yes to start them all the same")
+    if not click.confirm(f"{problem}. Start them?", err=True):
         raise UserError("nothing was started; give a smaller --mesh")
 
 

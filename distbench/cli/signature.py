@@ -41,8 +41,8 @@ def signature(
     jobs = jobs_of(request, None)
     files = _files([job.scenario for job in jobs], output)
     texts = []
-    for found, left_out in signatures_of(jobs):
-        texts.append(found.to_text())
+    for scenario_signature, left_out in signatures_of(jobs):
+        texts.append(scenario_signature.to_text())
         for case_id, reason in left_out.items():
             say(f"distbench: left out: {case_id} raises {reason}", err=True)
     if not files:

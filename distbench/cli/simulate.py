@@ -87,15 +87,15 @@ def simulate(
         refuse_with("--recording", "mesh", "choices", "quick", "ranks", "save")
     make_folder(out, "--out")
     if recording is not None:
-        found, environment = load_recordings(recording), {}  # whose commit and machine are not these
+        recordings, environment = load_recordings(recording), {}  # whose commit and machine are not these
     else:
-        found, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
-    simulations = Simulation.all_of(found, machine, expandable_segments, in_8)
+        recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
+    simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
     _say_steps(simulations, form)
     # Said before it is written: a disk that is full must not cost what took minutes.
     try:
         if save is not None:
-            save_recordings(found, save)
+            save_recordings(recordings, save)
             say(f"recording: {save}", err=True)
         say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
     except OSError as error:
@@ -145,12 +145,12 @@ def _recorded(
     request = Request((scenario,), choices, mesh, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True)
     jobs = jobs_of(request, None)
     if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
-        what = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
-        raise UserError(f"{scenario} is {what}; choose one with FILE::NAME or --set NAME=VALUE")
+        description = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
+        raise UserError(f"{scenario} is {description}; choose one with FILE::NAME or --set NAME=VALUE")
     world_size = mesh_size(jobs[0].mesh)
     if beyond := [rank for rank in ranks or () if rank >= world_size]:
         raise UserError(f"--rank {beyond[0]}: the mesh has ranks 0 to {world_size - 1}; give one of these")
-    ((found, left_out),) = record_steps(jobs, ranks=ranks)
+    ((recordings, left_out),) = record_steps(jobs, ranks=ranks)
     for label, reason in left_out.items():
         say(f"distbench: left out: {label}: {reason}", err=True)
-    return found, jobs[0].environment
+    return recordings, jobs[0].environment

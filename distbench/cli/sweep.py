@@ -70,48 +70,48 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
     make_folder(request.out, "--out")
     if page is not None:
         check_writable(page, "--page")
-    found, interrupted = run_sweep(request, lambda line: say(line, err=True))
+    result, interrupted = run_sweep(request, lambda line: say(line, err=True))
     # Said before it is written: a disk that is full by now must not cost what took minutes.
     if form == "json":
         from distbench.search.text import record_of_result
 
-        click.echo(json.dumps(record_of_result(found), indent=1))
+        click.echo(json.dumps(record_of_result(result), indent=1))
     else:
         from distbench.search.text import blocks_of
         from distbench.show.terminal import shown
 
-        say(shown(blocks_of(found), form))
-    _write(found, request.out, page)
+        say(shown(blocks_of(result), form))
+    _write(result, request.out, page)
     ctx.exit(INTERRUPTED if interrupted else 0)
 
 
-def _write(found: "SweepResult", out: Path, page: Path | None) -> None:
+def _write(result: "SweepResult", out: Path, page: Path | None) -> None:
     """The plans as data, the picture, and the page where one is asked for."""
     from distbench.cli.options import write
     from distbench.search.text import pareto_figures, record_of_result
     from distbench.show import plots
 
-    write(out / "plans.json", json.dumps(record_of_result(found), indent=1))
-    files = plots.draw(pareto_figures(found.title, found.plans, found.best, found.capacity_bytes), out)
+    write(out / "plans.json", json.dumps(record_of_result(result), indent=1))
+    files = plots.draw(pareto_figures(result.title, result.plans, result.best, result.capacity_bytes), out)
     if files:
         say(f"picture: {files[0]}", err=True)
     if page is not None:
-        write(page, _page(found))
+        write(page, _page(result))
         say(f"page: {page}", err=True)
 
 
-def _page(found: "SweepResult") -> str:
+def _page(result: "SweepResult") -> str:
     """Everything as HTML: the recommendation first, then the picture."""
     from distbench.search.text import blocks_of, pareto_figures
     from distbench.show import plots
     from distbench.show.blocks import Heading, Lines
     from distbench.show.html import Picture, Verdict, page_of
 
-    _, *rest = blocks_of(found)
-    said = next(block for block in rest if isinstance(block, Lines))
-    rest.remove(said)
+    _, *rest = blocks_of(result)
+    recommendation = next(block for block in rest if isinstance(block, Lines))
+    rest.remove(recommendation)
     with plots.styled():
-        figures = pareto_figures(found.title, found.plans, found.best, found.capacity_bytes)
+        figures = pareto_figures(result.title, result.plans, result.best, result.capacity_bytes)
         pictures = [Picture(figure) for _, figure in figures]
-        head = (Heading(found.title, 1), Heading("which plan"), Verdict(said.texts))
-        return page_of(found.title, [*head, *pictures, *rest])
+        head = (Heading(result.title, 1), Heading("which plan"), Verdict(recommendation.texts))
+        return page_of(result.title, [*head, *pictures, *rest])

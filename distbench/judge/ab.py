@@ -55,21 +55,21 @@ class Side:
 
     def text(self) -> str:
         """For a person: `a: main (1a2b3c4d), NCCL_ALGO=Tree`."""
-        said = [f"{self.ref} ({self.commit[:8]})" if self.commit else "the working tree"]
-        said += [f"{name}={value}" for name, value in self.variables.items()]
-        said += [self.python] if self.python != sys.executable else []
-        return f"{self.name}: {', '.join(said)}"
+        parts = [f"{self.ref} ({self.commit[:8]})" if self.commit else "the working tree"]
+        parts += [f"{name}={value}" for name, value in self.variables.items()]
+        parts += [self.python] if self.python != sys.executable else []
+        return f"{self.name}: {', '.join(parts)}"
 
 
 def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
     """`["NCCL_ALGO=Tree"]` to a mapping; a UserError for a text that is not NAME=VALUE."""
-    found = {}
+    variables = {}
     for text in texts:
         name, equals, value = text.partition("=")
         if not equals or not name.isidentifier():
             raise UserError(f"{option} {text!r} is not NAME=VALUE, such as {option} NCCL_ALGO=Tree")
-        found[name] = value
-    return found
+        variables[name] = value
+    return variables
 
 
 def python_at(text: str | None, option: str) -> str:
@@ -79,10 +79,10 @@ def python_at(text: str | None, option: str) -> str:
     """
     if text is None:
         return sys.executable
-    found = shutil.which(text)
-    if found is None:
+    interpreter = shutil.which(text)
+    if interpreter is None:
         raise UserError(f"{option} {text} is no program that can be started; give the path of a Python that has torch")
-    return str(Path(found).absolute())
+    return str(Path(interpreter).absolute())
 
 
 @contextlib.contextmanager
@@ -99,21 +99,21 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
     commits = {side.ref: _commit_of(side.ref, root) for side in sides if root and side.ref != WORKING_TREE}
     with stopped_as_interrupt(), contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
-        found = []
+        ready_sides = []
         for side in sides:
             if root is None or side.ref == WORKING_TREE:
-                found.append(side)
+                ready_sides.append(side)
                 continue
             tree = folder / side.name
             undo.callback(_run, ["worktree", "remove", "--force", "--force", str(tree)], root)
             done = _run(["worktree", "add", "--detach", str(tree), commits[side.ref]], root)
             if done.returncode:
                 raise UserError(f"git worktree failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
-            here = tree / Path.cwd().relative_to(root)
-            if not here.is_dir():
+            side_folder = tree / Path.cwd().relative_to(root)
+            if not side_folder.is_dir():
                 raise UserError(f"{side.ref} has no folder {Path.cwd().relative_to(root)}; run ab from one it has")
-            found.append(replace(side, folder=here, commit=commits[side.ref]))
-        yield found
+            ready_sides.append(replace(side, folder=side_folder, commit=commits[side.ref]))
+        yield ready_sides
 
 
 def _commit_of(ref: str, root: Path) -> str:
@@ -226,15 +226,15 @@ def take_turns(
     share = replace(options, alpha=options.alpha / len(terms.looks))
     started_s, longest_s = time.monotonic(), 0.0
     for done in range(1, terms.max_pairs + 1):
-        taken = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done, sides, terms.seed)}
-        longest_s = max(longest_s, sum(taken.values()))
-        say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {taken[n]:.1f} s" for n in sorted(taken)))
+        seconds = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done, sides, terms.seed)}
+        longest_s = max(longest_s, sum(seconds.values()))
+        say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {seconds[n]:.1f} s" for n in sorted(seconds)))
         if done == 1:
             say(_cost(longest_s, terms))
         if done in terms.looks and done < terms.max_pairs:
             gated = _look(out, share)
-            if settled := settled_by(gated, terms.max_pairs - done):
-                return Settled(gated, done, settled)
+            if reason := settled_by(gated, terms.max_pairs - done):
+                return Settled(gated, done, reason)
         if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
             return Settled(_look(out, share), done, f"another pair would not end within {terms.budget_s:g} s")
     return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
@@ -262,8 +262,8 @@ def settled_by(gated: Gated, num_left: int) -> str | None:
         return _out_of_reach(gated, num_left)
     if not counts:
         return None
-    settled = "every case is settled", "nothing can be compared, and more launches would not change that"
-    return settled[not gated.num_judged]
+    reasons = "every case is settled", "nothing can be compared, and more launches would not change that"
+    return reasons[not gated.num_judged]
 
 
 def _out_of_reach(gated: Gated, num_left: int) -> str | None:
@@ -291,10 +291,10 @@ def _look(out: Path, options: Options) -> Gated:
     return gate(baseline, candidate, options, warnings)
 
 
-def _last_sentence(said: Sequence[str]) -> str:
+def _last_sentence(lines: Sequence[str]) -> str:
     """What a command said last, all of its lines; empty where it said nothing."""
-    begins = [index for index, line in enumerate(said) if line.startswith("distbench: ")]
-    return "\n".join(said[begins[-1] if begins else -1 :])
+    begins = [index for index, line in enumerate(lines) if line.startswith("distbench: ")]
+    return "\n".join(lines[begins[-1] if begins else -1 :])
 
 
 def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
@@ -304,7 +304,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
-    earlier = set(folder.rglob("*.jsonl"))
+    earlier_files = set(folder.rglob("*.jsonl"))
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:
@@ -322,14 +322,14 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
             )
     except (OSError, ValueError) as error:
         raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
-    said = _wait(launch, stop).decode(errors="replace").strip().splitlines()
+    lines = _wait(launch, stop).decode(errors="replace").strip().splitlines()
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
     if launch.returncode < 0:
-        name, kept = signal.Signals(-launch.returncode).name, f"launches that ended before it are in {out}"
-        raise UserError(f"{side.text()}: its launch was killed by {name} (SIGKILL: memory may be short); {kept}")
-    if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier:
-        last = _last_sentence(said) or f"it ended with {launch.returncode}, no run file and no message"
+        name, advice = signal.Signals(-launch.returncode).name, f"launches that ended before it are in {out}"
+        raise UserError(f"{side.text()}: its launch was killed by {name} (SIGKILL: memory may be short); {advice}")
+    if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier_files:
+        last = _last_sentence(lines) or f"it ended with {launch.returncode}, no run file and no message"
         raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
     return time.monotonic() - began
 

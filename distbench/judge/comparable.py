@@ -32,10 +32,10 @@ class Group:
 
 def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
     """The fields that may differ; a UserError for a name that is none of MUST_AGREE or "dtype"."""
-    known = (*MUST_AGREE, DTYPE)
+    names = (*MUST_AGREE, DTYPE)
     for name in fields:
-        if name not in known:
-            raise UserError(f"--allow-different {name!r} is no field that must agree ({nearest(name, known)})")
+        if name not in names:
+            raise UserError(f"--allow-different {name!r} is no field that must agree ({nearest(name, names)})")
     return tuple(dict.fromkeys(fields))
 
 
@@ -54,7 +54,10 @@ def groups_of(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: 
         common = [key for key in left if key in right]
         labels = _labels(scenario, [left[key][0] for key in common])
         groups += [Group(label, left[key], right[key]) for key, label in zip(common, labels, strict=True)]
-        alone = [[one for key, some in side.items() if key not in common for one in some] for side in (left, right)]
+        alone = [
+            [lone_launch for key, some in side.items() if key not in common for lone_launch in some]
+            for side in (left, right)
+        ]
         if any(alone):
             groups.append(Group(scenario, alone[0], alone[1], _conflicts(alone[0], alone[1], allowed)))
     return groups
@@ -63,11 +66,11 @@ def groups_of(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: 
 def _by_facts(
     launches: Sequence[Launch], allowed: Sequence[str], by_variants: bool
 ) -> dict[tuple[str, ...], list[Launch]]:
-    found: dict[tuple[str, ...], list[Launch]] = {}
+    by_facts: dict[tuple[str, ...], list[Launch]] = {}
     for launch in launches:
         facts = tuple(repr(launch.facts.get(name)) for name in MUST_AGREE if name not in allowed)
-        found.setdefault((*facts, launch.variants if by_variants else ""), []).append(launch)
-    return found
+        by_facts.setdefault((*facts, launch.variants if by_variants else ""), []).append(launch)
+    return by_facts
 
 
 def _labels(scenario: str, firsts: Sequence[Launch]) -> list[str]:
@@ -81,19 +84,19 @@ def _labels(scenario: str, firsts: Sequence[Launch]) -> list[str]:
 def _conflicts(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: Sequence[str]) -> tuple[str, ...]:
     if not baseline or not candidate:
         return ()
-    found = differences(baseline, candidate, [name for name in MUST_AGREE if name not in allowed])
-    return tuple(found) or ("no launch of one side agrees with one of the other in every field",)
+    sentences = differences(baseline, candidate, [name for name in MUST_AGREE if name not in allowed])
+    return tuple(sentences) or ("no launch of one side agrees with one of the other in every field",)
 
 
 def differences(baseline: Sequence[Launch], candidate: Sequence[Launch], fields: Iterable[str]) -> list[str]:
     """Sentences on those of `fields` whose values differ between the sides."""
-    found = []
+    sentences = []
     for name in fields:
         left, right = _values(baseline, name), _values(candidate, name)
         if left and right and left != right:
             left_text, right_text = listed(left, MAX_LISTED, " and "), listed(right, MAX_LISTED, " and ")
-            found.append(f"{name}: {left_text} in the baseline, {right_text} in the candidate")
-    return found
+            sentences.append(f"{name}: {left_text} in the baseline, {right_text} in the candidate")
+    return sentences
 
 
 def _values(launches: Sequence[Launch], name: str) -> list[str]:
@@ -102,13 +105,13 @@ def _values(launches: Sequence[Launch], name: str) -> list[str]:
 
 def _text(value: Any) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name}={one}" for name, one in value.items()) or "none"
+        return ", ".join(f"{name}={item}" for name, item in value.items()) or "none"
     return "not recorded" if value is None else str(value)
 
 
 def without_dtype(case_id: str) -> tuple[str, str | None]:
     """The id with its dtype blanked, and the dtype: `collective/f32[256]/x` is `collective/?[256]/x` in f32."""
-    found = _DTYPE_IN_ID.search(case_id)
-    if not found:
+    match = _DTYPE_IN_ID.search(case_id)
+    if not match:
         return case_id, None
-    return case_id[: found.start()] + "?" + case_id[found.end() :], found.group(1)
+    return case_id[: match.start()] + "?" + case_id[match.end() :], match.group(1)

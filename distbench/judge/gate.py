@@ -95,8 +95,8 @@ class CaseVerdict:
     @property
     def suspected(self) -> str | None:
         """What was seen but cannot be held against the candidate, the worst of all metrics."""
-        seen = {metric.suspected for metric in self.metrics}
-        return REGRESSION if REGRESSION in seen else IMPROVEMENT if IMPROVEMENT in seen else None
+        verdicts = {metric.suspected for metric in self.metrics}
+        return REGRESSION if REGRESSION in verdicts else IMPROVEMENT if IMPROVEMENT in verdicts else None
 
     @property
     def excess(self) -> float:
@@ -140,8 +140,8 @@ class Gated:
     @property
     def counts(self) -> dict[str, int]:
         """Cases by verdict, the worst first; only verdicts that occur."""
-        counted = Counter(case.verdict for case in self.cases)
-        return {verdict: counted[verdict] for verdict in VERDICTS if counted[verdict]}
+        counts = Counter(case.verdict for case in self.cases)
+        return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
     @property
     def num_judged(self) -> int:
@@ -168,7 +168,7 @@ class Gated:
         """Whether nothing failed and this is no pass either: no case is decided, or an undecided one looks slower."""
         if self.exit_code(strict=True) != 3:
             return False
-        return bool(self.look_slower) or not any(self.counts.get(one) for one in (PASS, IMPROVEMENT))
+        return bool(self.look_slower) or not any(self.counts.get(verdict) for verdict in (PASS, IMPROVEMENT))
 
     @property
     def why_nothing(self) -> str:
@@ -180,7 +180,7 @@ class Gated:
 
     def headline(self, strict: bool = False) -> str:
         """The outcome in one line: `PASS (27 of 30 cases decided): 3 inconclusive, 27 pass`."""
-        counted = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items()) or "no case"
+        summary = ", ".join(f"{count} {verdict}" for verdict, count in self.counts.items()) or "no case"
         word = {0: "PASS", 1: "FAIL", 3: "INCONCLUSIVE", 4: "NO VERDICT"}[self.exit_code(strict)]
         if word == "PASS" and self.is_open:
             word = "INCONCLUSIVE"
@@ -188,12 +188,12 @@ class Gated:
             compared = sum(case.verdict in JUDGED for case in self.cases)
             word += f" ({compared - num_open} of {count_text(compared, 'case')} decided)"
         if word == "NO VERDICT" and not self.num_judged:
-            counted += f"; {self.why_nothing}"
+            summary += f"; {self.why_nothing}"
         if word.startswith("INCONCLUSIVE") and (slower := self.look_slower):
             change = max(metric.change for metric in slower[0].metrics)
-            counted += f"; {len(slower)} measured slower than the tolerance, the worst {100 * change:+.1f} %: "
-            counted += slower[0].case_id
-        return f"{word}: {counted}"
+            summary += f"; {len(slower)} measured slower than the tolerance, the worst {100 * change:+.1f} %: "
+            summary += slower[0].case_id
+        return f"{word}: {summary}"
 
 
 # Launches of one group as arrays: a row a case, a column a launch.
@@ -222,8 +222,8 @@ class CaseTable:
 
     def num_lacking(self, case_id: str) -> int:
         """Launches that should hold the case and do not, skipped it or could not run it."""
-        known = self._of(case_id)
-        return self.expected.get(case_id, 0) - len(known) + sum(value.status in NOT_RUN for value in known)
+        values = self._of(case_id)
+        return self.expected.get(case_id, 0) - len(values) + sum(value.status in NOT_RUN for value in values)
 
     def _of(self, case_id: str) -> list[Value]:
         return [value for value in self.values.get(case_id, ()) if value is not None]
@@ -245,7 +245,9 @@ def table_of(launches: Sequence[Launch]) -> CaseTable:
 def logarithms(side: CaseTable, case_ids: Sequence[str], metric: str) -> Floats:
     """One metric's logarithms, [cases, launches], nan where a launch did not measure the case."""
     name = f"{metric}_s"
-    table = [[getattr(v, name) if v and v.status == "ok" else math.nan for v in side.values[one]] for one in case_ids]
+    table = [
+        [getattr(v, name) if v and v.status == "ok" else math.nan for v in side.values[case_id]] for case_id in case_ids
+    ]
     return np.log(np.array(table).reshape(len(case_ids), len(side.launches)))
 
 
@@ -297,7 +299,7 @@ def measure(
     pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
     logs = {metric: [logarithms(side, case_ids, metric) for side in sides] for metric in METRICS}
     left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else ()
-    differences = {metric: difference_between(both, pairing) for metric, both in logs.items()}
+    differences = {metric: difference_between(side_logs, pairing) for metric, side_logs in logs.items()}
     conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
     doubt = conflict
     if doubt is None and pairing.is_disturbed:
@@ -318,7 +320,7 @@ def _leave_out(
     for pair in np.flatnonzero(outlying).tolist():
         for left, _ in logs.values():
             left[:, base[pair]] = np.nan
-        times = np.exp(np.nanmedian([each[:, pair] for each in differences]))
+        times = np.exp(np.nanmedian([difference[:, pair] for difference in differences]))
         launches = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
         sentences.append(
             f"left out: launch {launches[1]} took {times:.2f}x the time of launch {launches[0]} in the median case; "
@@ -345,10 +347,16 @@ def load_conflict(
 
 def judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
     """Cases with times, judged as one family; how many tests it has, and how many cases have too few launches."""
-    jobs = [(one, metric, _block(one.differences[metric], metric, options)) for one in measured for metric in METRICS]
-    found, num_tests = tested([block for _, _, block in jobs], options)
-    by_metric = iter([_metric_verdicts(*job, each, options) for job, each in zip(jobs, found, strict=True)])
-    cases = [case for one in measured for case in _cases_of(one, [next(by_metric) for _ in METRICS], options)]
+    jobs = [
+        (group_cases, metric, _block(group_cases.differences[metric], metric, options))
+        for group_cases in measured
+        for metric in METRICS
+    ]
+    results, num_tests = tested([block for _, _, block in jobs], options)
+    by_metric = iter([_metric_verdicts(*job, result, options) for job, result in zip(jobs, results, strict=True)])
+    cases = [
+        case for group_cases in measured for case in _cases_of(group_cases, [next(by_metric) for _ in METRICS], options)
+    ]
     too_few = sum(
         all(metric.num_launches < options.least_launches(case.paired) for metric in case.metrics) for case in cases
     )
@@ -361,14 +369,18 @@ def _block(difference: LogDifference, metric: str, options: Options) -> Block:
     return Block(difference, np.log1p(np.maximum(options.tolerances[metric], floor)))
 
 
-def _cases_of(one: MeasuredCases, by_metric: Sequence[Sequence[MetricVerdict]], options: Options) -> list[CaseVerdict]:
+def _cases_of(
+    measured: MeasuredCases, by_metric: Sequence[Sequence[MetricVerdict]], options: Options
+) -> list[CaseVerdict]:
     cases = []
-    for case_id, metrics in zip(one.case_ids, zip(*by_metric, strict=True), strict=True):
+    for case_id, metrics in zip(measured.case_ids, zip(*by_metric, strict=True), strict=True):
         # A case is as bad as its worst metric; it is improved where one is and no other is in doubt.
         verdict = next(word for word in JUDGED if word in [metric.verdict for metric in metrics])
         ordered = tuple(sorted(metrics, key=lambda metric: _decides(metric, verdict)))
-        reason, notes = _reason(ordered[0], one, options), one.notes.get(case_id, ())
-        cases.append(CaseVerdict(one.group.label, case_id, verdict, reason, one.pairing.interleaved, ordered, notes))
+        reason, notes = _reason(ordered[0], measured, options), measured.notes.get(case_id, ())
+        cases.append(
+            CaseVerdict(measured.group.label, case_id, verdict, reason, measured.pairing.interleaved, ordered, notes)
+        )
     return cases
 
 
@@ -378,14 +390,14 @@ def _decides(metric: MetricVerdict, verdict: str) -> tuple[bool, bool, float]:
 
 
 def _metric_verdicts(
-    one: MeasuredCases, metric: str, block: Block, found: Tested, options: Options
+    measured: MeasuredCases, metric: str, block: Block, result: Tested, options: Options
 ) -> list[MetricVerdict]:
-    difference, least = block.difference, options.least_launches(one.pairing.interleaved)
-    verdicts, seen = tolerance_words(block, found, options, one.doubt is None, one.may_pass)
+    difference, least = block.difference, options.least_launches(measured.pairing.interleaved)
+    verdicts, suspected = tolerance_words(block, result, options, measured.doubt is None, measured.may_pass)
     is_open = verdicts == INCONCLUSIVE
     low, high = difference.interval(options.confidence)
     count = difference.num_launches
-    more = np.where(count < least, least - count, np.maximum(found.needed - count, 1))
+    more = np.where(count < least, least - count, np.maximum(result.needed - count, 1))
     columns: dict[str, list[Any]] = {
         "verdict": verdicts.tolist(),
         "baseline_s": np.exp(difference.baseline).tolist(),
@@ -393,12 +405,12 @@ def _metric_verdicts(
         "change": np.expm1(difference.estimate).tolist(),
         "low": _known(np.expm1(low)),
         "high": _known(np.expm1(high)),
-        "p": _known(found.slower),
+        "p": _known(result.slower),
         "tolerance": np.expm1(block.tolerance).tolist(),
-        "detectable": _known(np.expm1(found.detectable)),
+        "detectable": _known(np.expm1(result.detectable)),
         "num_launches": count.tolist(),
         "num_more": [None if value is None else int(value) for value in _known(np.where(is_open, more, np.nan))],
-        "suspected": [word or None for word in np.where(is_open, seen, "").tolist()],
+        "suspected": [word or None for word in np.where(is_open, suspected, "").tolist()],
     }
     rows = zip(*columns.values(), strict=True)
     return [MetricVerdict(metric, **dict(zip(columns, row, strict=True))) for row in rows]
@@ -408,16 +420,16 @@ def _known(values: Floats) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _reason(metric: MetricVerdict, one: MeasuredCases, options: Options) -> str:
+def _reason(metric: MetricVerdict, measured: MeasuredCases, options: Options) -> str:
     if metric.verdict != INCONCLUSIVE:
         return REASONS[metric.verdict].format(metric.metric)
-    least = options.least_launches(one.pairing.interleaved)
+    least = options.least_launches(measured.pairing.interleaved)
     if metric.num_launches < least:
-        single, several = ("pair", "pairs") if one.pairing.interleaved else ("launch a side", "launches a side")
+        single, several = ("pair", "pairs") if measured.pairing.interleaved else ("launch a side", "launches a side")
         return f"{metric.num_launches} {single if metric.num_launches == 1 else several}; no verdict below {least}"
-    if metric.suspected or not one.may_pass:
-        seen = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
-        return f"{seen}{one.doubt}"
+    if metric.suspected or not measured.may_pass:
+        prefix = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
+        return f"{prefix}{measured.doubt}"
     return "neither a regression nor the lack of one is certain"
 
 
@@ -435,15 +447,17 @@ def gate(
     Raises:
         UserError: a launch stands on both sides.
     """
-    both = {launch.run_id for launch in baseline} & {launch.run_id for launch in candidate}
-    if both:
-        raise UserError(f"run {min(both)} is in the baseline and in the candidate; give each run to one side only")
+    shared_ids = {launch.run_id for launch in baseline} & {launch.run_id for launch in candidate}
+    if shared_ids:
+        raise UserError(
+            f"run {min(shared_ids)} is in the baseline and in the candidate; give each run to one side only"
+        )
     cases: list[CaseVerdict] = []
     measured: list[MeasuredCases] = []
     designs: list[str] = []
     # Each sentence once, with the groups that it is true of.
     stamps: dict[str, list[str]] = {}
-    shown: dict[str, list[str]] = {}
+    shown_stamps: dict[str, list[str]] = {}
     spans = {**spans_of(baseline), **spans_of(candidate)}
     num_not_run = 0
     always_second: list[str] = []
@@ -461,9 +475,9 @@ def gate(
         designs += [f"{group.label}: {sentence}" for sentence in measured[-1].left_out]
         if any(value.is_latency for launch in (*group.baseline, *group.candidate) for value in launch.cases.values()):
             designs.append(f"{group.label}: {OF_LATENCIES}")
-        for fields, said in ((options.allowed, stamps), (SHOWN, shown)):
+        for fields, labels_by_sentence in ((options.allowed, stamps), (SHOWN, shown_stamps)):
             for sentence in differences(group.baseline, group.candidate, fields):
-                said.setdefault(sentence, []).append(group.label)
+                labels_by_sentence.setdefault(sentence, []).append(group.label)
     timed, num_tests, num_too_few = judged(measured, options)
     return Gated(
         sorted([*cases, *timed], key=_how_bad),
@@ -475,7 +489,7 @@ def gate(
         num_too_few,
         designs,
         _labelled(stamps),
-        _labelled(shown),
+        _labelled(shown_stamps),
         warnings=[*warnings, *_unfinished(candidate), *_busy(baseline, candidate, options), *always_second],
     )
 
@@ -491,7 +505,9 @@ def _unfinished(candidate: Sequence[Launch]) -> list[str]:
 
 def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:
     """That other processes took much of the machine on both sides alike, which widens every interval."""
-    sides = [[one.foreign_load for one in side if one.foreign_load is not None] for side in (baseline, candidate)]
+    sides = [
+        [launch.foreign_load for launch in side if launch.foreign_load is not None] for side in (baseline, candidate)
+    ]
     shares = [min(sum(loads) / len(loads), 1.0) for loads in sides if loads]
     if len(shares) < 2 or min(shares) <= options.load_share:
         return []
@@ -504,19 +520,17 @@ def _always_second(group: Group, pairing: Pairing, options: Options) -> list[str
     if not pairing.interleaved or num_pairs < options.least_launches(paired=True) or 0 < first < num_pairs:
         return []
     side = "candidate" if first else "baseline"
-    left = f"what a launch leaves behind for the next one falls on the {side} alone"
-    return [
-        f"{group.label}: the {side} ran second in all {num_pairs} pairs, so {left}; toss a coin for each pair's order"
-    ]
+    second = f"{group.label}: the {side} ran second in all {num_pairs} pairs"
+    return [f"{second} and alone bears what a launch leaves behind for the next; draw each pair's order at random"]
 
 
 def _num_baseline_first(group: Group, pairing: Pairing) -> int:
     pairs = zip(pairing.baseline, pairing.candidate, strict=False)
-    return sum(group.baseline[one].started_at < group.candidate[other].started_at for one, other in pairs)
+    return sum(group.baseline[base].started_at < group.candidate[new].started_at for base, new in pairs)
 
 
-def _labelled(said: dict[str, list[str]]) -> list[str]:
-    return [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in said.items()]
+def _labelled(labels_by_text: dict[str, list[str]]) -> list[str]:
+    return [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in labels_by_text.items()]
 
 
 def _design(group: Group, pairing: Pairing, options: Options) -> str:
@@ -552,27 +566,27 @@ def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerd
 
 
 def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
-    counted = (
+    summary = (
         f"{failed[0].status} in {len(failed)} of {count_text(len(side.launches), f'{name} launch', f'{name} launches')}"
     )
-    return f"{counted}: {failed[0].error}" if failed[0].error else counted
+    return f"{summary}: {failed[0].error}" if failed[0].error else summary
 
 
 def _settled(
     label: str, baseline: CaseTable, candidate: CaseTable
 ) -> tuple[list[CaseVerdict], list[str], dict[str, tuple[str, ...]]]:
     """Cases whose verdict needs no times; those that need them, and notes on them. The rest was run on neither side."""
-    settled: list[CaseVerdict] = []
+    settled_cases: list[CaseVerdict] = []
     timed: list[str] = []
     notes: dict[str, tuple[str, ...]] = {}
     for case_id in dict.fromkeys((*baseline.values, *candidate.values)):
         if verdict := _untimed(label, case_id, baseline, candidate):
-            settled.append(verdict)
+            settled_cases.append(verdict)
         elif baseline.num_ok(case_id):
             timed.append(case_id)
             if lacking := baseline.num_lacking(case_id):
                 notes[case_id] = (f"{lacking} of {len(baseline.launches)} baseline launches lack it",)
-    return settled, timed, notes
+    return settled_cases, timed, notes
 
 
 def _untimed(label: str, case_id: str, baseline: CaseTable, candidate: CaseTable) -> CaseVerdict | None:
@@ -591,13 +605,13 @@ def _untimed(label: str, case_id: str, baseline: CaseTable, candidate: CaseTable
     return None
 
 
-def _other_dtypes(settled: list[CaseVerdict], allowed: Sequence[str]) -> list[CaseVerdict]:
+def _other_dtypes(settled_cases: list[CaseVerdict], allowed: Sequence[str]) -> list[CaseVerdict]:
     """A missing and a new case that differ in nothing but their dtype are one case that cannot be compared."""
     if DTYPE in allowed:
-        return settled
-    new = dict(without_dtype(case.case_id) for case in settled if case.verdict == NEW)
+        return settled_cases
+    new = dict(without_dtype(case.case_id) for case in settled_cases if case.verdict == NEW)
     cases = []
-    for case in settled:
+    for case in settled_cases:
         key, dtype = without_dtype(case.case_id)
         is_same = case.verdict == MISSING and dtype and key in new
         reason = f"dtype: {dtype} in the baseline, {new.get(key)} in the candidate"

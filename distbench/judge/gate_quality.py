@@ -83,9 +83,9 @@ class Rates:
     headed_pass: int = 0
     num_pairs: int = 0
 
-    def add(self, window: "Window", judged: TrialVerdicts) -> None:
+    def add(self, window: "Window", trial: TrialVerdicts) -> None:
         """Count one comparison."""
-        verdicts = judged.verdicts
+        verdicts = trial.verdicts
         slower = verdicts == REGRESSION
         is_unchanged = (np.arange(len(slower)) != window.changed) | (window.factor == 1.0)
         self.num_comparisons += 1
@@ -93,8 +93,8 @@ class Rates:
         self.false_verdicts += bool(((slower | (verdicts == IMPROVEMENT)) & is_unchanged).any())
         self.found += bool(slower[window.changed])
         self.passed += bool(verdicts[window.changed] == PASS)
-        self.headed_pass += judged.is_pass
-        self.num_pairs += judged.num_pairs
+        self.headed_pass += trial.is_pass
+        self.num_pairs += trial.num_pairs
 
 
 @dataclass(frozen=True)
@@ -201,18 +201,18 @@ def recorded(folder: Path) -> RecordedSeries:
     invocations: dict[str, list[tuple[Launch, Run]]] = {}
     for run in map(read_run, run_files_in(folder)):
         invocations.setdefault(run.about.invocation_id or str(run.path), []).append((launch_of(run), run))
-    whole = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
-    whole.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
-    if len(whole) < MIN_LAUNCHES:
-        failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(whole)) else ""
-        raise UserError(f"{folder} holds {len(whole)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
-    measured = [_samples(runs) for runs in whole]
+    finished = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
+    finished.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
+    if len(finished) < MIN_LAUNCHES:
+        failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(finished)) else ""
+        raise UserError(f"{folder} holds {len(finished)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
+    measured = [_samples(runs) for runs in finished]
     keys = [key for key in measured[0] if all(key in launch for launch in measured)]
     if not keys:
         raise UserError(f"no case was measured by every launch below {folder}; record launches of the same scenarios")
     several = len({scenario for scenario, _ in keys}) > 1
     ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
-    origin = json.dumps({name: whole[0][0][0].facts[name] for name in ORIGIN})
+    origin = json.dumps({name: finished[0][0][0].facts[name] for name in ORIGIN})
     return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
 
 
@@ -255,12 +255,12 @@ def rates(
         rule: what judges; it may leave out the last pairs.
     """
     draw = np.random.default_rng(seed)
-    found = Rates()
+    totals = Rates()
     step = _coprime_step(series.num_starts(num_pairs))
     for number in range(num_comparisons):
         window = series.window(number * step, num_pairs, CHANGES[change], draw)
-        found.add(window, rule(series, window))
-    return found
+        totals.add(window, rule(series, window))
+    return totals
 
 
 def _coprime_step(count: int) -> int:
@@ -280,22 +280,22 @@ def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: in
         seed: of orders and of which case is slowed down.
         rules: by name; the gate's is OURS, and only it has passes.
     """
-    found = [name for name, change in CHANGES.items() if change.factor != 1.0]
+    changes = [name for name, change in CHANGES.items() if change.factor != 1.0]
     lines = [
         f"{series.name}: {num_pairs} pairs, {len(series.case_ids)} cases, {series.num_launches} "
         f"launches: {num_comparisons} comparisons a column, in windows from {series.num_starts(num_pairs)} starts",
         "",
         "| rule | any false alarm | "
-        + " | ".join(f"{change} found" for change in found)
+        + " | ".join(f"{change} found" for change in changes)
         + " | +20 % called a pass | +20 % headed PASS |",
-        "|:---|---:|" + "---:|" * (len(found) + 2),
+        "|:---|---:|" + "---:|" * (len(changes) + 2),
     ]
     for name, rule in rules.items():
-        of = {change: rates(series, num_pairs, change, num_comparisons, seed, rule) for change in ("none", *found)}
+        of = {change: rates(series, num_pairs, change, num_comparisons, seed, rule) for change in ("none", *changes)}
         none = of["none"]
-        cells = [percent(none.false_jobs, none), *(percent(of[change].found, of[change]) for change in found)]
+        cells = [percent(none.false_jobs, none), *(percent(of[change].found, of[change]) for change in changes)]
         slower = of["+20 %"]
-        cells += [percent(each, slower) if name == OURS else "-" for each in (slower.passed, slower.headed_pass)]
+        cells += [percent(count, slower) if name == OURS else "-" for count in (slower.passed, slower.headed_pass)]
         lines.append(f"| {' | '.join([name, *cells])} |")
     return "\n".join(lines)
 

@@ -34,7 +34,12 @@ def baseline_page(path: Path) -> str:
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
     lines = (f"{count_text(len(launches), 'launch', 'launches')}, saved at {baseline.saved_at}", ", ".join(facts_text))
     ids = dict.fromkeys(case_id for launch in launches for case_id in launch.cases)
-    rows = [_baseline_row(case_id, [one.cases[case_id] for one in launches if case_id in one.cases]) for case_id in ids]
+    rows = [
+        _baseline_row(
+            case_id, [stored_launch.cases[case_id] for stored_launch in launches if case_id in stored_launch.cases]
+        )
+        for case_id in ids
+    ]
     columns = ("<case", "launches", "mean", "p10")
     notes = [
         "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
@@ -171,8 +176,8 @@ def _more_text(metric: MetricVerdict) -> str:
 
 def _bottom(gated: Gated) -> list[Block]:
     """Why cases are inconclusive, and what passed or was left out."""
-    counted = Counter(case.reason for case in gated.cases if case.verdict == INCONCLUSIVE)
-    lines = [f"inconclusive ({count}): {reason}" for reason, count in counted.items()]
+    counts = Counter(case.reason for case in gated.cases if case.verdict == INCONCLUSIVE)
+    lines = [f"inconclusive ({count}): {reason}" for reason, count in counts.items()]
     passed = [case for case in gated.cases if case.verdict == PASS]
     if passed:
         worst = max(metric.high or 0.0 for case in passed for metric in case.metrics)
@@ -222,9 +227,9 @@ def json_text(gated: Gated, strict: bool = False) -> str:
 def _finite(value: Any) -> Any:
     """The same without nan and infinity, for which JSON has no word."""
     if isinstance(value, dict):
-        return {name: _finite(one) for name, one in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

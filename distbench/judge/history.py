@@ -101,17 +101,17 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     ]
     left_out = f"{len(ordered) - len(kept)} of {count_text(len(ordered), 'launch', 'launches')} were left out"
     notes = [f"{left_out}: made on another machine, mesh or device than the newest"] if len(kept) < len(ordered) else []
-    found: list[Series] = []
+    all_series: list[Series] = []
     for scenario in dict.fromkeys(launch.scenario for launch in kept):
         series, sentences = _of_scenario(scenario, [one for one in kept if one.scenario == scenario], pattern)
-        found, notes = [*found, *series], [*notes, *sentences]
-    shown = {one.scenario for one in found}
+        all_series, notes = [*all_series, *series], [*notes, *sentences]
+    scenarios = {one.scenario for one in all_series}
     of_latencies = [
-        name for name in newest if name in shown and any(one.is_latency for one in newest[name].cases.values())
+        name for name in newest if name in scenarios and any(one.is_latency for one in newest[name].cases.values())
     ]
     if of_latencies:
         notes.append(f"{', '.join(of_latencies)}: {OF_LATENCIES}")
-    return sorted(found, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
+    return sorted(all_series, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
 
 
 def _point(launch: Launch, seconds: float) -> Point:
@@ -147,27 +147,29 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
                 logs[row, column] = math.log(value.p10_s)
     is_measured = np.isfinite(logs).any(axis=0)
     logs, by_commit = logs[:, is_measured], list(compress(by_commit, is_measured))
-    found = change_points(logs)
-    shown = [(ids[row], logs[row], found.own[row]) for row in range(len(ids)) if _matches(scenario, ids[row], pattern)]
-    if found.shared:
+    points = change_points(logs)
+    shown_rows = [
+        (ids[row], logs[row], points.own[row]) for row in range(len(ids)) if _matches(scenario, ids[row], pattern)
+    ]
+    if points.shared:
         middle = np.nanmedian(logs, axis=1, keepdims=True)
         typical = np.nanmedian(logs - middle, axis=0) + middle.mean()
-        shown.insert(0, (f"all {len(ids)} cases, the median", typical, found.shared))
-    notes = [f"{scenario}: {sentence}" for sentence in _rule(found, len(ids), len(by_commit))]
+        shown_rows.insert(0, (f"all {len(ids)} cases, the median", typical, points.shared))
+    notes = [f"{scenario}: {sentence}" for sentence in _rule(points, len(ids), len(by_commit))]
     if by_commit != [one for one in launches if one in by_commit]:
         notes.append(f"{scenario}: launches of a commit are shown together, though commits took turns")
-    return [_series(scenario, case_id, row, cuts, by_commit) for case_id, row, cuts in shown], notes
+    return [_series(scenario, case_id, row, cuts, by_commit) for case_id, row, cuts in shown_rows], notes
 
 
-def _rule(found: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
+def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
     """What a split had to explain to be a change, as sentences."""
-    alone, shared = num_cases < MIN_CASES, found.shared_share
+    alone, shared = num_cases < MIN_CASES, points.shared_share
     few = f"{num_launches} launches are too few to tell {{}} from the machine's drift, {MIN_BLOCKS * BLOCK} are needed"
-    if math.isnan(found.own_share):
+    if math.isnan(points.own_share):
         least = f"{num_launches} launches are too few for a change, {2 * MIN_LAUNCHES} are needed"
         return [few.format("a change") if alone and num_launches >= 2 * MIN_LAUNCHES else least]
     of_all = "" if math.isnan(shared) else f", or over {100 * shared:.0f} % of that of the median of all cases"
-    rule = f"penalty: a split is a change if it explains over {100 * found.own_share:.0f} % of a case's sum of squares"
+    rule = f"penalty: a split is a change if it explains over {100 * points.own_share:.0f} % of a case's sum of squares"
     chance = f"{100 * LEVEL:g} % of permutations of the launches exceed that, over all cases together"
     drift = [few.format("a change of all cases together")] if not alone and math.isnan(shared) else []
     return [f"{rule}{of_all}; {chance}", *drift]
@@ -181,10 +183,10 @@ def _series(
     Args:
         cuts: columns of `logs` at which a level begins, but for the first.
     """
-    known = np.isfinite(logs)
-    points = tuple(_point(launches[column], math.exp(logs[column])) for column in np.flatnonzero(known).tolist())
+    is_known = np.isfinite(logs)
+    points = tuple(_point(launches[column], math.exp(logs[column])) for column in np.flatnonzero(is_known).tolist())
     # Columns to points: how many are known before each.
-    bounds = [0, *(int(known[:cut].sum()) for cut in cuts), len(points)]
+    bounds = [0, *(int(is_known[:cut].sum()) for cut in cuts), len(points)]
     seconds = [point.seconds for point in points]
     levels = (Level(*ends, float(np.exp(np.median(np.log(seconds[slice(*ends)]))))) for ends in pairwise(bounds))
     return Series(scenario, case_id, points, tuple(levels))
@@ -199,14 +201,14 @@ STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<
 
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     """The cases that changed their level, the largest change first; then those that did not, a line each."""
-    changed = [one for one in series if one.changes]
+    changed = [case_series for case_series in series if case_series.changes]
     first_line = f"{count_text(len(series), 'case')}, {len(changed)} of them changed their level"
     blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
     blocks += map(_changed, changed[:MAX_CASES])
-    steady = [one for one in series if not one.changes]
+    steady = [case_series for case_series in series if not case_series.changes]
     left_out = max(len(changed) - MAX_CASES, 0) + max(len(steady) - MAX_STEADY, 0)
     if steady:
-        rows = [_steady_row(one) for one in steady[:MAX_STEADY]]
+        rows = [_steady_row(case_series) for case_series in steady[:MAX_STEADY]]
         blocks.append(Table("no change of their own:", STEADY_COLUMNS, rows, optional=("commit", "from", "scenario")))
     if left_out:
         blocks.append(Lines((f"... {left_out} more cases: narrow the pattern, e.g. distbench history SCENARIO",)))
@@ -215,31 +217,33 @@ def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     return text_of(blocks)
 
 
-def _next_step(one: Series) -> str:
+def _next_step(series: Series) -> str:
     """How to find out whether the code made the largest change."""
-    change = max(zip(pairwise(one.levels), one.changes, strict=True), key=lambda item: abs(item[1][1]))
-    before, after = (one.points[index] for index in (change[0][0].stop - 1, change[0][1].start))
+    change = max(zip(pairwise(series.levels), series.changes, strict=True), key=lambda item: abs(item[1][1]))
+    before, after = (series.points[index] for index in (change[0][0].stop - 1, change[0][1].start))
     if before.commit and after.commit and before.commit != after.commit:
         why = "launches both in turn and decides whether the commit or the machine changed"
-        return f"next: distbench ab {before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]} -- {one.scenario}   {why}"
+        return (
+            f"next: distbench ab {before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]} -- {series.scenario}   {why}"
+        )
     why = "the commit is the same before and after the change" if before.commit else "no commit is recorded"
-    return f"next: distbench ab A B -- {one.scenario}   with the revisions to compare; here {why}"
+    return f"next: distbench ab A B -- {series.scenario}   with the revisions to compare; here {why}"
 
 
-def _changed(one: Series) -> Table:
-    changes = dict(zip((level.start for level in one.levels[1:]), one.changes, strict=True))
+def _changed(series: Series) -> Table:
+    changes = dict(zip((level.start for level in series.levels[1:]), series.changes, strict=True))
     rows = []
-    for level in one.levels:
+    for level in series.levels:
         change = f"{100 * changes[level.start][1]:+.0f} %" if level.start in changes else ""
-        first = one.points[level.start]
+        first = series.points[level.start]
         rows.append((_date(first), _named(first), str(level.stop - level.start), time_text(level.seconds), change))
-    return Table(f"{one.scenario}: {one.case_id}", COLUMNS, rows)
+    return Table(f"{series.scenario}: {series.case_id}", COLUMNS, rows)
 
 
-def _steady_row(one: Series) -> tuple[str, ...]:
-    (level,), first = one.levels, one.points[0]
+def _steady_row(series: Series) -> tuple[str, ...]:
+    (level,), first = series.levels, series.points[0]
     count = str(level.stop - level.start)
-    return one.scenario, one.case_id, count, time_text(level.seconds), _date(first), _named(first)
+    return series.scenario, series.case_id, count, time_text(level.seconds), _date(first), _named(first)
 
 
 def _named(point: Point) -> str:
@@ -261,23 +265,25 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
     """One figure a case; the paths. An OSError where the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
-        drawn = [save(figure_of(one), folder, f"history-{n:02}") for n, one in enumerate(series[:MAX_CASES])]
-    return list(chain.from_iterable(drawn))
+        path_lists = [
+            save(figure_of(case_series), folder, f"history-{n:02}") for n, case_series in enumerate(series[:MAX_CASES])
+        ]
+    return list(chain.from_iterable(path_lists))
 
 
-def figure_of(one: Series) -> "Figure":
+def figure_of(series: Series) -> "Figure":
     """A case's series: a point a launch, a line a level."""
     figure, [axes] = new_figure(1, 9, 3.6)
-    axes.plot(range(len(one.points)), [point.seconds for point in one.points], "o", color=GREY, markersize=4)
-    for level in one.levels:
+    axes.plot(range(len(series.points)), [point.seconds for point in series.points], "o", color=GREY, markersize=4)
+    for level in series.levels:
         axes.hlines(level.seconds, level.start - 0.4, level.stop - 0.6, color=BLUE, linewidth=2)
-    for level, (point, change) in zip(one.levels[1:], one.changes, strict=True):
+    for level, (point, change) in zip(series.levels[1:], series.changes, strict=True):
         colour = RED if change > 0 else BLUE
         axes.axvline(level.start - 0.5, color=colour, linewidth=1, linestyle=":")
         text = f"{100 * change:+.0f} %\n{commit_text(point)}"
         axes.annotate(text, (level.start - 0.4, 1), xycoords=("data", "axes fraction"), va="top", color=colour)
-    title = f"{one.case_id}: the 10th percentile of each launch's samples"
-    top = 1.25 * max(point.seconds for point in one.points)
+    title = f"{series.case_id}: the 10th percentile of each launch's samples"
+    top = 1.25 * max(point.seconds for point in series.points)
     axes.set(title=title, xlabel="launch, oldest first", ylabel="time", ylim=(0, top))
     axes.grid(axis="y")
     label_axis(axes.yaxis, time_tick)

@@ -68,35 +68,39 @@ class LinkRun:
 def link_run_of(run: Run) -> LinkRun | None:
     """The links that a run measured; None where it measured none, or too little of them is there to compare."""
     cases = [case for case in run.cases if case["case"].get("kind") == "links" and case["status"] == "ok"]
-    known = [(case["case"].get("params"), _by_pass(case)) for case in cases]
-    whole = [(params, times) for params, times in known if times is not None and _has_hosts(params, times.shape[1])]
-    if not whole:
+    timed_cases = [(case["case"].get("params"), _by_pass(case)) for case in cases]
+    complete_cases = [
+        (params, times) for params, times in timed_cases if times is not None and _has_hosts(params, times.shape[1])
+    ]
+    if not complete_cases:
         return None
-    hosts = tuple(map(str, whole[0][0]["hosts"]))
-    whole = [(params, times) for params, times in whole if tuple(map(str, params["hosts"])) == hosts]
-    num_passes = min(len(times) for _, times in whole)
-    taken: dict[tuple[str, str, int], list[tuple[Ranks, Floats]]] = {}
-    for params, times in whole:
+    hosts = tuple(map(str, complete_cases[0][0]["hosts"]))
+    complete_cases = [(params, times) for params, times in complete_cases if tuple(map(str, params["hosts"])) == hosts]
+    num_passes = min(len(times) for _, times in complete_cases)
+    by_key: dict[tuple[str, str, int], list[tuple[Ranks, Floats]]] = {}
+    for params, times in complete_cases:
         for key, members, column in _columns(params, times[:num_passes], hosts):
-            taken.setdefault(key, []).append((members, column))
-    alike = []
-    for (quantity, level, size_bytes), columns in taken.items():
+            by_key.setdefault(key, []).append((members, column))
+    groups = []
+    for (quantity, level, size_bytes), columns in by_key.items():
         columns.sort(key=lambda column: column[0])
         times_s = np.column_stack([column for _, column in columns])
-        alike.append(ComparisonGroup(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
-    told = [params["devices"] for params, _ in whole if isinstance(params.get("devices"), list)]
-    devices = tuple(map(str, told[0])) if told and len(told[0]) == len(hosts) else ()
-    return LinkRun(hosts, tuple(alike), devices, segments=_segments_of(cases, hosts)) if alike else None
+        groups.append(ComparisonGroup(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
+    device_lists = [params["devices"] for params, _ in complete_cases if isinstance(params.get("devices"), list)]
+    devices = tuple(map(str, device_lists[0])) if device_lists and len(device_lists[0]) == len(hosts) else ()
+    return LinkRun(hosts, tuple(groups), devices, segments=_segments_of(cases, hosts)) if groups else None
 
 
 def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[str, tuple[int, int]]:
     """Return each host's segments. Ranks of a host have the same counts, unless each has a network of its own."""
     counters = [case.get("counters") or {} for case in cases]
-    known = [(one.get("tcp_segments"), one.get("tcp_segments_again")) for one in counters]
-    whole = [np.array(both) for both in known if all(isinstance(one, list) and len(one) == len(hosts) for one in both)]
-    if not whole:
+    counts = [(one.get("tcp_segments"), one.get("tcp_segments_again")) for one in counters]
+    tables = [
+        np.array(pair) for pair in counts if all(isinstance(one, list) and len(one) == len(hosts) for one in pair)
+    ]
+    if not tables:
         return {}
-    sent, again = (part.tolist() for part in np.sum(whole, axis=0))
+    sent, again = (part.tolist() for part in np.sum(tables, axis=0))
     worst = {host: max((again[at], sent[at]) for at, name in enumerate(hosts) if name == host) for host in hosts}
     return {host: (of_host[1], of_host[0]) for host, of_host in worst.items()}
 
@@ -111,33 +115,33 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
     """
     places = [[hosts.index(host) for host in hosts] for hosts in (links.hosts, earlier.hosts)]
     if places[0] != places[1]:
-        what = (
+        counts = (
             f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}, "
             f"the earlier run {len(earlier.hosts)} on"
         )
-        raise UserError(f"this run has {what} {len(set(earlier.hosts))}; give a run with the same ranks on each host")
-    known = {(one.quantity, one.level, one.size_bytes, one.members): one for one in earlier.alike}
-    alike = []
-    for one in links.alike:
-        if before := known.get((one.quantity, one.level, one.size_bytes, one.members)):
+        raise UserError(f"this run has {counts} {len(set(earlier.hosts))}; give a run with the same ranks on each host")
+    earlier_groups = {(group.quantity, group.level, group.size_bytes, group.members): group for group in earlier.alike}
+    groups = []
+    for group in links.alike:
+        if before := earlier_groups.get((group.quantity, group.level, group.size_bytes, group.members)):
             center_s = np.exp(np.log(np.maximum(before.times_s, 1e-9)).mean(axis=0))
-            alike.append(replace(one, times_s=one.times_s / center_s))
-    if not alike:
+            groups.append(replace(group, times_s=group.times_s / center_s))
+    if not groups:
         raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
-    return LinkRun(links.hosts, (*_few_together(alike),), links.devices, True, links.segments)
+    return LinkRun(links.hosts, (*_few_together(groups),), links.devices, True, links.segments)
 
 
-def _few_together(alike: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup]:
+def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup]:
     """Pairs of different levels as one kind where each has too few: held against themselves they are all alike."""
     few: dict[tuple[str, int], list[ComparisonGroup]] = {}
-    for one in alike:
-        if one.quantity in (LATENCY, BANDWIDTH) and len(one.members) < MIN_LIKE:
-            few.setdefault((one.quantity, one.size_bytes), []).append(one)
+    for group in groups:
+        if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE:
+            few.setdefault((group.quantity, group.size_bytes), []).append(group)
         else:
-            yield one
+            yield group
     for (quantity, size_bytes), parts in few.items():
-        members = tuple(itertools.chain.from_iterable(one.members for one in parts))
-        yield ComparisonGroup(quantity, "", members, np.column_stack([one.times_s for one in parts]), size_bytes)
+        members = tuple(itertools.chain.from_iterable(group.members for group in parts))
+        yield ComparisonGroup(quantity, "", members, np.column_stack([group.times_s for group in parts]), size_bytes)
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
@@ -158,9 +162,11 @@ def _has_hosts(params: Any, num_ranks: int) -> bool:
 def _sets_of(told: Any, num_ranks: int) -> list[Ranks]:
     """The pairs or groups of a case, as far as they are ones of its ranks."""
     sets = told if isinstance(told, list) else []
-    known = range(num_ranks)
+    ranks = range(num_ranks)
     return [
-        tuple(one) for one in sets if isinstance(one, list) and one and all(type(r) is int and r in known for r in one)
+        tuple(members)
+        for members in sets
+        if isinstance(members, list) and members and all(type(r) is int and r in ranks for r in members)
     ]
 
 
@@ -224,20 +230,20 @@ def of_hosts(links: LinkRun) -> Iterator[Effects]:
     It is slow only where nearly all of its ranks are.
     """
     names = list(dict.fromkeys(links.hosts))
-    for alike in links.alike:
-        places = [[at for at, (rank, *_) in enumerate(alike.members) if links.hosts[rank] == name] for name in names]
-        if alike.quantity != COMPUTE or len(names) < 2 or min(map(len, places)) < MIN_RANKS_OF_HOST:
+    for group in links.alike:
+        places = [[at for at, (rank, *_) in enumerate(group.members) if links.hosts[rank] == name] for name in names]
+        if group.quantity != COMPUTE or len(names) < 2 or min(map(len, places)) < MIN_RANKS_OF_HOST:
             continue
-        logs = np.log(np.maximum(alike.times_s, 1e-9))
+        logs = np.log(np.maximum(group.times_s, 1e-9))
         by_host = np.column_stack([logs[:, of_host].mean(axis=1) for of_host in places])
         middle = np.median(by_host, axis=1) if len(names) > 2 else by_host[:, [int(by_host.mean(axis=0).argmin())]].T[0]
-        members = tuple(tuple(alike.members[at][0] for at in of_host) for of_host in places)
-        found = effects_of(HOST, COMPUTE, "", members, by_host - middle[:, None])
+        members = tuple(tuple(group.members[at][0] for at in of_host) for of_host in places)
+        effects = effects_of(HOST, COMPUTE, "", members, by_host - middle[:, None])
         # How ranks of one host scatter says how far hosts that are alike may be apart.
         within = [logs[:, of_host].mean(axis=0).var(ddof=1) / len(of_host) for of_host in places]
-        own = [(logs[:, of_host] - middle[:, None]).mean(axis=0) for of_host in places]
-        error = np.sqrt(found.error**2 + float(np.median(within)))
-        yield found._replace(center=np.minimum(found.center, _of_nearly_all(own)), error=error)
+        host_offsets = [(logs[:, of_host] - middle[:, None]).mean(axis=0) for of_host in places]
+        error = np.sqrt(effects.error**2 + float(np.median(within)))
+        yield effects._replace(center=np.minimum(effects.center, _of_nearly_all(host_offsets)), error=error)
 
 
 def of_host_links(links: LinkRun) -> Iterator[Effects]:
@@ -246,38 +252,38 @@ def of_host_links(links: LinkRun) -> Iterator[Effects]:
 
     They are slow only where nearly all of their pairs are: a slow rank is in half of them.
     """
-    for (quantity, _), same in groupby(sorted(links.alike, key=_size_of), key=_size_of):
-        taken: dict[Ranks, Floats] = {}
-        for alike in same if quantity in (LATENCY, BANDWIDTH) else ():
-            taken.update(zip(alike.members, np.log(np.maximum(alike.times_s, 1e-9)).T, strict=True))
+    for (quantity, _), groups in groupby(sorted(links.alike, key=_size_of), key=_size_of):
+        logs_by_pair: dict[Ranks, Floats] = {}
+        for group in groups if quantity in (LATENCY, BANDWIDTH) else ():
+            logs_by_pair.update(zip(group.members, np.log(np.maximum(group.times_s, 1e-9)).T, strict=True))
         of: dict[frozenset[str], list[Ranks]] = {}
-        for pair in taken:
+        for pair in logs_by_pair:
             of.setdefault(frozenset(links.hosts[rank] for rank in pair), []).append(pair)
         if not links.is_relative:
             of = {hosts: pairs for hosts, pairs in of.items() if len(hosts) == 1}
             of = of if all(len(pairs) >= MIN_PAIRS_OF_HOST for pairs in of.values()) else {}
         # How pairs that belong together scatter says how far those that are alike may be apart.
         if len(of) > 1 and sum(map(len, of.values())) > len(of):
-            yield from _of_host_pairs(quantity, of, taken)
+            yield from _of_host_pairs(quantity, of, logs_by_pair)
 
 
 def _of_host_pairs(
-    quantity: str, of: Mapping[frozenset[str], list[Ranks]], taken: Mapping[Ranks, Floats]
+    quantity: str, of: Mapping[frozenset[str], list[Ranks]], logs_by_pair: Mapping[Ranks, Floats]
 ) -> Iterator[Effects]:
-    medians = np.column_stack([np.median([taken[pair] for pair in pairs], axis=0) for pairs in of.values()])
+    medians = np.column_stack([np.median([logs_by_pair[pair] for pair in pairs], axis=0) for pairs in of.values()])
     middle = medians[:, int(medians.mean(axis=0).argmin())] if len(of) == 2 else np.median(medians, axis=1)
-    own = [np.array([(taken[pair] - middle).mean() for pair in pairs]) for pairs in of.values()]
-    apart = sum(float(((centers - np.median(centers)) ** 2).sum()) for centers in own)
-    variance = apart / (sum(map(len, own)) - len(own))
+    offsets = [np.array([(logs_by_pair[pair] - middle).mean() for pair in pairs]) for pairs in of.values()]
+    apart = sum(float(((centers - np.median(centers)) ** 2).sum()) for centers in offsets)
+    variance = apart / (sum(map(len, offsets)) - len(offsets))
     ranks = [tuple(sorted({rank for pair in pairs for rank in pair})) for pairs in of.values()]
     for kind, level, size in ((HOST, "within it", 1), (HOSTS, "between them", 2)):
         kept = [at for at, hosts in enumerate(of) if len(hosts) == size]
         if kept:
-            found = effects_of(
+            effects = effects_of(
                 kind, quantity, level, tuple(ranks[at] for at in kept), (medians - middle[:, None])[:, kept]
             )
-            error = np.sqrt(found.error**2 + variance / np.array([len(own[at]) for at in kept]))
-            yield found._replace(center=np.minimum(found.center, _of_nearly_all(own)[kept]), error=error)
+            error = np.sqrt(effects.error**2 + variance / np.array([len(offsets[at]) for at in kept]))
+            yield effects._replace(center=np.minimum(effects.center, _of_nearly_all(offsets)[kept]), error=error)
 
 
 def _of_nearly_all(parts: Sequence[Floats]) -> Floats:
@@ -285,22 +291,26 @@ def _of_nearly_all(parts: Sequence[Floats]) -> Floats:
     return np.array([np.quantile(centers, MAX_LIKE_OTHERS, method="lower") for centers in parts])
 
 
-def _size_of(alike: ComparisonGroup) -> tuple[str, int]:
-    return alike.quantity, alike.size_bytes
+def _size_of(group: ComparisonGroup) -> tuple[str, int]:
+    return group.quantity, group.size_bytes
 
 
 def of_ranks(links: LinkRun) -> Iterator[Effects]:
     """Each rank's own speed, and what it adds to its pairs."""
-    for alike in links.alike:
-        if alike.quantity == COMPUTE and len(alike.members) >= MIN_LIKE:
-            yield effects_of(RANK, COMPUTE, "", alike.members, against_like(alike.times_s))
+    for group in links.alike:
+        if group.quantity == COMPUTE and len(group.members) >= MIN_LIKE:
+            yield effects_of(RANK, COMPUTE, "", group.members, against_like(group.times_s))
     for quantity in (LATENCY, BANDWIDTH):
-        of_quantity = [one for one in links.alike if one.quantity == quantity and len(one.members) >= MIN_LIKE]
-        pairs = [pair for one in of_quantity for pair in one.members]
+        of_quantity = [
+            pair_group
+            for pair_group in links.alike
+            if pair_group.quantity == quantity and len(pair_group.members) >= MIN_LIKE
+        ]
+        pairs = [pair for pair_group in of_quantity for pair in pair_group.members]
         counts = Counter(rank for pair in pairs for rank in pair)
         if len(counts) >= MIN_LIKE and min(counts.values()) >= MIN_LIKE - 1:
-            logs = np.column_stack([np.log(np.maximum(one.times_s, 1e-9)) for one in of_quantity])
-            levels = [at for at, one in enumerate(of_quantity) for _ in one.members]
+            logs = np.column_stack([np.log(np.maximum(pair_group.times_s, 1e-9)) for pair_group in of_quantity])
+            levels = [at for at, pair_group in enumerate(of_quantity) for _ in pair_group.members]
             ranks = sorted(counts)
             effects = rank_effects(logs, pairs, levels, ranks)
             effects -= np.median(effects, axis=1)[:, None]
@@ -333,29 +343,30 @@ def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Float
     """Return the unknowns of each row by weighted least squares; of those that are not determined, the least ones."""
     size = int(unknowns.max()) + 1
     normal, right = np.zeros((size, size)), np.zeros((size, len(logs)))
-    for one in unknowns.T:
-        np.add.at(right, one, (weights * logs).T)
-        for other in unknowns.T:
-            np.add.at(normal, (one, other), weights)
+    for column in unknowns.T:
+        np.add.at(right, column, (weights * logs).T)
+        for other_column in unknowns.T:
+            np.add.at(normal, (column, other_column), weights)
     normal += RIDGE * np.trace(normal) * np.eye(size)
     return np.asarray(np.linalg.solve(normal, right).T)
 
 
 def of_links(
-    alike: ComparisonGroup, known: set[tuple[int, str]], explained: set[tuple[Ranks, str]]
+    group: ComparisonGroup, explained_ranks: set[tuple[int, str]], explained: set[tuple[Ranks, str]]
 ) -> Iterator[Effects]:
     """Pairs and groups without those of ranks that are named already, and pairs that are: `explained`."""
-    if alike.quantity == COMPUTE:
+    if group.quantity == COMPUTE:
         return
     kept = [
         at
-        for at, members in enumerate(alike.members)
-        if (members, alike.quantity) not in explained and not any((rank, alike.quantity) in known for rank in members)
+        for at, members in enumerate(group.members)
+        if (members, group.quantity) not in explained
+        and not any((rank, group.quantity) in explained_ranks for rank in members)
     ]
     if len(kept) >= MIN_LIKE:
-        kind = GROUP if alike.quantity == GROUPS else LINK
-        members, against = tuple(alike.members[at] for at in kept), against_like(alike.times_s[:, kept])
-        yield effects_of(kind, alike.quantity, alike.level, members, against)
+        kind = GROUP if group.quantity == GROUPS else LINK
+        members, against = tuple(group.members[at] for at in kept), against_like(group.times_s[:, kept])
+        yield effects_of(kind, group.quantity, group.level, members, against)
 
 
 def against_like(times_s: Floats) -> Floats:
@@ -370,10 +381,10 @@ def effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...],
     center = against.mean(axis=0)
     spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
     # A variance of few passes is itself uncertain: that of its like counts as so many more of them.
-    own, freedom = against.var(axis=0, ddof=1), num_passes - 1
-    moderated = moderated_variance(freedom * own, float(np.median(own)), freedom)
+    variances, freedom = against.var(axis=0, ddof=1), num_passes - 1
+    moderated = moderated_variance(freedom * variances, float(np.median(variances)), freedom)
     # What noise alone makes its like scatter is in their errors already.
-    scatter = max(spread**2 - float(np.median(own)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
+    scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
     return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
 
@@ -436,7 +447,7 @@ class LinkVerdict:
 
 def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     """Who is slower than their like by more than `threshold` (0.2: takes 1.2 times as long)."""
-    num_passes = min(len(alike.times_s) for alike in links.alike)
+    num_passes = min(len(group.times_s) for group in links.alike)
     if num_passes < MIN_PASSES:
         why = f"{_too_few(num_passes, 'pass', 'passes')} to name anything; measure with --passes {MIN_PASSES} or more"
         return LinkVerdict((), 0, num_passes, {}, why)
@@ -446,41 +457,48 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
         return LinkVerdict((), 0, num_passes, {}, why)
     hosts, ranks = [*of_hosts(links), *of_host_links(links)], list(of_ranks(links))
     slow_hosts = _named(hosts, threshold, links)
-    computing = {one.ranks for one in slow_hosts if one.quantity == COMPUTE}
-    slow_hosts = [one for one in slow_hosts if one.quantity == COMPUTE or one.ranks not in computing]
-    of_slow = {(rank, one.quantity) for one in slow_hosts if one.kind == HOST for rank in one.ranks}
+    computing = {outlier.ranks for outlier in slow_hosts if outlier.quantity == COMPUTE}
+    slow_hosts = [outlier for outlier in slow_hosts if outlier.quantity == COMPUTE or outlier.ranks not in computing]
+    of_slow = {(rank, outlier.quantity) for outlier in slow_hosts if outlier.kind == HOST for rank in outlier.ranks}
     slow_ranks = [
-        one
-        for one in _named(ranks, threshold, links)
-        if one.quantity != COMPUTE or (one.ranks[0], one.quantity) not in of_slow
+        outlier
+        for outlier in _named(ranks, threshold, links)
+        if outlier.quantity != COMPUTE or (outlier.ranks[0], outlier.quantity) not in of_slow
     ]
-    known = {(rank, quantity) for one in slow_ranks for rank in one.ranks for quantity in _explained(one.quantity)}
-    explained = {(pair, one.quantity) for one in slow_hosts for pair in _pairs_of(one, links)}
-    others = [effects for alike in links.alike for effects in of_links(alike, known, explained)]
-    found = [*slow_hosts, *slow_ranks, *_named(others, threshold, links)]
-    found.sort(key=lambda one: -one.slowdown)
-    counted = sum(len(effects.members) for effects in (*hosts, *ranks, *others))
+    explained_ranks = {
+        (rank, quantity)
+        for outlier in slow_ranks
+        for rank in outlier.ranks
+        for quantity in _explained(outlier.quantity)
+    }
+    explained = {(pair, outlier.quantity) for outlier in slow_hosts for pair in _pairs_of(outlier, links)}
+    link_effects = [effects for group in links.alike for effects in of_links(group, explained_ranks, explained)]
+    outliers = [*slow_hosts, *slow_ranks, *_named(link_effects, threshold, links)]
+    outliers.sort(key=lambda outlier: -outlier.slowdown)
+    num_members = sum(len(effects.members) for effects in (*hosts, *ranks, *link_effects))
     too_few = _groups_too_small(links)
-    return LinkVerdict(tuple(found), counted, num_passes, _detectable([*ranks, *others], threshold), "", too_few)
+    return LinkVerdict(
+        tuple(outliers), num_members, num_passes, _detectable([*ranks, *link_effects], threshold), "", too_few
+    )
 
 
 def _groups_too_small(links: LinkRun) -> tuple[str, ...]:
     """Links of which there are too few of a kind to hold one against the others."""
-    few = [one for one in links.alike if one.quantity in (LATENCY, BANDWIDTH) and len(one.members) < MIN_LIKE]
-    return tuple(dict.fromkeys(f"{len(one.members)} {one.level or 'of all'}" for one in few))
+    few = [group for group in links.alike if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE]
+    return tuple(dict.fromkeys(f"{len(group.members)} {group.level or 'of all'}" for group in few))
 
 
 def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
     """The pairs within a slow host, or between two hosts whose links are."""
-    wanted = {links.hosts[rank] for rank in slow.ranks}
-    if slow.quantity == COMPUTE or len(wanted) != (2 if slow.kind == HOSTS else 1):
+    slow_hosts = {links.hosts[rank] for rank in slow.ranks}
+    if slow.quantity == COMPUTE or len(slow_hosts) != (2 if slow.kind == HOSTS else 1):
         return []
-    pairs = [pair for one in links.alike if one.quantity == slow.quantity for pair in one.members]
-    return [pair for pair in pairs if {links.hosts[rank] for rank in pair} == wanted]
+    pairs = [pair for group in links.alike if group.quantity == slow.quantity for pair in group.members]
+    return [pair for pair in pairs if {links.hosts[rank] for rank in pair} == slow_hosts]
 
 
-def _too_few(number: int, one: str, several: str) -> str:
-    return f"{number} {one} is too few" if number == 1 else f"{number} {several} are too few"
+def _too_few(number: int, single: str, several: str) -> str:
+    return f"{number} {single} is too few" if number == 1 else f"{number} {several} are too few"
 
 
 def _explained(quantity: str) -> tuple[str, ...]:
@@ -509,9 +527,11 @@ def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
 def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:
     """By quantity, the slow-down that a thing of median error would have been named with four times in five."""
     num_tests = sum(len(effects.members) for effects in family)
-    found: dict[str, float] = {}
+    slowdowns: dict[str, float] = {}
     for effects in family:
         critical = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests)
         beyond = detectable_effect(float(np.median(effects.error)), critical, stdtrit(effects.freedom, POWER))
-        found[effects.quantity] = max(found.get(effects.quantity, 0.0), float(np.exp(np.log1p(threshold) + beyond)))
-    return found
+        slowdowns[effects.quantity] = max(
+            slowdowns.get(effects.quantity, 0.0), float(np.exp(np.log1p(threshold) + beyond))
+        )
+    return slowdowns

@@ -57,15 +57,15 @@ SLOW_IN = {
 }
 
 
-def name_of(one: Outlier, links: LinkRun) -> str:
+def name_of(outlier: Outlier, links: LinkRun) -> str:
     """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `hosts a and b`, `link 2-7 (on a and b)`."""
-    if one.kind in (HOST, HOSTS):
-        return f"{one.kind} {one.host}"
-    where = [f"on {one.host}"] if len(set(links.hosts)) > 1 else []
-    if one.kind == RANK and links.devices:
-        where.insert(0, links.devices[one.ranks[0]])
-    ranks = "-".join(map(str, one.ranks)) if one.kind in (RANK, LINK) else ",".join(map(str, one.ranks))
-    return f"{one.kind} {ranks}" + (f" ({' '.join(where)})" if where else "")
+    if outlier.kind in (HOST, HOSTS):
+        return f"{outlier.kind} {outlier.host}"
+    where = [f"on {outlier.host}"] if len(set(links.hosts)) > 1 else []
+    if outlier.kind == RANK and links.devices:
+        where.insert(0, links.devices[outlier.ranks[0]])
+    ranks = "-".join(map(str, outlier.ranks)) if outlier.kind in (RANK, LINK) else ",".join(map(str, outlier.ranks))
+    return f"{outlier.kind} {ranks}" + (f" ({' '.join(where)})" if where else "")
 
 
 class LinksVerdict(NamedTuple):
@@ -78,8 +78,8 @@ class LinksVerdict(NamedTuple):
 
 def link_lines(run: Run) -> Iterator[str]:
     """The verdict for the first screen; nothing where no links were measured."""
-    if found := judged(run):
-        yield from found.lines
+    if verdict := judged(run):
+        yield from verdict.lines
         yield from loss_lines(run)
 
 
@@ -88,8 +88,8 @@ def loss_lines(run: Run) -> Iterator[str]:
     links = link_run_of(run)
     for host, (sent, again) in links.segments.items() if links else ():
         if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
-            what = f"host {host} sent {again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
-            yield f"warning: {what}: packets are lost. Run `ip -s link` and `ethtool -S` there, and see its switch port"
+            problem = f"host {host} sent {again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
+            yield f"warning: {problem}: packets are lost. Run `ip -s link` and `ethtool -S` there, and look at its port"
 
 
 def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
@@ -107,39 +107,39 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
     verdict = verdict_of(links)
     if verdict.why_not:
         return LinksVerdict((f"{UNKNOWN}{verdict.why_not}",), False, False)
-    named = listed([sentence_of(one, links) for one in verdict.outliers], MAX_NAMED, "; ")
+    sentences = listed([sentence_of(outlier, links) for outlier in verdict.outliers], MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
-    if not named:
+    if not sentences:
         return LinksVerdict((f"{'' if is_conclusive else UNKNOWN}{_nothing(verdict)}",), False, is_conclusive)
-    return LinksVerdict((f"SLOW: {named}", _found_from(verdict)), True, is_conclusive)
+    return LinksVerdict((f"SLOW: {sentences}", _found_from(verdict)), True, is_conclusive)
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
     """Sentences where the earlier run was on other hosts, or by other means: each rank is held against the one of its
     number there."""
     links, before = link_run_of(run), link_run_of(earlier)
-    now, then = (list(dict.fromkeys(one.hosts)) if one else [] for one in (links, before))
+    now, then = (list(dict.fromkeys(side.hosts)) if side else [] for side in (links, before))
     if now != then:
         yield f"caution: it was measured on {_hosts(then)}, this run on {_hosts(now)}: other hardware may be compared"
     for name in DRIVEN_BY:
-        was, is_now = (getattr(one.about.environment, name, None) for one in (earlier, run))
+        was, is_now = (getattr(side.about.environment, name, None) for side in (earlier, run))
         if was and is_now and was != is_now:
-            said = f"its {name.replace('_', ' ')} was {was}, this run's is {is_now}"
-            yield f"caution: {said}: what differs need not be the hardware's fault"
+            difference = f"its {name.replace('_', ' ')} was {was}, this run's is {is_now}"
+            yield f"caution: {difference}: what differs need not be the hardware's fault"
 
 
 def _hosts(names: Sequence[str]) -> str:
     return f"{'hosts' if len(names) > 1 else 'host'} {listed(names, MAX_NAMED)}"
 
 
-def sentence_of(one: Outlier, links: LinkRun) -> str:
+def sentence_of(outlier: Outlier, links: LinkRun) -> str:
     """`rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`."""
-    times = ratio_text(one.slowdown, one.low, one.high)
-    level = f" {one.level}" if one.level else ""
-    verb, whose = ("take", "their") if one.kind == HOSTS else ("takes", "its")
-    like = f"{whose} like in {SLOW_IN[one.quantity]}{level}"
-    return f"{name_of(one, links)} {verb} {times} times as long as {like}"
+    times = ratio_text(outlier.slowdown, outlier.low, outlier.high)
+    level = f" {outlier.level}" if outlier.level else ""
+    verb, pronoun = ("take", "their") if outlier.kind == HOSTS else ("takes", "its")
+    peers = f"{pronoun} like in {SLOW_IN[outlier.quantity]}{level}"
+    return f"{name_of(outlier, links)} {verb} {times} times as long as {peers}"
 
 
 def _nothing(verdict: LinkVerdict) -> str:
@@ -148,19 +148,19 @@ def _nothing(verdict: LinkVerdict) -> str:
 
 def _found_from(verdict: LinkVerdict) -> str:
     within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_TOLD}
-    found = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
+    slowdowns = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
     untold = [SLOW_IN[quantity] for quantity in verdict.detectable if quantity not in within]
     passes = count_text(verdict.num_passes, "pass", "passes")
-    if not found:
+    if not slowdowns:
         more = "told nothing more: what is alike" if verdict.outliers else "could have told nothing: what is alike"
-        said = [f"{passes} {more} differs too much, or the machine was busy; measure again, with more passes"]
+        sentences = [f"{passes} {more} differs too much, or the machine was busy; measure again, with more passes"]
     else:
-        said = [f"{passes}: what takes {', '.join(found)} would have been found"]
+        sentences = [f"{passes}: what takes {', '.join(slowdowns)} would have been found"]
         if untold:
-            said.append(f"nothing could be told in {' and '.join(untold)}, where what is alike differs too much")
+            sentences.append(f"nothing could be told in {' and '.join(untold)}, where what is alike differs too much")
     if verdict.too_few:
-        said.append(f"not compared are links of which there are too few of a kind: {', '.join(verdict.too_few)}")
-    return "; ".join(said)
+        sentences.append(f"not compared are links of which there are too few of a kind: {', '.join(verdict.too_few)}")
+    return "; ".join(sentences)
 
 
 def link_tables(run: Run) -> list[Table]:
@@ -173,10 +173,10 @@ def link_tables(run: Run) -> list[Table]:
 
 def _ranking(verdict: LinkVerdict, links: LinkRun) -> Table:
     columns = [
-        ("<what", lambda one: name_of(one, links)),
-        ("<slow in", lambda one: SLOW_IN[one.quantity]),
-        ("<where", lambda one: one.level or "-"),
-        ("time over its like's", lambda one: ratio_text(one.slowdown, one.low, one.high)),
+        ("<what", lambda outlier: name_of(outlier, links)),
+        ("<slow in", lambda outlier: SLOW_IN[outlier.quantity]),
+        ("<where", lambda outlier: outlier.level or "-"),
+        ("time over its like's", lambda outlier: ratio_text(outlier.slowdown, outlier.low, outlier.high)),
     ]
     notes = [verdict.why_not or (_found_from(verdict) if verdict.outliers else _nothing(verdict))]
     return table_of("Slower than its like", columns, verdict.outliers, notes)
@@ -186,21 +186,23 @@ def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
     """Each pair's median, rank by rank, where they fit a screen; what stands out has a mark."""
     if len(links.hosts) > MAX_MATRIX:
         return
-    for quantity, what in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
+    for quantity, title in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
         pairs = pair_values(links, quantity)
         if not pairs:
             continue
         slow = slow_pairs(verdict, quantity)
         rows = []
         for rank, host in enumerate(links.hosts):
-            cells = [_cell(pairs, rank, other, quantity, slow) for other in range(len(links.hosts))]
+            cells = [_cell(pairs, rank, other_rank, quantity, slow) for other_rank in range(len(links.hosts))]
             rows.append((f"{rank} ({host})" if len(set(links.hosts)) > 1 else str(rank), *cells))
         columns = ("<rank", *map(str, range(len(links.hosts))))
-        yield Table(what, columns, rows, ["!: slower than its like" if slow else "none is slower than its like"])
+        yield Table(title, columns, rows, ["!: slower than its like" if slow else "none is slower than its like"])
 
 
-def _cell(pairs: dict[tuple[int, int], float], rank: int, other: int, quantity: str, slow: set[tuple[int, int]]) -> str:
-    pair = (min(rank, other), max(rank, other))
+def _cell(
+    pairs: dict[tuple[int, int], float], rank: int, other_rank: int, quantity: str, slow: set[tuple[int, int]]
+) -> str:
+    pair = (min(rank, other_rank), max(rank, other_rank))
     if pair not in pairs:
         return "-"
     text = bandwidth_text(pairs[pair]).strip() if quantity == BANDWIDTH else brief_time_text(pairs[pair])
@@ -227,8 +229,8 @@ def _by_pair(
 
 def slow_pairs(verdict: LinkVerdict, quantity: str) -> set[tuple[int, int]]:
     """Links that are outliers themselves."""
-    of = [one for one in verdict.outliers if one.kind == LINK and one.quantity == quantity]
-    return {(one.ranks[0], one.ranks[1]) for one in of}
+    of = [outlier for outlier in verdict.outliers if outlier.kind == LINK and outlier.quantity == quantity]
+    return {(outlier.ranks[0], outlier.ranks[1]) for outlier in of}
 
 
 # Of seconds or GB/s: what a unit is called, and how many of it there are.
@@ -245,13 +247,13 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     links = link_run_of(run)
     if links is None:
         return
-    shown = [quantity for quantity in (BANDWIDTH, LATENCY) if pair_values(links, quantity)]
-    if not shown:
+    quantities = [quantity for quantity in (BANDWIDTH, LATENCY) if pair_values(links, quantity)]
+    if not quantities:
         return
     verdict = verdict_of(links)
     side = min(2.6 + 0.46 * len(links.hosts), 9.0)
-    figure, axes = style.new_figure(len(shown), 1.6 + side * len(shown), side + 1.5, share=False)
-    for panel, quantity in zip(axes, shown, strict=True):
+    figure, axes = style.new_figure(len(quantities), 1.6 + side * len(quantities), side + 1.5, share=False)
+    for panel, quantity in zip(axes, quantities, strict=True):
         image = _panel(panel, links, verdict, quantity)
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, extend="max")
     ticks = (1, 1.5, 2, 3)
@@ -276,7 +278,7 @@ def _found(verdict: LinkVerdict, links: LinkRun) -> str:
         return "no rank or link stands out"
     if len(slow) == 1:
         return f"slow: {name_of(slow[0], links)}, {slow[0].slowdown:.2g} times as long in {SLOW_IN[slow[0].quantity]}"
-    return f"slow: {', '.join(dict.fromkeys(name_of(one, links) for one in slow))}"
+    return f"slow: {', '.join(dict.fromkeys(name_of(outlier, links) for outlier in slow))}"
 
 
 def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> Any:
@@ -316,15 +318,15 @@ def _square(pairs: dict[tuple[int, int], float], count: int) -> Floats:
 
 def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
     """Where a pair is that is named itself, or through one of its ranks."""
-    found = np.zeros((count, count), dtype=bool)
-    for one in verdict.outliers:
-        if one.kind == RANK and one.quantity == quantity:
-            found[list(one.ranks), :] = found[:, list(one.ranks)] = True
-        if one.kind == HOST and one.quantity == quantity:
-            found[np.ix_(one.ranks, one.ranks)] = True
+    mask = np.zeros((count, count), dtype=bool)
+    for outlier in verdict.outliers:
+        if outlier.kind == RANK and outlier.quantity == quantity:
+            mask[list(outlier.ranks), :] = mask[:, list(outlier.ranks)] = True
+        if outlier.kind == HOST and outlier.quantity == quantity:
+            mask[np.ix_(outlier.ranks, outlier.ranks)] = True
     for first, second in slow_pairs(verdict, quantity):
-        found[first, second] = found[second, first] = True
-    return found
+        mask[first, second] = mask[second, first] = True
+    return mask
 
 
 def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> None:
@@ -332,9 +334,9 @@ def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -
     from matplotlib.patches import Rectangle
 
     count, places = len(links.hosts), []
-    for one in verdict.outliers:
-        if one.kind == RANK and one.quantity == quantity:
-            places += [(-0.5, one.ranks[0] - 0.5, count, 1), (one.ranks[0] - 0.5, -0.5, 1, count)]
+    for outlier in verdict.outliers:
+        if outlier.kind == RANK and outlier.quantity == quantity:
+            places += [(-0.5, outlier.ranks[0] - 0.5, count, 1), (outlier.ranks[0] - 0.5, -0.5, 1, count)]
     for first, second in slow_pairs(verdict, quantity):
         places += [(first - 0.5, second - 0.5, 1, 1), (second - 0.5, first - 0.5, 1, 1)]
     for left, top, width, height in places:
@@ -350,7 +352,10 @@ def _name_ranks(axes: "Axes", hosts: Sequence[str]) -> None:
     """Ranks at the ticks of both axes, and the hosts beside them where they fit."""
     step = max(len(hosts) // MAX_MATRIX, 1)
     ticks = range(0, len(hosts), step)
-    spans = [(name, [rank for rank, _ in ranks]) for name, ranks in groupby(enumerate(hosts), key=lambda one: one[1])]
+    spans = [
+        (name, [rank for rank, _ in ranks])
+        for name, ranks in groupby(enumerate(hosts), key=lambda rank_and_host: rank_and_host[1])
+    ]
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(ticks, labels=list(map(str, ticks)))
         axis.set_tick_params(length=0)

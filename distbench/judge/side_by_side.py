@@ -151,19 +151,19 @@ def side_by_side(
         UserError: nothing of one side can be compared with anything of the other; or a run stands on both.
     """
     left, right = ([launch_of(run) for run in side] for side in (a, b))
-    told = gate(left, right, replace(options, tolerances=dict.fromkeys(METRICS, 0.0)), warnings)
+    gated = gate(left, right, replace(options, tolerances=dict.fromkeys(METRICS, 0.0)), warnings)
     frames = frame_of(a), frame_of(b)
     sides, computes = [_measured_once(frame) for frame in frames], [_computes_of(frame) for frame in frames]
     differing = {
         key: (computes[0][key], text) for key, text in computes[1].items() if computes[0].get(key, text) != text
     }
     order = {case["case"]["id"]: number for number, case in enumerate(case for run in (*a, *b) for case in run.cases)}
-    cases = [_compared(case, sides, differing.get(_key_of(case)), told.options) for case in told.cases]
+    cases = [_compared(case, sides, differing.get(_key_of(case)), gated.options) for case in gated.cases]
     cases.sort(key=lambda case: (case.scenario, order.get(case.case_id, 0)))
     if not any(case.num_launches for case in cases):
         raise UserError(_nothing_to_compare(cases, names))
     unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=TURNS)
-    return SideBySide(names, cases, told, load_conflict(left, right, unpaired, options.load_share) or "")
+    return SideBySide(names, cases, gated, load_conflict(left, right, unpaired, options.load_share) or "")
 
 
 def _measured_once(frame: "pd.DataFrame") -> dict[Key, dict[str, float]]:
@@ -181,10 +181,10 @@ def _measured_once(frame: "pd.DataFrame") -> dict[Key, dict[str, float]]:
 
 def _computes_of(frame: "pd.DataFrame") -> dict[Key, str]:
     """What each step computes, where its run file says."""
-    known = frame[frame["computes"].notna()]
+    rows = frame[frame["computes"].notna()]
     return {
         (name, case_id): text
-        for name, case_id, text in zip(known["scenario"], known["id"], known["computes"], strict=True)
+        for name, case_id, text in zip(rows["scenario"], rows["id"], rows["computes"], strict=True)
     }
 
 
@@ -204,8 +204,10 @@ def _compared(
     first = case.metrics[0]
     a, b = (side.get(_key_of(case)) for side in sides)
     if a and b:
-        found = ComparedCase(case.scenario, case.case_id, NOT_TOLD, "one launch a side", "median", a, b)
-        return replace(found, a_s=a["median_s"], b_s=b["median_s"], ratio=b["median_s"] / a["median_s"], num_launches=1)
+        compared = ComparedCase(case.scenario, case.case_id, NOT_TOLD, "one launch a side", "median", a, b)
+        return replace(
+            compared, a_s=a["median_s"], b_s=b["median_s"], ratio=b["median_s"] / a["median_s"], num_launches=1
+        )
     is_shown = case.verdict != INCONCLUSIVE or _is_enough(case, options)
     return ComparedCase(
         case.scenario,
@@ -232,8 +234,9 @@ def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -
     a, b = names
     alone = [{case.scenario for case in cases if case.verdict == word} for word in ALONE.values()]
     if cases and alone[0] | alone[1] == {case.scenario for case in cases} and not alone[0] & alone[1]:
-        held = [", ".join(sorted(some)) or "no scenario" for some in alone]
-        return f"{a} and {b} cannot be compared: {a} holds {held[0]}, {b} holds {held[1]}; give runs of one scenario"
+        held_scenarios = [", ".join(sorted(some)) or "no scenario" for some in alone]
+        scenarios_text = f"{a} holds {held_scenarios[0]}, {b} holds {held_scenarios[1]}"
+        return f"{a} and {b} cannot be compared: {scenarios_text}; give runs of one scenario"
     reasons = list(dict.fromkeys(case.why for case in cases if case.verdict == INCOMPARABLE))
     reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither holds a case"]
     reason = listed(reasons, 1, rest=" (and {} more such reasons)")
@@ -256,8 +259,8 @@ def predicted_side_by_side(
     """
     sides = [_times(runs) for runs in (a, b)]
     if not sides[0].keys() & sides[1].keys():
-        held = [listed([name for _, name in times], MAX_LISTED) or "no step" for times in sides]
-        why = f"they have no step in common: the first holds {held[0]}, the second {held[1]}"
+        step_texts = [listed([name for _, name in times], MAX_LISTED) or "no step" for times in sides]
+        why = f"they have no step in common: the first holds {step_texts[0]}, the second {step_texts[1]}"
         raise UserError(f"{names[0]} and {names[1]} cannot be compared: {why}; simulate both with the same inputs")
     cases = [_predicted_case(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
     gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_said(a, b)])
@@ -266,12 +269,12 @@ def predicted_side_by_side(
 
 def _times(runs: Sequence[Run]) -> dict[Key, float]:
     """Seconds of each step: predicted where it is simulated, else the median of all samples."""
-    found: dict[Key, list[float]] = {}
+    times_by_step: dict[Key, list[float]] = {}
     for run in runs:
         for case in run.cases:
             if case["status"] == "ok" and (times := _times_of(case)):
-                found.setdefault((run.scenario, case["case"]["id"]), []).append(median(times))
-    return {key: median(values) for key, values in found.items()}
+                times_by_step.setdefault((run.scenario, case["case"]["id"]), []).append(median(times))
+    return {key: median(values) for key, values in times_by_step.items()}
 
 
 def _times_of(case: Record) -> Sequence[float]:
@@ -289,15 +292,15 @@ def _predicted_case(key: Key, a: dict[Key, float], b: dict[Key, float]) -> Compa
 
 
 def _said(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    said = []
+    lines = []
     for letter, runs in (("A", a), ("B", b)):
         on = {str(run.about.environment.device_name) for run in runs if run.is_simulated}
         where = [f"simulated on {', '.join(sorted(on))}"] if on else []
         machines = {str(run.about.environment.machine) for run in runs if not run.is_simulated}
         where += [f"measured on {', '.join(sorted(machines))}"] if machines else []
-        said.append(f"{letter} is {' and '.join(where)}")
-        said += dict.fromkeys(f"{letter}: {basis_text(run.about.simulated)}" for run in runs if run.is_simulated)
-    return said
+        lines.append(f"{letter} is {' and '.join(where)}")
+        lines += dict.fromkeys(f"{letter}: {basis_text(run.about.simulated)}" for run in runs if run.is_simulated)
+    return lines
 
 
 MAX_ROWS = 60
@@ -315,34 +318,34 @@ ONE_LAUNCH = (
 TAIL = "Times are latencies of a forward pass; a tail (p90, p99) is not compared: distbench report prints each run's."
 
 
-def blocks_of(found: SideBySide) -> list[Block]:
+def blocks_of(comparison: SideBySide) -> list[Block]:
     """The comparison as blocks."""
-    if any(case.of == PREDICTED for case in found.cases):
-        return _predicted_blocks(found)
-    gated, (a, b) = found.gated, found.names
+    if any(case.of == PREDICTED for case in comparison.cases):
+        return _predicted_blocks(comparison)
+    gated, (a, b) = comparison.gated, comparison.names
     lines = [f"A, the baseline: {a} ({count_text(gated.num_baseline, 'run file')})"]
     lines += [f"B, the candidate: {b} ({count_text(gated.num_candidate, 'run file')})"]
-    differing = [*gated.stamps, *gated.shown, *([found.load] if found.load else [])]
+    differing = [*gated.stamps, *gated.shown, *([comparison.load] if comparison.load else [])]
     lines += [f"differs: {sentence}" for sentence in differing] or ["the environments agree"]
     lines += [f"warning: {sentence}" for sentence in gated.warnings]
-    blocks: list[Block] = [Heading(f"compare: {_headline(found)}", 1), Lines(tuple(lines))]
-    blocks += [_uncompared(found.uncompared)] if found.uncompared else []
+    blocks: list[Block] = [Heading(f"compare: {_headline(comparison)}", 1), Lines(tuple(lines))]
+    blocks += [_uncompared(comparison.uncompared)] if comparison.uncompared else []
     of_tail = [TAIL] if any(sentence.endswith(OF_LATENCIES) for sentence in gated.designs) else []
-    blocks += [_single(found.single), Lines((*ONE_LAUNCH, *of_tail))] if found.single else []
-    blocks += [_repeated(found), Lines(tuple(_designs(found)))] if found.repeated else []
+    blocks += [_single(comparison.single), Lines((*ONE_LAUNCH, *of_tail))] if comparison.single else []
+    blocks += [_repeated(comparison), Lines(tuple(_designs(comparison)))] if comparison.repeated else []
     return blocks
 
 
-def _predicted_blocks(found: SideBySide) -> list[Block]:
-    both = [case for case in found.cases if case.num_launches]
+def _predicted_blocks(comparison: SideBySide) -> list[Block]:
+    cases = [case for case in comparison.cases if case.num_launches]
     notes = ["a simulation predicts a time and no interval, so there is no verdict; docs/simulation.md says how well"]
     title = "predicted times, and medians where a side is measured:"
-    lines = [f"{letter}: {name}" for letter, name in zip("AB", found.names, strict=True)]
+    lines = [f"{letter}: {name}" for letter, name in zip("AB", comparison.names, strict=True)]
     return [
-        Heading(f"compare: {_span(both)}; predicted, so none is called faster or slower", 1),
-        Lines((*lines, *found.gated.warnings)),
-        *([_uncompared(found.uncompared)] if found.uncompared else []),
-        _table(title, (CASE, A, B, RATIO), both, notes),
+        Heading(f"compare: {_span(cases)}; predicted, so none is called faster or slower", 1),
+        Lines((*lines, *comparison.gated.warnings)),
+        *([_uncompared(comparison.uncompared)] if comparison.uncompared else []),
+        _table(title, (CASE, A, B, RATIO), cases, notes),
     ]
 
 
@@ -359,22 +362,22 @@ def _table(
     return capped(table_of(title, columns, cases, notes, breaks, optional), MAX_ROWS, MORE)
 
 
-def _headline(found: SideBySide) -> str:
+def _headline(comparison: SideBySide) -> str:
     """`30 cases on both sides, B/A 0.81 to 1.20; one launch a side: nothing is called faster or slower`."""
-    both = [*found.single, *found.repeated]
-    cases = _span(both)
-    if not found.repeated:
+    all_cases = [*comparison.single, *comparison.repeated]
+    cases = _span(all_cases)
+    if not comparison.repeated:
         return f"{cases}; one launch a side, so none is called faster or slower"
-    counts = Counter(case.verdict for case in both)
+    counts = Counter(case.verdict for case in all_cases)
     words = [f"{counts[word]} {word}" for word in (SLOWER, FASTER, WITHIN_NOISE, NOT_TOLD) if counts[word]]
     return f"{cases}: {', '.join(words)}"
 
 
-def _span(both: Sequence[ComparedCase]) -> str:
+def _span(cases: Sequence[ComparedCase]) -> str:
     """`30 cases on both sides, B/A 0.81 to 1.20`."""
-    ratios = [case.ratio for case in both if math.isfinite(case.ratio)]
+    ratios = [case.ratio for case in cases if math.isfinite(case.ratio)]
     span = f", B/A {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
-    return f"{count_text(len(both), 'case')} on both sides{span}"
+    return f"{count_text(len(cases), 'case')} on both sides{span}"
 
 
 def _uncompared(cases: Sequence[ComparedCase]) -> Table:
@@ -395,20 +398,20 @@ def _single(cases: Sequence[ComparedCase]) -> Table:
     is_ci = spread == "95 % CI"
 
     def bounds(launch: dict[str, float] | None) -> str:
-        found = launch or {}
-        ends = [found.get(name, math.nan) for name in (("ci_low_s", "ci_high_s") if is_ci else ("q1_s", "q3_s"))]
-        return time_ci_text(found.get("median_s", math.nan), *ends)
+        figures = launch or {}
+        ends = [figures.get(name, math.nan) for name in (("ci_low_s", "ci_high_s") if is_ci else ("q1_s", "q3_s"))]
+        return time_ci_text(figures.get("median_s", math.nan), *ends)
 
     spread_a, spread_b = (spread, lambda case: bounds(case.a)), (spread, lambda case: bounds(case.b))
     return _table("one launch a side, median of each:", (CASE, A, spread_a, B, spread_b, RATIO), cases, (), spread)
 
 
-def _repeated(found: SideBySide) -> Table:
+def _repeated(comparison: SideBySide) -> Table:
     of, verdict = ("<of", lambda case: case.of), ("<verdict", lambda case: case.verdict)
     columns: TableColumns = (CASE, of, A, B, RATIO, ("95 % interval", _interval), verdict)
     notes = ["B against A; verdicts hold for all cases together, with 5 % chance of any false one"]
     optional = "of", "A", "B", "95 % interval"
-    return _table("several launches a side:", columns, found.repeated, notes, *optional)
+    return _table("several launches a side:", columns, comparison.repeated, notes, *optional)
 
 
 def _interval(case: ComparedCase) -> str:
@@ -417,7 +420,7 @@ def _interval(case: ComparedCase) -> str:
     return f"[{case.ratio_low:.2f}, {case.ratio_high:.2f}]"
 
 
-def _designs(found: SideBySide) -> list[str]:
+def _designs(comparison: SideBySide) -> list[str]:
     """How launches were held against each other, and why cases were not told."""
-    whys = Counter(case.why for case in found.repeated if case.verdict == NOT_TOLD and case.why)
-    return [*found.gated.designs, *(f"not told ({count}): {why}" for why, count in whys.items())]
+    whys = Counter(case.why for case in comparison.repeated if case.verdict == NOT_TOLD and case.why)
+    return [*comparison.gated.designs, *(f"not told ({count}): {why}" for why, count in whys.items())]

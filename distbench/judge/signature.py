@@ -198,9 +198,9 @@ def of_run_file(file: Path) -> Signature:
 def _collectives(trace: Record) -> list[Record]:
     rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
     first = min(((row.get("rank", 0), row.get("step", 0)) for row in rows), default=(0, 0))
-    own = [row for row in rows if (row.get("rank", 0), row.get("step", 0)) == first]
+    first_rows = [row for row in rows if (row.get("rank", 0), row.get("step", 0)) == first]
     # A signature has no null: what is in no redistribution is in an empty one.
-    return [{**row, "owner": row["owner"] or "", "redistribution": row["redistribution"] or ""} for row in own]
+    return [{**row, "owner": row["owner"] or "", "redistribution": row["redistribution"] or ""} for row in first_rows]
 
 
 # What changed between two signatures, as sentences that name module, collective, mesh dim and bytes.
@@ -220,15 +220,15 @@ def differences(base: Signature, new: Signature) -> list[str]:
 
     A path that differs in its payload alone is one changed path, not one gone and another come.
     """
-    found = []
+    sentences = []
     for case in sorted({*base.cases, *new.cases}):
         if case not in new.cases:
-            found.append(f"{case}: is gone")
+            sentences.append(f"{case}: is gone")
         elif case not in base.cases:
-            found.append(f"{case}: is new")
+            sentences.append(f"{case}: is new")
         else:
-            found += [f"{case}: {text}" for text in (*_of_case(base, new, case), *_of_peak(base, new, case))]
-    return found
+            sentences += [f"{case}: {text}" for text in (*_of_case(base, new, case), *_of_peak(base, new, case))]
+    return sentences
 
 
 def _of_case(base: Signature, new: Signature, case: str) -> list[str]:
@@ -238,10 +238,10 @@ def _of_case(base: Signature, new: Signature, case: str) -> list[str]:
     come = {path: count for path, count in change.items() if count > 0}
     texts = []
     for path, count in list(gone.items()):
-        other = next((new_path for new_path in come if _alike(path, new_path) and come[new_path] == count), None)
-        if other is not None:
-            texts.append(f"{_where(path)}: {count} {_what(path)} of {_size(path)} became {_size(other)}")
-            del gone[path], come[other]
+        counterpart = next((new_path for new_path in come if _alike(path, new_path) and come[new_path] == count), None)
+        if counterpart is not None:
+            texts.append(f"{_where(path)}: {count} {_what(path)} of {_size(path)} became {_size(counterpart)}")
+            del gone[path], come[counterpart]
     texts += [f"{_where(path)}: {change[path]:+} {_what(path)}, {_size(path)}{path.cause}" for path in (*come, *gone)]
     return sorted(texts)
 
@@ -255,8 +255,8 @@ def _of_peak(base: Signature, new: Signature, case: str) -> list[str]:
     return [f"predicted peak memory {texts[0]} became {texts[1]}"]
 
 
-def _alike(path: CommunicationPath, other: CommunicationPath) -> bool:
-    return replace(path, payload_bytes=0, dtype="") == replace(other, payload_bytes=0, dtype="")
+def _alike(path: CommunicationPath, other_path: CommunicationPath) -> bool:
+    return replace(path, payload_bytes=0, dtype="") == replace(other_path, payload_bytes=0, dtype="")
 
 
 def _where(path: CommunicationPath) -> str:
@@ -310,8 +310,8 @@ class SignatureComparison:
     def headline(self) -> str:
         """The verdict, and of how many."""
         word = {0: "PASS", 1: "FAIL", 4: "NO VERDICT"}[self.exit_code]
-        counted = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures as in the baseline"
-        return f"{word}: {counted}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
+        summary = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures as in the baseline"
+        return f"{word}: {summary}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
 
 
 def compare(base: Path, new: Path) -> SignatureComparison:
@@ -345,9 +345,11 @@ def stored_for(base: Path, torch: str) -> Path:
     if not versions or not IS_VERSION.match(torch):
         return base
     with contextlib.suppress(UserError):
-        if IS_VERSION.match(own := load(base).torch):
-            versions[release(own)] = base
-    return versions[max(fitting)] if (fitting := [one for one in versions if one <= release(torch)]) else base
+        if IS_VERSION.match(own_torch := load(base).torch):
+            versions[release(own_torch)] = base
+    return (
+        versions[max(fitting)] if (fitting := [version for version in versions if version <= release(torch)]) else base
+    )
 
 
 def _of_other_torch(before: Signature, after: Signature) -> bool:
@@ -356,26 +358,27 @@ def _of_other_torch(before: Signature, after: Signature) -> bool:
 
 
 def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -> SignatureComparison:
-    changed, uncompared, same, num_paths = {}, list(alone), [], 0
+    changed, uncompared, unchanged, num_paths = {}, list(alone), [], 0
     for name, (before, after) in pairs.items():
         if reason := incomparable(before, after):
             uncompared.append(f"{name}: not comparable: {reason}")
             continue
         num_paths += sum(map(len, before.cases.values())) + sum(map(len, after.cases.values()))
-        if found := differences(before, after):
+        if sentences := differences(before, after):
             if _of_other_torch(before, after):
-                more = f" (1 of {count_text(len(found), 'difference')})" if len(found) > 1 else ""
+                more = f" (1 of {count_text(len(sentences), 'difference')})" if len(sentences) > 1 else ""
                 uncompared.append(
-                    f"{name}: torch {after.torch} communicates something else than torch {before.torch}, which wrote "
-                    f"the baseline: {found[0]}{more}; compare under one torch, or store this version's with --update"
+                    f"{name}: torch {after.torch} communicates something else than torch {before.torch}, which "
+                    f"wrote the baseline: {sentences[0]}{more}; compare under one torch, or store this version's with "
+                    "--update"
                 )
             else:
-                changed[name] = found
+                changed[name] = sentences
         else:
-            same.append(name)
+            unchanged.append(name)
     torches = {(before.torch, after.torch): None for before, after in pairs.values() if before.torch != after.torch}
-    shown = tuple(f"torch: {before} in the baseline, {after} in the candidate" for before, after in torches)
-    return SignatureComparison(changed, uncompared, tuple(same), num_paths, shown)
+    torch_lines = tuple(f"torch: {before} in the baseline, {after} in the candidate" for before, after in torches)
+    return SignatureComparison(changed, uncompared, tuple(unchanged), num_paths, torch_lines)
 
 
 def update(base: Path, new: Path) -> list[Path]:
@@ -383,7 +386,7 @@ def update(base: Path, new: Path) -> list[Path]:
     targets = [(base, new)]
     if new.is_dir():
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]
-    written = []
+    written_files = []
     for stored, source in targets:
         after = load(source)
         target, text = stored_for(stored, after.torch), after.to_text()
@@ -400,10 +403,10 @@ def update(base: Path, new: Path) -> list[Path]:
             if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(target, text)
-                written.append(target)
+                written_files.append(target)
         except OSError as error:
             raise UserError(f"{target} cannot be written: {error.strerror}; give another file") from error
-    return written
+    return written_files
 
 
 # What the exact gate found, as a person reads it and as CI does. The worst first.
@@ -412,48 +415,54 @@ MAX_LINES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
 MORE_LINES = f"\n... {{}} more lines: {TOOL} --signature --format json"
 
 
-def text(found: SignatureComparison) -> str:
+def text(comparison: SignatureComparison) -> str:
     """For a terminal."""
     lines = []
-    for name, sentences in found.changed.items():
+    for name, sentences in comparison.changed.items():
         count = count_text(len(sentences), "difference")
         lines += [f"{name}: {count}", *(f"  {sentence}" for sentence in sentences)]
-    lines += [*found.uncompared, *found.shown, found.headline]
+    lines += [*comparison.uncompared, *comparison.shown, comparison.headline]
     return printable("\n".join(part for line in lines for part in wrap(line, width_here(), "    ")))
 
 
-def markdown(found: SignatureComparison) -> str:
+def markdown(comparison: SignatureComparison) -> str:
     """For a step summary: a heading with the verdict, then a list a file."""
     changed: list[str] = []
-    for name, sentences in found.changed.items():
+    for name, sentences in comparison.changed.items():
         changed += ["", f"**{markdown_text(name)}**", "", *(f"- {code_span(sentence)}" for sentence in sentences)]
-    lines = [f"# exact gate: {found.headline}", *capped_lines(changed, MAX_LINES, MORE_LINES)]
-    notes = [f"- {markdown_text(sentence)}" for sentence in (*found.uncompared, *found.shown)]
+    lines = [f"# exact gate: {comparison.headline}", *capped_lines(changed, MAX_LINES, MORE_LINES)]
+    notes = [f"- {markdown_text(sentence)}" for sentence in (*comparison.uncompared, *comparison.shown)]
     lines += ["", *notes] if notes else []
     return "\n".join(lines)
 
 
-def json_text(found: SignatureComparison) -> str:
+def json_text(comparison: SignatureComparison) -> str:
     """Everything that was found, as JSON."""
-    return json.dumps({"exit_code": found.exit_code, "headline": found.headline, **asdict(found)}, indent=1)
+    return json.dumps(
+        {"exit_code": comparison.exit_code, "headline": comparison.headline, **asdict(comparison)}, indent=1
+    )
 
 
-def junit_text(found: SignatureComparison) -> str:
+def junit_text(comparison: SignatureComparison) -> str:
     """JUnit XML: a test case a file; one that changed is a failure, one that could not be compared an error."""
-    outcomes = [CiOutcome("signatures", name, "\n".join(texts), "failure") for name, texts in found.changed.items()]
-    outcomes += [CiOutcome("signatures", one.partition(":")[0], one, "error") for one in found.uncompared]
-    outcomes += [CiOutcome("signatures", name, "as in the baseline") for name in found.same]
-    if not found.num_paths:
-        outcomes.append(CiOutcome("signatures", "something was compared", found.headline, "error"))
+    outcomes = [
+        CiOutcome("signatures", name, "\n".join(texts), "failure") for name, texts in comparison.changed.items()
+    ]
+    outcomes += [
+        CiOutcome("signatures", sentence.partition(":")[0], sentence, "error") for sentence in comparison.uncompared
+    ]
+    outcomes += [CiOutcome("signatures", name, "as in the baseline") for name in comparison.same]
+    if not comparison.num_paths:
+        outcomes.append(CiOutcome("signatures", "something was compared", comparison.headline, "error"))
     return junit_xml(outcomes)
 
 
-def github(found: SignatureComparison) -> str:
+def github(comparison: SignatureComparison) -> str:
     """GitHub's annotations: an error for each difference and each file that could not be compared."""
-    errors = [(name, sentence) for name, sentences in found.changed.items() for sentence in sentences]
-    errors += [("not compared", sentence) for sentence in found.uncompared]
+    errors = [(name, sentence) for name, sentences in comparison.changed.items() for sentence in sentences]
+    errors += [("not compared", sentence) for sentence in comparison.uncompared]
     lines = annotations({"error": errors})
-    return "\n".join(lines if found.num_paths else [annotation("error", TOOL, found.headline), *lines])
+    return "\n".join(lines if comparison.num_paths else [annotation("error", TOOL, comparison.headline), *lines])
 
 
 # As `--format` names them; the timing gate has the same in judge/gate_text.py.
@@ -480,15 +489,15 @@ def signatures_of(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[tup
         timeout_s=timeout_s,
         failure=f"{_none_of(*jobs)}: {{why}}; see whether distbench run runs it, or give --quick",
     )
-    answered = list(zip(jobs, answers, strict=True))
-    if errors := [f"{_none_of(job)}: {answer['user_error']}" for job, answer in answered if "user_error" in answer]:
+    job_answers = list(zip(jobs, answers, strict=True))
+    if errors := [f"{_none_of(job)}: {answer['user_error']}" for job, answer in job_answers if "user_error" in answer]:
         raise UserError("; ".join(errors))
-    return [(_signature(job, answer), answer["left_out"]) for job, answer in answered]
+    return [(_signature(job, answer), answer["left_out"]) for job, answer in job_answers]
 
 
 def _signature(job: Job, answer: Mapping[str, Any]) -> Signature:
-    cases = {case: counted(found["paths"]) for case, found in answer["cases"].items()}
-    peaks = {case: found["peak_bytes"] for case, found in answer["cases"].items() if found["peak_bytes"] is not None}
+    cases = {case: counted(record["paths"]) for case, record in answer["cases"].items()}
+    peaks = {case: record["peak_bytes"] for case, record in answer["cases"].items() if record["peak_bytes"] is not None}
     return Signature(job.scenario, job.mesh, answer["torch"], cases, peaks)
 
 

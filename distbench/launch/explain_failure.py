@@ -57,8 +57,8 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
         if first.kind == "raised":
             message = f"rank {first.rank} raised {message}; its traceback is in {log_dir / _rank_log(first.rank)}"
         return Cause(first.kind, message, first.rank)
-    if found := _killed_rank(log):
-        rank, code = found
+    if rank_and_code := _killed_rank(log):
+        rank, code = rank_and_code
         return Cause("killed", f"rank {rank} {_how(code)}; its log is {log_dir / _rank_log(rank)}", rank)
     who = "the launcher" if log.name == LAUNCH_LOG else "the rank"
     return Cause("killed", f"{who} {_how(exit_code)}{_last_error(log)}; see {log}")
@@ -66,8 +66,8 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
 
 def _last_error(log: Path) -> str:
     """What ended a process that failed before any rank could say why, in brackets; empty where its log has nothing."""
-    found = re.findall(r"^([\w.]*(?:Error|Exception)):\s*(.+)", _text(log), re.MULTILINE)
-    return f" ({clean(': '.join(found[-1]))[:MAX_ERROR]})" if found else ""
+    errors = re.findall(r"^([\w.]*(?:Error|Exception)):\s*(.+)", _text(log), re.MULTILINE)
+    return f" ({clean(': '.join(errors[-1]))[:MAX_ERROR]})" if errors else ""
 
 
 def _text(path: Path) -> str:

@@ -55,8 +55,10 @@ def require_program(name: str, launcher: str, advice: str, path: str | None = No
         UserError: `name` is not on `path`, by default this process's.
     """
     if not shutil.which(name, path=path):
-        others = ", ".join(one for one in COUNTS if one != launcher)
-        raise UserError(f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {others}")
+        other_launchers = ", ".join(candidate for candidate in COUNTS if candidate != launcher)
+        raise UserError(
+            f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {other_launchers}"
+        )
 
 
 def run_here(

@@ -75,22 +75,22 @@ class RankProcesses:
         """The jobs after this one that share its launch."""
         if self.joined:
             return []
-        place = next(number for number, one in enumerate(self._jobs) if one.run_id == job.run_id)
-        return list(takewhile(lambda one: _needs(one) == _needs(job), self._jobs[place + 1 :]))
+        place = next(number for number, other_job in enumerate(self._jobs) if other_job.run_id == job.run_id)
+        return list(takewhile(lambda other_job: _needs(other_job) == _needs(job), self._jobs[place + 1 :]))
 
     def _start(self, job: Job, paths: Sequence[Path]) -> None:
         """The launcher, or the only rank here."""
         num_ranks, log_dir, joined = mesh_size(job.mesh), Path(job.log_dir), self.joined
         if joined:
-            command, here = (
+            command, ranks_here = (
                 [sys.executable, *self._module, *map(str, paths)],
                 int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
             )
             self.log = log_dir / f"launch-rank{joined.rank}.log"
         else:
-            command, here = launcher_command(num_ranks, self._module, paths), num_ranks
+            command, ranks_here = launcher_command(num_ranks, self._module, paths), num_ranks
             self.log = log_dir / LAUNCH_LOG
-        environment = rank_environment(here, int(job.environment["num_cpus"]), joined.variables if joined else {})
+        environment = rank_environment(ranks_here, int(job.environment["num_cpus"]), joined.variables if joined else {})
         with self.log.open("ab") as output:
             try:
                 self._process = start_supervised(

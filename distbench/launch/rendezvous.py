@@ -52,17 +52,17 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
     else:
         # A step of one task is somebody's shell (`srun --pty`), or a node to start ranks on.
         return None
-    told = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
+    settings = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
     try:
-        rank, world_size, port = (int(told[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
+        rank, world_size, port = (int(settings[name]) for name in ("RANK", "WORLD_SIZE", "MASTER_PORT"))
     except ValueError as error:
         raise UserError(f"rank variables are set but are not numbers ({error}); unset RANK and WORLD_SIZE") from error
     if not 0 <= rank < world_size:
-        what = f"RANK={rank} is no rank of WORLD_SIZE={world_size}, which has 0 to {world_size - 1}"
-        raise UserError(f"{what}; set both as a launcher does, or unset them")
+        problem = f"RANK={rank} is no rank of WORLD_SIZE={world_size}, which has 0 to {world_size - 1}"
+        raise UserError(f"{problem}; set both as a launcher does, or unset them")
     if not 0 < port < 1 << 16:
         raise UserError(f"MASTER_PORT={port} is no port; set one from 1 to 65535")
-    return Joined(rank, world_size, variables, f"{told['MASTER_ADDR']}:{port}", _launch_of(environ))
+    return Joined(rank, world_size, variables, f"{settings['MASTER_ADDR']}:{port}", _launch_of(environ))
 
 
 def _launch_of(environ: Mapping[str, str]) -> str:
@@ -109,17 +109,17 @@ def slurm_port(environ: Mapping[str, str]) -> int:
 
 def tasks_on_node(environ: Mapping[str, str]) -> int:
     """This step's tasks on this node: SLURM_STEP_TASKS_PER_NODE has them by node, `"4(x2),3"` for 4, 4 and 3."""
-    told = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
+    tasks_text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts = [
         int(count)
-        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", told)
+        for count, times in re.findall(r"(\d+)(?:\(x(\d+)\))?", tasks_text)
         for _ in range(min(int(times or 1), MAX_NODES))
     ]
     node = environ.get("SLURM_NODEID", "0")
     if node.isdecimal() and int(node) < len(counts):
         return counts[int(node)]
-    asked = environ.get("SLURM_NTASKS_PER_NODE", "1")
-    return int(asked) if asked.isdecimal() else 1
+    requested = environ.get("SLURM_NTASKS_PER_NODE", "1")
+    return int(requested) if requested.isdecimal() else 1
 
 
 def first_host(nodelist: str) -> str:
@@ -164,9 +164,9 @@ def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
     if is_slurms and not _resolves(host) and (address := address_by_slurm(host)):
         return replace(joined, variables={**joined.variables, "MASTER_ADDR": address}, address=f"{address}:{port}")
     require_host(host, wait_s)
-    told = {**os.environ, **joined.variables}
+    settings = {**os.environ, **joined.variables}
     # Under torchrun it is torchrun that listens there.
-    if joined.rank == 0 and host and "MASTER_PORT" in told and "TORCHELASTIC_RUN_ID" not in told:
+    if joined.rank == 0 and host and "MASTER_PORT" in settings and "TORCHELASTIC_RUN_ID" not in settings:
         require_own(joined.address)
     return joined
 
@@ -190,8 +190,8 @@ def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
             return
         except (OSError, UnicodeError) as error:
             if time.monotonic() >= until:
-                what = f"MASTER_ADDR={host} is no name or address that this host knows ({error})"
-                raise UserError(f"{what}; set it to the first node's address, alike for all ranks") from error
+                problem = f"MASTER_ADDR={host} is no name or address that this host knows ({error})"
+                raise UserError(f"{problem}; set it to the first node's address, alike for all ranks") from error
         time.sleep(RESOLVE_S / 10)
 
 
@@ -209,10 +209,10 @@ def require_own(address: str) -> None:
     try:
         server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=both)
     except OSError as error:
-        what = (
+        problem = (
             f"ranks cannot meet at {address}: port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"
         )
-        raise UserError(f"{what}; give all ranks another MASTER_PORT (torchrun: --master-port)") from error
+        raise UserError(f"{problem}; give all ranks another MASTER_PORT (torchrun: --master-port)") from error
     with server:
         if _is_local(host):
             return
@@ -221,17 +221,17 @@ def require_own(address: str) -> None:
             with socket.create_connection((host, int(port)), CONNECT_S), server.accept()[0]:
                 return
         except OSError as error:
-            what = f"ranks cannot meet at {address}: that is not this host, where rank 0 is, and what is sent there"
+            problem = f"ranks cannot meet at {address}: that is not this host, where rank 0 is, and what is sent there"
             advice = "MASTER_ADDR (torchrun: --master-addr) must be an address of rank 0's host"
-            raise UserError(f"{what} does not arrive here ({error}); {advice}") from error
+            raise UserError(f"{problem} does not arrive here ({error}); {advice}") from error
 
 
 def _is_local(host: str) -> bool:
     """Whether one of a name's addresses is this host's: only those can be bound."""
     with contextlib.suppress(OSError, UnicodeError):
-        for family, kind, _, _, (there, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
-            with contextlib.suppress(OSError), socket.socket(family, kind) as one:
-                one.bind((there, 0))
+        for family, kind, _, _, (address, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind((address, 0))
                 return True
     return False
 
@@ -275,11 +275,11 @@ class Meeting:
 
 def why_waiting(joined: Joined, seconds: float) -> str:
     """What a rank that waits can tell about the address, in one sentence."""
-    what = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
+    sentence = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
     if error := why_no_answer(joined.address):
         advice = "MASTER_ADDR must be the host of rank 0, and its MASTER_PORT open to the others"
-        return f"{what}, and nothing answers there ({error}); {advice}"
-    return f"{what}, and goes on waiting; something answers there"
+        return f"{sentence}, and nothing answers there ({error}); {advice}"
+    return f"{sentence}, and goes on waiting; something answers there"
 
 
 def why_no_answer(address: str) -> str:

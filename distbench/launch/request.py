@@ -76,8 +76,8 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     """
     if request.chosen:
         CaseChoice(request.chosen)
-    named = {(entry.file, entry.name): entry for target in request.targets for entry in find(target)}
-    return jobs_of_entries(request, [*named.values()], joined)
+    entries = {(entry.file, entry.name): entry for target in request.targets for entry in find(target)}
+    return jobs_of_entries(request, [*entries.values()], joined)
 
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
@@ -85,8 +85,8 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
     installed_torch()
     facts, device = host_facts(), request.device or accelerator_here()[0]
     if is_accelerator(device) and not device_count(device):
-        what = f"--device {device}: no {device.upper()} device"
-        raise UserError(f"{what} is visible here; use --device cpu, or `distbench doctor`")
+        problem = f"--device {device}: no {device.upper()} device"
+        raise UserError(f"{problem} is visible here; use --device cpu, or `distbench doctor`")
     request = replace(request, device=device)
     _require_small_enough(request, entries)
     invocation_id = unique_stem(request.started_at)
@@ -100,14 +100,14 @@ def _require_small_enough(request: Request, entries: list[Entry]) -> None:
     """Refuse models at their real size where a CPU would run them."""
     large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
     if large and not is_accelerator(str(request.device)) and not request.shapes_only:
-        what = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
-        raise UserError(f"{what}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
+        problem = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
+        raise UserError(f"{problem}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
 
 
 def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:
     """Which texts of --set are for this scenario: with several, a name that only some of them know is for those."""
-    others = {name for other in entries for name in other.params} - set(entry.params)
-    return tuple(text for text in request.choices if text.partition("=")[0] not in others)
+    other_params = {name for other_entry in entries for name in other_entry.params} - set(entry.params)
+    return tuple(text for text in request.choices if text.partition("=")[0] not in other_params)
 
 
 def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: str, facts: Mapping[str, object]) -> Job:
@@ -153,12 +153,12 @@ def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, jo
     alone = _resolved((request.log_dir or beside) / run_name, option)
     if not joined:
         return alone
-    named = (request.log_dir or request.out / "logs") / f"{joined.launch}-{scenario}"
-    folder = _resolved(named, option) if joined.launch else alone
-    own = folder / f"rank{joined.rank}"
+    launch_folder = (request.log_dir or request.out / "logs") / f"{joined.launch}-{scenario}"
+    folder = _resolved(launch_folder, option) if joined.launch else alone
+    rank_folder = folder / f"rank{joined.rank}"
     # A step of a job may run the command again.
-    again = (folder / f"again{number}" / own.name for number in itertools.count(1))
-    return next(one for one in itertools.chain([own], again) if not one.exists())
+    again = (folder / f"again{number}" / rank_folder.name for number in itertools.count(1))
+    return next(candidate for candidate in itertools.chain([rank_folder], again) if not candidate.exists())
 
 
 def _resolved(path: Path, option: str) -> Path:
@@ -177,10 +177,10 @@ def _settings(request: Request) -> Settings:
 
 def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
     """A name for each rank's host, as far as that is known before ranks meet: launchers number ranks host by host."""
-    told = {**os.environ, **joined.variables}.get("LOCAL_WORLD_SIZE", "") if joined else str(num_ranks)
-    if not (told.isascii() and told.isdigit() and int(told)):
+    ranks_per_host = {**os.environ, **joined.variables}.get("LOCAL_WORLD_SIZE", "") if joined else str(num_ranks)
+    if not (ranks_per_host.isascii() and ranks_per_host.isdigit() and int(ranks_per_host)):
         return ()
-    return tuple(f"host {rank // int(told)}" for rank in range(num_ranks))
+    return tuple(f"host {rank // int(ranks_per_host)}" for rank in range(num_ranks))
 
 
 def _profile_for(
@@ -227,15 +227,15 @@ def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
     declared = () if MESH_TAGS & set(entry.tags) else entry.mesh
     mesh = {**{name: asked.get(name, 1) for name in declared}, **asked}
-    wanted = mesh_size(mesh)
-    if joined and wanted != joined.world_size:
+    num_ranks = mesh_size(mesh)
+    if joined and num_ranks != joined.world_size:
         raise UserError(
-            f"mesh {format_mesh(mesh)} needs {wanted} ranks, the launcher started {joined.world_size}; "
+            f"mesh {format_mesh(mesh)} needs {num_ranks} ranks, the launcher started {joined.world_size}; "
             f"give sizes that multiply to {joined.world_size}"
         )
-    if not joined and is_accelerator(device) and wanted > num_devices:
+    if not joined and is_accelerator(device) and num_ranks > num_devices:
         raise UserError(
-            f"mesh {format_mesh(mesh)} needs {wanted} ranks, this machine has "
+            f"mesh {format_mesh(mesh)} needs {num_ranks} ranks, this machine has "
             f"{count_text(num_devices, f'{device.upper()} device')}; "
             f"give sizes that multiply to at most {num_devices}, or --device cpu"
         )

@@ -67,8 +67,8 @@ class JobRecord:
         """One sentence for the user; empty where all went well."""
         if not self.lost:
             return self.summary
-        named = listed([f"{case.id}: {why}" for case, why in self.lost], NUM_NAMED, "; ", "; and {} more")
-        return f"{self.summary}: {named}"
+        lost_cases = listed([f"{case.id}: {why}" for case, why in self.lost], NUM_NAMED, "; ", "; and {} more")
+        return f"{self.summary}: {lost_cases}"
 
     @property
     def summary(self) -> str:
@@ -85,10 +85,10 @@ class JobRecord:
             if not relaunches:
                 return "it was the last one"
             return f"the ranks were started again {count_text(relaunches, 'time')} and all cases have a row"
-        left = f"{count_text(self.num_left, 'case')} not run"
+        not_run = f"{count_text(self.num_left, 'case')} not run"
         if self._joined:
-            return f"{left}: ranks that another launcher started are not started again"
-        return f"{left} after {count_text(relaunches, 'relaunch', 'relaunches')}"
+            return f"{not_run}: ranks that another launcher started are not started again"
+        return f"{not_run} after {count_text(relaunches, 'relaunch', 'relaunches')}"
 
     def add(self, ended: Attempt) -> None:
         """Count an attempt that ended, and give the case that broke it its row."""
@@ -104,20 +104,20 @@ class JobRecord:
     def _add_row(self, ended: Attempt, case: Case) -> None:
         broken = "raised" if ended.cause.kind == "raised" else "aborted"
         status = {"timeout": "timeout", "interrupted": "aborted"}.get(ended.status, broken)
-        written = self._rows().get(case.id)
-        if written is not None and ended.pass_number == 0:
+        written_status = self._rows().get(case.id)
+        if written_status is not None and ended.pass_number == 0:
             # The rank died after its row was on the disk and before it could report it.
-            self.num_by_status[written] += 1
+            self.num_by_status[written_status] += 1
             return
         if (self._joined and self._joined.rank != 0) or not self._run_file.exists():
             return
         record = CaseResult(case, status, error=ended.cause.message).to_record()
-        if written is not None:
+        if written_status is not None:
             if not ended.lost_case:
                 return  # interrupted: the passes it has count
-            same = {name: record[name] for name in ("status", "error")}
-            record = {"type": "pass", "case_id": case.id, "number": ended.pass_number, **same}
-            self.num_by_status[written] -= 1
+            outcome = {name: record[name] for name in ("status", "error")}
+            record = {"type": "pass", "case_id": case.id, "number": ended.pass_number, **outcome}
+            self.num_by_status[written_status] -= 1
         with contextlib.suppress(OSError):
             append(self._run_file, record)
             self.num_by_status[status] += 1
@@ -136,10 +136,10 @@ class JobRecord:
 
     def goes_on(self) -> bool:
         """Whether the cases after the one that was lost shall run in a new attempt."""
-        lost = self.last.lost_case
+        lost_case = self.last.lost_case
         within = self.num_attempts <= self._job.settings.max_relaunches
         is_left = self.num_left or self.last.pass_number
-        return bool(lost and not self._joined and within and is_left and lost.id in self._rows())
+        return bool(lost_case and not self._joined and within and is_left and lost_case.id in self._rows())
 
     def close_run_file(self) -> None:
         """Write the footer; a full disk keeps what it has."""
@@ -307,8 +307,8 @@ def job_left_of(file: Path) -> Job:
         raise UserError(f"--resume {file}: {what} was {was}, now it is {now_is}; go back to that, or measure anew")
     footer = run.footer or {}
     if footer.get("status") == "complete" and not footer.get("num_not_run"):
-        which = "its one case" if len(run.cases) == 1 else f"each of its {len(run.cases)} cases"
-        raise UserError(f"--resume {file}: nothing is left to run, {which} has a row")
+        cases_text = "its one case" if len(run.cases) == 1 else f"each of its {len(run.cases)} cases"
+        raise UserError(f"--resume {file}: nothing is left to run, {cases_text} has a row")
     if not any(not _was_cut_short(case) for case in run.cases):
         raise UserError(f"--resume {file}: no case of it was finished; run it anew")
     _cut(file)

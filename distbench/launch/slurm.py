@@ -162,8 +162,8 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
         require_program("srun", "slurm", "start this where Slurm's commands are")
         num_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
         if num_nodes.isdecimal() and asked.num_nodes > int(num_nodes):
-            what = f"--nodes {asked.num_nodes}: this allocation has {count_text(int(num_nodes), 'node')}"
-            raise UserError(f"{what}; give at most as many, or start this outside of it for a job of its own")
+            problem = f"--nodes {asked.num_nodes}: this allocation has {count_text(int(num_nodes), 'node')}"
+            raise UserError(f"{problem}; give at most as many, or start this outside of it for a job of its own")
         return run_here(srun_words(asked), {**os.environ, **_meeting_of(os.environ)})
     require_program("sbatch", "slurm", "start this on a login node")
     refuse_words(NOT_FOLLOWED, asked.extra, ONE_JOB)
@@ -189,8 +189,8 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
         ask_slurm(*_of_job("scancel", job_id))
         raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
     if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
-        what = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
-        say(f"{what}: a node may not see that folder; give an --out that all nodes and this one share")
+        problem = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
+        say(f"{problem}: a node may not see that folder; give an --out that all nodes and this one share")
         return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
     return _end(job_id, state, asked.out, say)
 
@@ -213,13 +213,13 @@ def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
     """The job's number, with `;CLUSTER` behind it where Slurm says which of several clusters took it."""
     # Slurm replaces %j and the like, in folders' names too.
     code, output, complaint = ask_slurm("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
-    found = JOB_ID.findall(output)  # what a site has its sbatch print besides is none
-    if code or not found:
+    job_ids = JOB_ID.findall(output)  # what a site has its sbatch print besides is none
+    if code or not job_ids:
         why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
         raise UserError(f"sbatch refuses {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
     if complaint:
         say(complaint)
-    number, cluster = found[-1]
+    number, cluster = job_ids[-1]
     return f"{number};{cluster}" if cluster else str(number)
 
 
@@ -249,46 +249,46 @@ def state_of(job_id: str) -> JobState:
 
 def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
     """Show a job's output until it is over, or would wait for ever."""
-    began, shown, told, told_s = time.monotonic(), 0, "", 0.0
+    began, num_shown, last_reason, told_s = time.monotonic(), 0, "", 0.0
     while True:
         state = state_of(job_id)
-        shown = _show(log, shown, say)
+        num_shown = _show(log, num_shown, say)
         if state.is_over or (state.word == PENDING and state.why in IN_VAIN):
             return state
         waited_s = time.monotonic() - began
         waits = state.word in (PENDING, UNANSWERED) and state.reason != "None"
-        if waits and (state.reason != told or waited_s - told_s > SAY_AGAIN_S):
-            told, told_s = state.reason, waited_s
+        if waits and (state.reason != last_reason or waited_s - told_s > SAY_AGAIN_S):
+            last_reason, told_s = state.reason, waited_s
             say(_why_waiting(job_id, state, waited_s))
         time.sleep(LOOK_S if waited_s < LATER_S else LATER_LOOK_S)
 
 
 def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
     if state.word == UNANSWERED:
-        what = (
+        message = (
             f"Slurm does not answer ({state.reason}); job {job_id} goes on without, if it runs, and is asked for again"
         )
-        return f"{what}. Its run file grows as long as it runs"
+        return f"{message}. Its run file grows as long as it runs"
     after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
     begins = f"; Slurm expects to begin it at {state.begins}" if state.begins else ""
     advice = f" ({ADVICE[state.why].format(job_id=job_id.partition(';')[0])})" if state.why in ADVICE else ""
     return f"Slurm job {job_id} waits{after}: {state.reason}{advice}{begins}"
 
 
-def _show(log: Path, shown: int, say: Callable[[str], None]) -> int:
-    """Print the lines that are complete since `shown` bytes; how many bytes that makes."""
+def _show(log: Path, num_shown: int, say: Callable[[str], None]) -> int:
+    """Print the lines that are complete since `num_shown` bytes; how many bytes that makes."""
     try:
         with log.open("rb") as file:
             # A job that was queued again writes it anew.
-            shown = shown if log.stat().st_size >= shown else 0
-            file.seek(shown)
+            num_shown = num_shown if log.stat().st_size >= num_shown else 0
+            file.seek(num_shown)
             news = file.read()
     except OSError:
-        return shown
-    whole = news[: news.rfind(b"\n") + 1]
-    if whole:
-        say(whole.decode(errors="replace").rstrip("\n"))
-    return shown + len(whole)
+        return num_shown
+    complete = news[: news.rfind(b"\n") + 1]
+    if complete:
+        say(complete.decode(errors="replace").rstrip("\n"))
+    return num_shown + len(complete)
 
 
 def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) -> int:

@@ -50,11 +50,11 @@ def run_by_torchrun(asked: NodeLaunch, say: Callable[[str], None]) -> int:
             told to.
     """
     refuse_words(COUNTS["torchrun"], asked.extra, OWN_COUNTS)
-    given = _options(asked.extra)
-    _require_which(asked, given)
+    options = _options(asked.extra)
+    _require_which(asked, options)
     where, address = asked.extra or (("--standalone",) if asked.num_nodes == 1 else ()), address_in(asked.extra)
     require_host(address.rpartition(":")[0])
-    if address and "rdzv-endpoint" not in given and given.get("node-rank", "0") == "0":
+    if address and "rdzv-endpoint" not in options and options.get("node-rank", "0") == "0":
         require_own(address)
     watch = _Watch(address, asked, say)
     code = run_here(torchrun_words(asked, where), watch=watch.follow if address else None)
@@ -69,11 +69,11 @@ def _require_which(asked: NodeLaunch, given: dict[str, str]) -> None:
         raise UserError(f"--node-rank {rank} is none of {nodes} nodes; give each one of 0 to {nodes - 1}")
     if nodes > 1 and not given.keys() & set(SAYS_WHERE):
         example = "--launcher-args '--node-rank 0 --master-addr HOST --master-port 29500'"
-        what = f"torchrun on {nodes} nodes is started once on each, and was not told which this is"
-        raise UserError(f"{what}; add {example} with each node's rank, or see --dry-run for the commands")
+        problem = f"torchrun on {nodes} nodes is started once on each, and was not told which this is"
+        raise UserError(f"{problem}; add {example} with each node's rank, or see --dry-run for the commands")
     if nodes > 1 and not address_in(asked.extra):
-        what = f"torchrun on {nodes} nodes was told that this is node {rank}, and not where they meet"
-        raise UserError(f"{what}; add --master-addr HOST to --launcher-args, HOST being node 0")
+        problem = f"torchrun on {nodes} nodes was told that this is node {rank}, and not where they meet"
+        raise UserError(f"{problem}; add --master-addr HOST to --launcher-args, HOST being node 0")
 
 
 class _Watch:
@@ -116,29 +116,29 @@ class _Watch:
 
 def _has_children(pid: int) -> bool:
     """Whether a process has started others; True where the system does not say."""
-    found = []
+    children = []
     with contextlib.suppress(OSError):
-        found = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
-    return any(found) or not found
+        children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return any(children) or not children
 
 
 def address_in(words: Sequence[str]) -> str:
     """`HOST:PORT` at which torchrun's nodes meet, out of its words; "" where they name none."""
-    given = _options(words)
-    if endpoint := given.get("rdzv-endpoint"):
+    options = _options(words)
+    if endpoint := options.get("rdzv-endpoint"):
         host, _, port = (
             endpoint.rpartition(":") if not endpoint.endswith("]") and ":" in endpoint else (endpoint, "", "")
         )
     else:
-        host, port = given.get("master-addr", ""), given.get("master-port", "")
+        host, port = options.get("master-addr", ""), options.get("master-port", "")
     return f"{host.strip('[]')}:{port if port.isdecimal() else PORT}" if host else ""
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
     """Values of torchrun's options by name, which it takes with hyphens and with underscores, or from variables."""
     pairs = itertools.pairwise([*words, ""])
-    told = {name: os.environ.get(f"PET_{name.replace('-', '_').upper()}", "") for name in TOLD}
-    return {name: value for name, value in told.items() if value} | {
+    variables = {name: os.environ.get(f"PET_{name.replace('-', '_').upper()}", "") for name in TOLD}
+    return {name: value for name, value in variables.items() if value} | {
         name.lstrip("-").replace("_", "-"): value or after
         for word, after in pairs
         for name, _, value in [word.partition("=")]

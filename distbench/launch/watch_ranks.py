@@ -52,13 +52,13 @@ def moved_logs(job: Job) -> Path | None:
 
     None where they are where they were.
     """
-    own = Path(job.log_dir)
-    if not own.is_symlink():
+    log_dir = Path(job.log_dir)
+    if not log_dir.is_symlink():
         return None
-    now = own.resolve()
+    now = log_dir.resolve()
     with contextlib.suppress(OSError):
-        own.unlink()
-        own.parent.rmdir()  # not before the last rank of this host
+        log_dir.unlink()
+        log_dir.parent.rmdir()  # not before the last rank of this host
     return now
 
 
@@ -83,8 +83,8 @@ def too_long(cut_logs: Mapping[Path, int]) -> str:
         return ""
     longest = max(cut_logs, key=lambda path: cut_logs[path])
     more = f" ({len(cut_logs)} logs were cut)" if len(cut_logs) > 1 else ""
-    what = f"{longest} grew too long: {cut_logs[longest] / 1e6:,.0f} MB were taken out of it{more}"
-    return f"{what}; print less in the model, as printing is a part of what was timed"
+    problem = f"{longest} grew too long: {cut_logs[longest] / 1e6:,.0f} MB were taken out of it{more}"
+    return f"{problem}; print less in the model, as printing is a part of what was timed"
 
 
 def cannot_be_written(error: OSError, where: Path) -> str:
@@ -178,69 +178,75 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
     log_dir = Path(job.log_dir)
     ranks.begin(job)
     with contextlib.closing(ProgressReader(log_dir / FILE_NAME)) as reader:
-        seen = Attempt("")
+        this_attempt = Attempt("")
         try:
-            seen.status = _follow(ranks, reader, seen, display, job, stop)
+            this_attempt.status = _follow(ranks, reader, this_attempt, display, job, stop)
             # On a full disk ranks can neither say that they get on nor why they failed.
-            why = why_unwritable(job) if seen.status in ("timeout", "failed") else ""
-            if seen.status == "timeout":
+            why = why_unwritable(job) if this_attempt.status in ("timeout", "failed") else ""
+            if this_attempt.status == "timeout":
                 ask_for_stacks(log_dir, ranks.pid)
-                seen.cause = Cause("storage", why) if why else Cause("hung", _why_hung(job, ranks.joined, seen))
-            elif seen.status == "failed":
-                seen.cause = Cause("storage", why) if why else cause_of(log_dir, ranks.exit_code or 0, ranks.log)
-            elif seen.status == "interrupted":
-                seen.cause = Cause("", "interrupted")
+                this_attempt.cause = (
+                    Cause("storage", why) if why else Cause("hung", _why_hung(job, ranks.joined, this_attempt))
+                )
+            elif this_attempt.status == "failed":
+                this_attempt.cause = (
+                    Cause("storage", why) if why else cause_of(log_dir, ranks.exit_code or 0, ranks.log)
+                )
+            elif this_attempt.status == "interrupted":
+                this_attempt.cause = Cause("", "interrupted")
         finally:
-            if not (seen.status == "complete" and ranks.are_kept):
+            if not (this_attempt.status == "complete" and ranks.are_kept):
                 ranks.stop()
-        seen.cut_logs.update(shorten_logs(log_dir))
+        this_attempt.cut_logs.update(shorten_logs(log_dir))
         # Events between the last look and the end say which case was running.
-        _take_in(reader, seen, display)
-    if seen.status == "complete" and not seen.reached_end:
+        _take_in(reader, this_attempt, display)
+    if this_attempt.status == "complete" and not this_attempt.reached_end:
         # An exit code of 0 is no proof: a scenario that ends its process leaves nothing measured and nobody alarmed.
         ranks.stop()
         rank = ranks.joined.rank if ranks.joined else None
         who = "the ranks" if rank is None else f"rank {rank}"
         message = f"{who} ended with exit code 0 before all was done; see the logs in {log_dir}"
-        seen.status, seen.cause = "failed", Cause("killed", message, rank)
-    return seen
+        this_attempt.status, this_attempt.cause = "failed", Cause("killed", message, rank)
+    return this_attempt
 
 
-def _take_in(reader: ProgressReader, seen: Attempt, display: Display) -> None:
+def _take_in(reader: ProgressReader, attempt: Attempt, display: Display) -> None:
     for event in reader.news():
-        seen.note(event)
+        attempt.note(event)
         display.event(event)
 
 
-def _follow(ranks: RankProcesses, reader: ProgressReader, seen: Attempt, display: Display, job: Job, stop: Stop) -> str:
+def _follow(
+    ranks: RankProcesses, reader: ProgressReader, attempt: Attempt, display: Display, job: Job, stop: Stop
+) -> str:
     meeting, launcher = Meeting(ranks.joined), os.getppid()
     while True:
         exit_code = ranks.exit_code
-        _take_in(reader, seen, display)
-        seen.cut_logs.update(shorten_logs(Path(job.log_dir)))
+        _take_in(reader, attempt, display)
+        attempt.cut_logs.update(shorten_logs(Path(job.log_dir)))
         if exit_code is not None:
             return "complete" if exit_code == 0 else "failed"
-        if ranks.are_kept and seen.has_left:
+        if ranks.are_kept and attempt.has_left:
             return "complete"
         # A launcher that is gone, as its host's last word or by a kill, can end no rank any more.
         if stop.asked or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
             return "interrupted"
-        silent_s = time.monotonic() - seen.last_event_s
-        if seen.is_meeting:
+        silent_s = time.monotonic() - attempt.last_event_s
+        if attempt.is_meeting:
             meeting.waited(silent_s)
         if silent_s > job.timeout_s:
             return "timeout"
         time.sleep(POLL_S)
 
 
-def _why_hung(job: Job, joined: Joined | None, seen: Attempt) -> str:
-    if joined and seen.is_meeting:
-        what = f"rank {joined.rank} waited {job.timeout_s:g} s at {joined.address} for the other ranks"
-        return f"{what}, in vain; start all {joined.world_size} with the same MASTER_ADDR and MASTER_PORT"
-    if seen.reached_end:
+def _why_hung(job: Job, joined: Joined | None, attempt: Attempt) -> str:
+    if joined and attempt.is_meeting:
+        problem = f"rank {joined.rank} waited {job.timeout_s:g} s at {joined.address} for the other ranks"
+        return f"{problem}, in vain; start all {joined.world_size} with the same MASTER_ADDR and MASTER_PORT"
+    if attempt.reached_end:
         return f"the launch did not end for {job.timeout_s:g} s after its last case; its logs are in {job.log_dir}"
-    between = "set-up" if seen.num_cases is None else "the launch"
-    hung = f"case {seen.running.id}" if seen.running else between
+    between = "set-up" if attempt.num_cases is None else "the launch"
+    hung = f"case {attempt.running.id}" if attempt.running else between
     return f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {job.log_dir}"
 
 

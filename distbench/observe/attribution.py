@@ -68,7 +68,7 @@ class RunningModules:
         """The name of the module that has a parameter, empty for the root; None where it is none of the model's."""
         if parameter is None or self._model is None:
             return None
-        names = (name for name, one in self._model.named_parameters() if one is parameter)
+        names = (name for name, candidate in self._model.named_parameters() if candidate is parameter)
         name = next(names, None)
         return None if name is None else name.rpartition(".")[0]
 
@@ -175,17 +175,21 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
     by_rank: list[Sequence[Traced]] = context.gather(steps)
     lengths, phase_rows, rows, working = [], [], [], []
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
-        lengths += [max(one.ends_s[-1] - one.start_s for one in ranks)] if all(one.ends_s for one in ranks) else []
-        last_in = max(one.start_s for one in ranks)
-        for rank, one in enumerate(ranks):
-            zero = last_in if clock_shared else one.start_s
-            starts = [one.start_s, *one.ends_s]
+        lengths += (
+            [max(traced.ends_s[-1] - traced.start_s for traced in ranks)]
+            if all(traced.ends_s for traced in ranks)
+            else []
+        )
+        last_in = max(traced.start_s for traced in ranks)
+        for rank, traced in enumerate(ranks):
+            zero = last_in if clock_shared else traced.start_s
+            starts = [traced.start_s, *traced.ends_s]
             phase_rows += [
                 [rank, number, phase, begun - zero, ended - zero]
-                for phase, begun, ended in zip(phases, starts, one.ends_s, strict=False)
+                for phase, begun, ended in zip(phases, starts, traced.ends_s, strict=False)
             ]
-            working += [[rank, number, begun - zero, ended - zero] for begun, ended in one.working]
-            rows += _rows_of(rank, number, one.rows, zero, context.backend)
+            working += [[rank, number, begun - zero, ended - zero] for begun, ended in traced.working]
+            rows += _rows_of(rank, number, traced.rows, zero, context.backend)
     return {
         "num_steps": len(steps),
         # Of each step, or of none: who reads them takes the n-th for the n-th step's.
@@ -198,23 +202,23 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
 
 
 def _rows_of(rank: int, step: int, rows: Sequence[TracedRow], zero: float, backend: str) -> list[list[Any]]:
-    seen: Counter[str] = Counter()
-    found = []
-    for what, issued_s, completed_s, exposed_s in rows:
+    counts: Counter[str] = Counter()
+    table = []
+    for communication, issued_s, completed_s, exposed_s in rows:
         values = {
-            **vars(what),
+            **vars(communication),
             "rank": rank,
             "step": step,
-            "seq": seen[what.group],
-            "backend_op": BACKEND_OPS.get((backend, what.kind), what.kind),
-            "wire_bytes": wire_bytes(what.kind, what.payload_bytes, what.group_size),
+            "seq": counts[communication.group],
+            "backend_op": BACKEND_OPS.get((backend, communication.kind), communication.kind),
+            "wire_bytes": wire_bytes(communication.kind, communication.payload_bytes, communication.group_size),
             "issued_s": None if issued_s is None else issued_s - zero,
             "completed_s": None if completed_s is None else completed_s - zero,
             "exposed_s": exposed_s,
         }
-        seen[what.group] += 1
-        found.append([values[name] for name in TRACE_COLUMNS])
-    return found
+        counts[communication.group] += 1
+        table.append([values[name] for name in TRACE_COLUMNS])
+    return table
 
 
 def communications_of(
@@ -228,13 +232,15 @@ def communications_of(
         plan: names the mesh dims of tensor and context parallel.
         model: whose modules own what is communicated, if there is one.
     """
-    found: list[Communication] = []
+    communications: list[Communication] = []
     with (
         tracked_collectives(model, phases, plan, context) as tracker,
-        each_collective(lambda issued: found.append(tracker.communication(issued, tracker.issue_context(issued)))),
+        each_collective(
+            lambda issued: communications.append(tracker.communication(issued, tracker.issue_context(issued)))
+        ),
     ):
         call(tracker.stamp)
-    return found
+    return communications
 
 
 class IssueContext(NamedTuple):
@@ -364,7 +370,7 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
         "ddp": "x".join(plan.ddp.mesh_dims) if plan.ddp is not None else None,
         "ep": "x".join(plan.ep_dims) if plan.ep else None,
     }
-    part = next((part for part, own in own_dims.items() if own == mesh_dim), None)
+    part = next((part for part, part_dim in own_dims.items() if part_dim == mesh_dim), None)
     # Ulysses exchanges heads and sequence by DTensor.
     if part and (not label or (part == "cp" and plan.cp is not None and plan.cp.rotate == ULYSSES)):
         return part
@@ -378,10 +384,10 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
 def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
     """This rank's group along every choice of mesh dims, by its sorted ranks; the fewest mesh dims name it."""
     names: Sequence[str] = context.mesh_dims
-    found: dict[tuple[int, ...], str] = {}
+    by_ranks: dict[tuple[int, ...], str] = {}
     for count in range(1, len(names) + 1):
         for chosen in combinations(range(len(names)), count):
             index = tuple(slice(None) if dim in chosen else at for dim, at in enumerate(context.coordinate))
             ranks = tuple(sorted(context.mesh.mesh[index].flatten().tolist()))
-            found.setdefault(ranks, "x".join(names[dim] for dim in chosen))
-    return found
+            by_ranks.setdefault(ranks, "x".join(names[dim] for dim in chosen))
+    return by_ranks

@@ -62,8 +62,8 @@ class Peak:
 
     def to_counters(self) -> dict[str, Any]:
         """For a row."""
-        named = {"peak_bytes": self.num_bytes, "peak_phase": self.phase, "peak_owner": self.owner}
-        return {**named, "peak_by_kind": self.by_kind}
+        counters = {"peak_bytes": self.num_bytes, "peak_phase": self.phase, "peak_owner": self.owner}
+        return {**counters, "peak_by_kind": self.by_kind}
 
 
 @dataclass
@@ -101,11 +101,11 @@ def peak_of(
     """
     *before, last = _steps(allocations) or [[]]
     count = len(last)
-    kept = dict(held)
+    alive = dict(held)
     groups: dict[str, list[_HeldBlock]] = {OTHER: last}
     for block in before[-1] if before else ():
         if block.end > count:
-            kind, _ = kept.pop(block.allocation.pointer, (OTHER, 0))
+            kind, _ = alive.pop(block.allocation.pointer, (OTHER, 0))
             carried = replace(block, start=0, end=block.end - count)
             groups.setdefault(kind, []).append(carried)
     last_backward = max((block.start for block in last if block.phase == "backward"), default=-1)
@@ -114,7 +114,7 @@ def peak_of(
     groups[OTHER] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if not gradient]
     place = _fullest(count, [block for blocks in groups.values() for block in blocks])
     by_kind = dict.fromkeys([*(kind for kind, _ in held.values()), *groups], 0)
-    for kind, num_bytes in kept.values():
+    for kind, num_bytes in alive.values():
         by_kind[kind] += num_bytes
     for kind, blocks in groups.items():
         by_kind[kind] += sum(block.allocation.num_bytes for block in blocks if block.is_held(place))
@@ -126,20 +126,20 @@ def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
     """Every block by the step that was handed it, where they agree each with its earliest end."""
     steps: list[list[_HeldBlock]] = []
     live: dict[int, _HeldBlock] = {}
-    for one in allocations:
-        if (block := live.pop(one.pointer, None)) is not None:
+    for allocation in allocations:
+        if (block := live.pop(allocation.pointer, None)) is not None:
             block.end = sum(map(len, steps[block.step :]))
-        if one.num_bytes <= 0 or (marked := _step_of(one.inside)) is None:
+        if allocation.num_bytes <= 0 or (marked := _step_of(allocation.inside)) is None:
             continue
         number, phase = marked
         steps += [[] for _ in range(len(steps), number + 1)]
-        live[one.pointer] = _HeldBlock(one, number, phase, len(steps[-1]), NEVER)
-        steps[-1].append(live[one.pointer])
+        live[allocation.pointer] = _HeldBlock(allocation, number, phase, len(steps[-1]), NEVER)
+        steps[-1].append(live[allocation.pointer])
     sizes = {tuple(block.allocation.num_bytes for block in blocks) for blocks in steps}
     if len(sizes) == 1:
-        for same in zip(*steps, strict=True):
-            earliest = min(block.end for block in same)
-            for block in same:
+        for counterparts in zip(*steps, strict=True):
+            earliest = min(block.end for block in counterparts)
+            for block in counterparts:
                 block.end = earliest
     return steps
 
@@ -170,8 +170,8 @@ def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | N
         return None
     for mark in reversed(until_peak[-1].allocation.inside):
         if isinstance(mark, int):
-            found = modules.owner(None, mark)
-            return LOSS if found is None else found
+            owner = modules.owner(None, mark)
+            return LOSS if owner is None else owner
         if mark.startswith(MODULE):
             return mark.removeprefix(MODULE)
         if of_fsdp := OF_FSDP.match(mark):
@@ -193,27 +193,27 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
     `peak_owner` and `peak_by_kind` (as in `Peak`), on accelerators `peak_reserved_bytes`. What is not known is None or
     missing, and `memory_reason` says why.
     """
-    own: dict[str, Any] = {}
+    own_counters: dict[str, Any] = {}
     reason = None
     try:
         if known_device(context.device.type).waits_on_host:
-            own = measured_step_peak(step).to_counters()
+            own_counters = measured_step_peak(step).to_counters()
         else:
-            own = allocator_peak(context.device, step, step.phases)
+            own_counters = allocator_peak(context.device, step, step.phases)
     except Unsupported as error:
         reason = str(error)
-    of_ranks = context.gather((own.get("peak_bytes", 0), own))
-    rank = max(range(len(of_ranks)), key=lambda one: of_ranks[one][0])
+    of_ranks = context.gather((own_counters.get("peak_bytes", 0), own_counters))
+    rank = max(range(len(of_ranks)), key=lambda candidate: of_ranks[candidate][0])
     # Of that rank alone: its CPU is the others' too, and it sends nothing meanwhile.
-    foretold: tuple[int | None, str | None] = (None, UNCHECKED)
+    prediction: tuple[int | None, str | None] = (None, UNCHECKED)
     if context.check != "none":
-        foretold = prediction_of(step) if context.rank == rank else (None, None)
-    predicted, no_prediction = context.gather(foretold)[rank]
-    found = {**of_ranks[rank][1], "predicted_peak_bytes": predicted}
-    if found.get("peak_bytes") is not None:
-        found["peak_rank"] = rank
+        prediction = prediction_of(step) if context.rank == rank else (None, None)
+    predicted, no_prediction = context.gather(prediction)[rank]
+    counters = {**of_ranks[rank][1], "predicted_peak_bytes": predicted}
+    if counters.get("peak_bytes") is not None:
+        counters["peak_rank"] = rank
     why = reason or no_prediction
-    return found | ({"memory_reason": why} if why else {})
+    return counters | ({"memory_reason": why} if why else {})
 
 
 def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | None, str | None]:
@@ -240,27 +240,27 @@ def predicted_peak_bytes(step: TrainingStep) -> int:
 
 def largest_known(of_ranks: Sequence[int | None]) -> int | None:
     """The largest; None unless all ranks know theirs."""
-    known = [theirs for theirs in of_ranks if theirs is not None]
-    return max(known) if len(known) == len(of_ranks) else None
+    sizes = [theirs for theirs in of_ranks if theirs is not None]
+    return max(sizes) if len(sizes) == len(of_ranks) else None
 
 
 def measured_step_peak(step: TrainingStep) -> Peak:
     """The peak of a step on this rank, from the record of NUM_STEPS of them; all ranks do this together."""
     step.model.zero_grad(set_to_none=True)
-    held: dict[int, tuple[str, int]] = {}
+    resident: dict[int, tuple[str, int]] = {}
     gradients: set[int] = set()
 
     def some_steps() -> None:
         for number in range(NUM_STEPS):
             # Of the last step in the end.
-            held.clear()
-            held.update(_held_by(step))
+            resident.clear()
+            resident.update(_held_by(step))
             with _marked_phases(step, number, gradients) as stamp:
                 step(stamp)
 
     with running_modules(step.model) as modules, _marked_modules(step.model):
         allocations = cpu_allocations(some_steps)
-    return peak_of(allocations, held, gradients, modules)
+    return peak_of(allocations, resident, gradients, modules)
 
 
 @contextlib.contextmanager
@@ -294,7 +294,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
     }
     if step.cache_tensors:
         kinds["cache"] = step.cache_tensors
-    return {pointer: (kind, size) for kind, found in kinds.items() for pointer, size in storages_of(found).items()}
+    return {pointer: (kind, size) for kind, holders in kinds.items() for pointer, size in storages_of(holders).items()}
 
 
 @contextlib.contextmanager

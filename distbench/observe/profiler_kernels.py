@@ -113,8 +113,8 @@ class HostCalls:
         facts = event.get("args") or {}
         number, flow = facts.get("correlation"), self._flow_ends.get(_place(event))
         # kineto numbers a flow as its call; others number flows by themselves.
-        found = self._by_number.get(number) or self._by_flow.get(flow) or self._by_flow.get(number)
-        return found or self._by_number.get(flow) or self._by_operator.get(facts.get("External id"))
+        call = self._by_number.get(number) or self._by_flow.get(flow) or self._by_flow.get(number)
+        return call or self._by_number.get(flow) or self._by_operator.get(facts.get("External id"))
 
 
 def _place(event: Event) -> tuple[Any, Any, float]:
@@ -135,12 +135,12 @@ def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> 
         if launch and (place := _place_among(hosts, launch)) is not None:
             ran[place].append(span_of(event))
     began = min((begun for spans in ran for begun, _ in spans), default=0.0)
-    found: list[Phase] = []
+    phases: list[Phase] = []
     for (host, name), spans in zip(hosts, ran, strict=True):
-        before = found[-1].ended_s if found else began
+        before = phases[-1].ended_s if phases else began
         first = min((begun for begun, _ in spans), default=before)
-        found.append(Phase(name, host, first, max((ended for _, ended in spans), default=before)))
-    return found if any(ran) else []
+        phases.append(Phase(name, host, first, max((ended for _, ended in spans), default=before)))
+    return phases if any(ran) else []
 
 
 def _hosts_phases(events: Iterable[Event]) -> list[tuple[Span, str]]:
@@ -162,9 +162,9 @@ def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int,
     """How many of a device's events have no launch in the trace, how many were launched in none of our phases (by a
     thread that goes on after them, say), and how many there are."""
     hosts = _hosts_phases(events)
-    found = [launches.of(event) for event in events if is_on_device(event)]
-    outside = sum(launch is not None and _place_among(hosts, launch) is None for launch in found)
-    return found.count(None), outside, len(found)
+    calls = [launches.of(event) for event in events if is_on_device(event)]
+    outside = sum(launch is not None and _place_among(hosts, launch) is None for launch in calls)
+    return calls.count(None), outside, len(calls)
 
 
 # The host's calls of collectives (`record_param_comms`), and which of them a kernel was launched for.
@@ -228,16 +228,16 @@ class HostCollectives:
         return self._of_kernels.get(id(event))
 
     def _find(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...] | None]:
-        found: dict[int, tuple[HostCollective, ...] | None] = {}
+        by_event: dict[int, tuple[HostCollective, ...] | None] = {}
         silent = []
         for event in events:
             facts = event.get("args") or {}
             if facts.get(COLLECTIVE):
-                found[id(event)] = (self._told(event),)
+                by_event[id(event)] = (self._told(event),)
             elif not is_copy(event) and communicates(str(event.get("name", ""))):
-                found[id(event)] = self._open_at(event)
-                silent += [event] if not found[id(event)] else []
-        return found | self._of_batches(silent) | self._of_copies(events)
+                by_event[id(event)] = self._open_at(event)
+                silent += [event] if not by_event[id(event)] else []
+        return by_event | self._of_batches(silent) | self._of_copies(events)
 
     def _told(self, event: Event) -> HostCollective:
         """The call of a kernel's facts; each other kernel that bears its number is of it too."""
@@ -275,30 +275,30 @@ class HostCollectives:
         A kernel like it that follows on its stream without a call in between is of the same batch.
         """
         launched = [(launch, event) for event in kernels if (launch := self._launches.of(event))]
-        found: dict[int, tuple[HostCollective, ...]] = {}
-        seen: dict[Any, tuple[int, Any, tuple[HostCollective, ...]]] = {}
-        for launch, event in sorted(launched, key=lambda one: one[0].at_s):
+        by_event: dict[int, tuple[HostCollective, ...]] = {}
+        last_of_thread: dict[Any, tuple[int, Any, tuple[HostCollective, ...]]] = {}
+        for launch, event in sorted(launched, key=lambda launch_and_event: launch_and_event[0].at_s):
             calls = self._by_thread.get(launch.thread, [])
-            since, like, before = seen.get(launch.thread, (0, None, ()))
+            since, last_key, before = last_of_thread.get(launch.thread, (0, None, ()))
             until = bisect_right(calls, launch.at_s, key=lambda call: call.at_s)
-            own = [call for call in calls[since:until] if call.communicates and not call.has_kernel]
-            batch = tuple(call for call in own if call.facts.get(GROUP) == own[-1].facts.get(GROUP))
-            this = event.get("tid"), event.get("name")
-            if since == until and like == this:
+            open_calls = [call for call in calls[since:until] if call.communicates and not call.has_kernel]
+            batch = tuple(call for call in open_calls if call.facts.get(GROUP) == open_calls[-1].facts.get(GROUP))
+            kernel_key = event.get("tid"), event.get("name")
+            if since == until and last_key == kernel_key:
                 batch = before
-            seen[launch.thread] = until, this, batch
-            found[id(event)] = batch
-        return found
+            last_of_thread[launch.thread] = until, kernel_key, batch
+            by_event[id(event)] = batch
+        return by_event
 
     def _of_copies(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
         """Of copies that bear the number of a call without a kernel: NCCL over symmetric memory lets copy engines move
         what nobody reduces, and kineto gives facts to kernels alone."""
-        found: dict[int, tuple[HostCollective, ...]] = {}
+        by_event: dict[int, tuple[HostCollective, ...]] = {}
         for event in filter(is_copy, events):
             call = self._by_number.get((event.get("args") or {}).get(NUMBER))
             if call is not None and call.communicates and not call.has_kernel:
-                found[id(event)] = (call,)
-        return found
+                by_event[id(event)] = (call,)
+        return by_event
 
 
 def _nest(calls: list[HostCollective]) -> None:
@@ -362,10 +362,10 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
     kernels: dict[HostCollective, list[tuple[Span, int]]] = {}
     unnamed: list[Span] = []
     for event in filter(is_on_device, events):
-        own = calls.of(event)
-        for call in own or ():
-            kernels.setdefault(call, []).append((span_of(event), len(own or ())))
-        unnamed += [span_of(event)] if own == () else []
+        event_calls = calls.of(event)
+        for call in event_calls or ():
+            kernels.setdefault(call, []).append((span_of(event), len(event_calls or ())))
+        unnamed += [span_of(event)] if event_calls == () else []
 
     def ran(shared: Sequence[tuple[Span, int]], facts: Mapping[str, Any], issued_s: float) -> Ran:
         # Copy engines, and several kernels of a split one, may run at once.
@@ -376,9 +376,9 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
         size = max(size for _, size in shared)
         return Ran(kind, group, spans[0][0], spans[-1][1], exposed / size, _payload_bytes(kind, facts), issued_s)
 
-    found = [ran(shared, call.facts, call.at_s) for call, shared in kernels.items()]
-    found += [ran([(span, 1)], {}, span[0]) for span in unnamed]
-    return sorted(found, key=lambda one: (one.begun_s, one.issued_s))
+    collectives = [ran(shared, call.facts, call.at_s) for call, shared in kernels.items()]
+    collectives += [ran([(span, 1)], {}, span[0]) for span in unnamed]
+    return sorted(collectives, key=lambda collective: (collective.begun_s, collective.issued_s))
 
 
 def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
@@ -430,14 +430,14 @@ def matched(
         waiting.setdefault(group_names[ran.group], []).append(ran)
     are_alike = [row.kind for row in rows if row.kind in PEERS] == [ran.kind for ran in messages]
     in_order = iter(messages if are_alike else ())
-    found = [
+    row_kernels = [
         next(in_order, None) if row.kind in PEERS else waiting[row.group].pop() if row.group_size > 1 else None
         for row in rows
     ]
-    for row, its in zip(rows, found, strict=True):
-        if its is not None and its.kind != row.kind:
+    for row, kernel in zip(rows, row_kernels, strict=True):
+        if kernel is not None and kernel.kind != row.kind:
             return none, f"kernels of {row.group} ran in another order than they were issued"
-    return found, None
+    return row_kernels, None
 
 
 def without_kernels(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
@@ -526,7 +526,7 @@ def _events_of(profiler: profile, on_progress: Callable[[], None]) -> list[dict[
 
 
 def _untimed(rows: Sequence[Communication], cpu_s: float) -> Traced:
-    return Traced(0.0, [], cpu_s, [TracedRow(what) for what in rows])
+    return Traced(0.0, [], cpu_s, [TracedRow(row) for row in rows])
 
 
 @cache
@@ -549,23 +549,23 @@ def step_of_events(
     launches = HostCalls(events)
     kernels = collectives_among(events, launches)
     ran, reason = matched(rows, kernels, group_names)
-    found = [
-        TracedRow(what, one.begun_s, one.ended_s, one.exposed_s) if one else TracedRow(what)
-        for what, one in zip(rows, ran, strict=True)
+    traced_rows = [
+        TracedRow(row, kernel.begun_s, kernel.ended_s, kernel.exposed_s) if kernel else TracedRow(row)
+        for row, kernel in zip(rows, ran, strict=True)
     ]
-    seen = phases_among(events, launches)
-    if [phase.name for phase in seen] != list(phases):
-        reason = reason or f"the device ran phases {[phase.name for phase in seen]}, not {list(phases)}"
+    device_phases = phases_among(events, launches)
+    if [phase.name for phase in device_phases] != list(phases):
+        reason = reason or f"the device ran phases {[phase.name for phase in device_phases]}, not {list(phases)}"
         return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
     # What forward launched for later may end after what backward launched first.
-    ends = [*accumulate((phase.ended_s for phase in seen), max)]
-    traced = Traced(min(phase.begun_s for phase in seen), ends, cpu_s, found)
+    ends = [*accumulate((phase.ended_s for phase in device_phases), max)]
+    traced = Traced(min(phase.begun_s for phase in device_phases), ends, cpu_s, traced_rows)
     if reason:
         return ProfiledStep(traced, [reason], reason)
-    unnamed = sum(one.kind == UNNAMED for one in kernels)
+    unnamed = sum(kernel.kind == UNNAMED for kernel in kernels)
     untold = [f"{unnamed} kernels communicate and do not say what; they hide nothing"] if unnamed else []
-    lost, outside, num_events = in_no_phase(events, launches)
-    for count, why in ((lost, "have no launch in the trace"), (outside, "were launched before or after the step")):
+    num_lost, outside, num_events = in_no_phase(events, launches)
+    for count, why in ((num_lost, "have no launch in the trace"), (outside, "were launched before or after the step")):
         untold += [f"{count} of {num_events} kernels and copies {why}; they are in no phase"] if count else []
     return ProfiledStep(traced, [*differing_bytes(rows, ran), *without_kernels(rows, ran), *untold], None)
 
@@ -606,9 +606,9 @@ def _mended(text: str, at: int, number: int) -> tuple[Any, int]:
     end = text.find(END_OF_EVENT, at) + len(END_OF_EVENT)
     if end < len(END_OF_EVENT):
         _next_event(text, len(text))
-    written = NO_NUMBER.sub("null", text[at:end])
-    written = NAMED.sub(lambda match: match[1] + match[2].replace('"', "'") + match[3], written)
+    mended = NO_NUMBER.sub("null", text[at:end])
+    mended = NAMED.sub(lambda match: match[1] + match[2].replace('"', "'") + match[3], mended)
     try:
-        return json.loads(written, strict=False), end
+        return json.loads(mended, strict=False), end
     except json.JSONDecodeError as error:
         raise ValueError(f"its event {number} is no JSON: {error}") from error

@@ -80,8 +80,8 @@ class StepTrace:
             **tables(steps, self.step.phases, self.context, tracing.clock_shared),
         }
 
-    def _agreement(self, dispatched: Sequence[Communication], found: list[str]) -> dict[str, Any]:
-        differences = _of_all_ranks(self.context, found)
+    def _agreement(self, dispatched: Sequence[Communication], sentences: list[str]) -> dict[str, Any]:
+        differences = _of_all_ranks(self.context, sentences)
         return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": differences}
 
     def timed(self, num_steps: int) -> list[Traced]:
@@ -122,7 +122,7 @@ class StepTrace:
 
 def traced(step: TrainingStep, context: RankContext) -> Traced:
     """One step with every collective recorded; its device must be the CPU."""
-    found: list[tuple[Issued, Any]] = []
+    issued_calls: list[tuple[Issued, Any]] = []
     ends: list[float] = []
     with (
         tracked_collectives(step.model, step.phases, step.plan, context) as tracker,
@@ -133,12 +133,15 @@ def traced(step: TrainingStep, context: RankContext) -> Traced:
             ends.append(time.monotonic())
             tracker.stamp()
 
-        with timed_collectives(lambda issued: found.append((issued, tracker.issue_context(issued.call)))):
+        with timed_collectives(lambda issued: issued_calls.append((issued, tracker.issue_context(issued.call)))):
             dist.barrier(context.control)
             start, cpu = time.monotonic(), time.process_time()
             step(stamp)
             cpu = time.process_time() - cpu
-    rows = [TracedRow(tracker.communication(one.call, seen), one.issued_s, one.completed_s) for one, seen in found]
+    rows = [
+        TracedRow(tracker.communication(issued_call.call, call_context), issued_call.issued_s, issued_call.completed_s)
+        for issued_call, call_context in issued_calls
+    ]
     return Traced(start, ends, cpu, rows, [(span.begun_s, span.ended_s) for span in working])
 
 
@@ -173,7 +176,7 @@ def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dic
 
 def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]:
     """The overhead, of each rank's CPU seconds of bare and of traced steps."""
-    bare_s, traced_s = ([sum(turn) for turn in zip(*one, strict=True)] for one in zip(*by_rank, strict=True))
+    bare_s, traced_s = ([sum(turn) for turn in zip(*of_ranks, strict=True)] for of_ranks in zip(*by_rank, strict=True))
     ratio = median([after / before for before, after in zip(bare_s, traced_s, strict=True) if before > 0])
     return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
 
@@ -182,21 +185,27 @@ def differences(timed: Sequence[Communication], dispatched: Sequence[Communicati
     """Where two methods saw other collectives, or in another order, as sentences; rows are compared by kind, group
     and bytes."""
     ours, theirs = ([_text(row) for row in rows] for rows in (timed, dispatched))
-    found = []
+    sentences = []
     for tag, start, end, other_start, other_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if tag != "equal":
-            one, other = (", ".join(rows) or "nothing" for rows in (ours[start:end], theirs[other_start:other_end]))
-            found.append(f"after {count_text(start, 'collective')} {METHOD} saw {one}, the dispatch mode saw {other}")
-    return found
+            ours_text, theirs_text = (
+                ", ".join(rows) or "nothing" for rows in (ours[start:end], theirs[other_start:other_end])
+            )
+            sentences.append(
+                f"after {count_text(start, 'collective')} {METHOD} saw {ours_text}, the dispatch mode saw {theirs_text}"
+            )
+    return sentences
 
 
 def _text(row: Communication) -> str:
     return f"{row.kind} over ranks {row.group} of {row.payload_bytes} B"
 
 
-def _of_all_ranks(context: RankContext, own: list[str]) -> list[str]:
-    found = [f"rank {rank}: {sentence}" for rank, theirs in enumerate(context.gather(own)) for sentence in theirs]
-    return capped_lines(found, MAX_DIFFERENCES, "and {} more")
+def _of_all_ranks(context: RankContext, own_sentences: list[str]) -> list[str]:
+    sentences = [
+        f"rank {rank}: {sentence}" for rank, theirs in enumerate(context.gather(own_sentences)) for sentence in theirs
+    ]
+    return capped_lines(sentences, MAX_DIFFERENCES, "and {} more")
 
 
 def _memory(step: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:

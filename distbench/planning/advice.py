@@ -57,25 +57,29 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     if torch.no_zero_fill and zero_filled(*pair):
         raise UserError(f"{source} -> {target}: {torch.no_zero_fill}; write R or S(dim) where the source has a shard")
     advice = advise(setting, *pair, torch)
-    drawn = wrap(save_picture(setting, advice, picture), width_here(), "  ") if picture else []
+    picture_lines = wrap(save_picture(setting, advice, picture), width_here(), "  ") if picture else []
     if form == "json":
         return pair_json(setting, advice, torch)
     drawing = drawing_of(setting, advice.use, MAX_TEXT_RANKS)
     diagram = drawing if isinstance(drawing, str) else diagram_of(drawing)
-    return "\n\n".join([pair_text(setting, advice, torch, diagram), *(["\n".join(drawn)] if drawn else [])])
+    return "\n\n".join(
+        [pair_text(setting, advice, torch, diagram), *(["\n".join(picture_lines)] if picture_lines else [])]
+    )
 
 
 def plan_all_pairs(setting: Setting, form: str, told: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
     """Every ordered pair of layouts; `form` is "table" or "json". `told` gets events as `records/progress.py` lists
     them, a case a pair.
     """
-    every = list(every_pair(setting))
-    pairs = chosen_pairs(setting, every)
+    all_pairs = list(every_pair(setting))
+    pairs = chosen_pairs(setting, all_pairs)
     told({"event": "case", "id": "plan/paths of torch's planners"})
     torch = ask_torch(setting, pairs)
     told({"event": "plan", "num_cases": len(pairs)})
     told({"event": "case", "id": "plan/prices of all planners"})
-    ranking = ranking_of(setting, pairs, torch, len(every), lambda: told({"event": "done", "id": "", "status": "ok"}))
+    ranking = ranking_of(
+        setting, pairs, torch, len(all_pairs), lambda: told({"event": "done", "id": "", "status": "ok"})
+    )
     return (ranking_json if form == "json" else ranking_text)(setting, ranking, torch)
 
 

@@ -29,32 +29,35 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
     Raises:
         UserError: the run holds no calibration.
     """
-    found: dict[tuple[str, str], MeasuredSteps] = {}
+    by_key: dict[tuple[str, str], MeasuredSteps] = {}
     for record in run.cases:
         if record["case"].get("kind") != "calibrate" or record["status"] != "ok":
             continue
         params = record["case"]["params"]
         op, mesh_dim = params["op"], params["mesh_dim"]
-        measured = found.setdefault((op, mesh_dim), MeasuredSteps(op, mesh_dim, record["group_size"]))
+        measured = by_key.setdefault((op, mesh_dim), MeasuredSteps(op, mesh_dim, record["group_size"]))
         seconds = statistics.median(record["samples_s"])
         counters = record["counters"]
         sample = Sample(record["payload_bytes"], counters["num_copies"], seconds, counters.get("num_messages", 0))
         (measured.held_out if params["held_out"] else measured.fitted).append(sample)
-    if not found:
+    if not by_key:
         raise UserError(f"{run.path} holds no calibration; write one with distbench calibrate")
     # Last what was measured over the whole mesh, whose name is no mesh dim's.
     rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
 
-    def place(one: MeasuredSteps) -> tuple[int, str, bool, str]:
-        return rank.get(one.mesh_dim, len(rank)), one.mesh_dim, one.op in LOCAL_OPS, one.op
+    def place(steps: MeasuredSteps) -> tuple[int, str, bool, str]:
+        return rank.get(steps.mesh_dim, len(rank)), steps.mesh_dim, steps.op in LOCAL_OPS, steps.op
 
-    return sorted(found.values(), key=place)
+    return sorted(by_key.values(), key=place)
 
 
 def profile_of(run: Run) -> Profile:
     """The profile of such a run; UserError where it holds no calibration, or too few sizes of an op for a line."""
     try:
-        lines = [fit_line(one.op, one.mesh_dim, one.group_size, one.fitted, one.held_out) for one in measured_in(run)]
+        lines = [
+            fit_line(steps.op, steps.mesh_dim, steps.group_size, steps.fitted, steps.held_out)
+            for steps in measured_in(run)
+        ]
     except ValueError as error:
         raise UserError(f"{run.path} cannot be fitted: {error}; measure more sizes") from error
     machine, backend, torch = (str(run.header["environment"][name]) for name in ("machine", "backend", "torch"))
@@ -70,5 +73,5 @@ def profile_of(run: Run) -> Profile:
 
 def hosts_of(run: Run) -> tuple[str, ...]:
     """Each rank's host, in rank order; empty where the run's header does not say."""
-    found = run.header["environment"].get("hosts") or ()
-    return tuple(map(str, found)) if len(found) == math.prod(run.header["job"]["mesh"].values()) else ()
+    hosts = run.header["environment"].get("hosts") or ()
+    return tuple(map(str, hosts)) if len(hosts) == math.prod(run.header["job"]["mesh"].values()) else ()

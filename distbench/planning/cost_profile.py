@@ -138,8 +138,8 @@ def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
     A zero-fill without a line has the partition's of its mesh dim, which writes as much: torch before 2.14 has no
     zero-fill to measure. For nothing, it and a cut would be taken in place of the partition.
     """
-    found = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
-    return found | {line.key: line for line in lines}
+    by_key = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
+    return by_key | {line.key: line for line in lines}
 
 
 def fit_line(
@@ -166,7 +166,7 @@ def fit_line(
         best,
         error=relative_error(best, samples),
         held_out_error=relative_error(best, held_out) if held_out else None,
-        samples=tuple((one.payload_bytes, one.num_copies, one.seconds, one.num_messages) for one in samples),
+        samples=tuple((point.payload_bytes, point.num_copies, point.seconds, point.num_messages) for point in samples),
     )
 
 
@@ -177,7 +177,10 @@ def relative_error(line: Line, samples: Sequence[Sample]) -> float:
 
 def _over_measured(line: Line, samples: Sequence[Sample]) -> Floats:
     return np.array(
-        [line.seconds(one.payload_bytes, one.num_copies, one.num_messages) / one.seconds for one in samples]
+        [
+            line.seconds(sample.payload_bytes, sample.num_copies, sample.num_messages) / sample.seconds
+            for sample in samples
+        ]
     )
 
 
@@ -271,10 +274,12 @@ class Profile:
         by_shape = {} if by_name_only else {(line.op, line.hosts): line for line in reversed(self.lines)}
         for op, (name, shape) in product(dict.fromkeys(line.op for line in self.lines), shapes.items()):
             key = op, name, mesh.get(name, math.prod(mesh.values()))
-            own = lines.pop(key, None)
+            own_line = lines.pop(key, None)
             # A line of groups of several shapes costs what the slowest of them do.
-            likest = None if own is not None and own.hosts in ("", shape) else by_shape.get((op, shape))
-            line = likest or (own if own is not None and fits(own.hosts, shape) else by_shape.get((op, slowest(shape))))
+            likest = None if own_line is not None and own_line.hosts in ("", shape) else by_shape.get((op, shape))
+            line = likest or (
+                own_line if own_line is not None and fits(own_line.hosts, shape) else by_shape.get((op, slowest(shape)))
+            )
             if line is not None:
                 lines[key] = msgspec.structs.replace(line, mesh_dim=name, group_size=key[2])
         return replace(self, lines=tuple(lines.values()))
@@ -403,9 +408,9 @@ def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] =
     Raises:
         UserError: a collective over one of the mesh dims has no line there.
     """
-    found = profile.on(mesh, hosts)
+    mesh_profile = profile.on(mesh, hosts)
     try:
-        measured_cost(found, mesh)
+        measured_cost(mesh_profile, mesh)
     except UserError as error:
         if not (hosts and profile.hosts):
             raise
@@ -413,24 +418,24 @@ def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] =
         lacking = next(
             name
             for name, size in mesh.items()
-            if size > 1 and not all(found.line(op, name, size) for op in COLLECTIVES)
+            if size > 1 and not all(mesh_profile.line(op, name, size) for op in COLLECTIVES)
         )
         raise UserError(
             f"it was measured with {layout_text(profile.hosts)}, here are {layout_text(hosts)}, and it has no line for "
             f"{lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run distbench "
             "calibrate on these hosts"
         ) from error
-    return found
+    return mesh_profile
 
 
 @lru_cache(maxsize=64)
 def _measured_cost(lines: tuple[Line, ...], mesh: tuple[tuple[str, int], ...]) -> MeasuredCost:
     by_key = lines_by_key(lines)
-    found = {}
+    line_of = {}
     for mesh_dim, (name, size) in enumerate(mesh):
         for op in (*COLLECTIVES, *LOCAL_OPS):
             if line := by_key.get((op, name, size)):
-                found[op, mesh_dim] = line
+                line_of[op, mesh_dim] = line
             elif size > 1 and op in COLLECTIVES:
                 raise UserError(f"the profile has no {op} over {name} of {size} ranks; measure that mesh first")
-    return MeasuredCost(found)
+    return MeasuredCost(line_of)

@@ -101,12 +101,12 @@ class Exchange:
         # A box that goes to several receivers is packed once.
         packs = np.column_stack([self.senders[packed], boxes[packed].reshape(len(packed), 2 * boxes.shape[1])])
         packed = packed[np.unique(packs, axis=0, return_index=True)[1]]
-        found = self._sums(self.senders[packed], self.volumes[packed])
+        elements = self._sums(self.senders[packed], self.volumes[packed])
         if self.reduce_op:
-            return (found + (self.num_parts - 1) * _volumes(self.after)).tolist()
+            return (elements + (self.num_parts - 1) * _volumes(self.after)).tolist()
         unpacked = ~_are_contiguous(boxes, self.after[self.receivers])
-        found += self._sums(self.receivers[unpacked], self.volumes[unpacked])
-        return (found + _volumes(_overlaps(self.before, self.after))).tolist()
+        elements += self._sums(self.receivers[unpacked], self.volumes[unpacked])
+        return (elements + _volumes(_overlaps(self.before, self.after))).tolist()
 
     def load(self) -> tuple[int, float, int]:
         """(elements that the busiest position sends or receives, how often that many the busiest copies or adds,
@@ -144,9 +144,9 @@ def overlap(box: Box, other: Box) -> Box:
 def is_contiguous(part: Box, box: Box) -> bool:
     """Whether a part of a box lies in one piece in a contiguous tensor of the box."""
     below = [stop - start for start, stop in part]
-    for (start, stop), held in zip(reversed(part), reversed(box), strict=True):
+    for (start, stop), box_span in zip(reversed(part), reversed(box), strict=True):
         below.pop()
-        if (start, stop) != held:
+        if (start, stop) != box_span:
             return math.prod(below) == 1
     return True
 
@@ -179,18 +179,18 @@ def _reduced_to_shards(source: State, target: State) -> list[State]:
     """
     pushed = tuple(mesh_dim for mesh_dim, _ in source.partials)
     cut = [(source.orders, pushed), (source.orders, pushed + _replicated(source)), (target.orders, _replicated(target))]
-    found = []
+    layouts = []
     for orders, mesh_dims in cut:
         for tensor_dim in range(source.tensor_ndim):
             longer = [*orders]
             longer[tensor_dim] += mesh_dims
-            found.append(State(source.mesh_ndim, tuple(longer)))
-    return [state for state in dict.fromkeys(found) if state != target]
+            layouts.append(State(source.mesh_ndim, tuple(longer)))
+    return [state for state in dict.fromkeys(layouts) if state != target]
 
 
 def _replicated(state: State) -> tuple[int, ...]:
-    taken = {mesh_dim for order in state.orders for mesh_dim in order} | dict(state.partials).keys()
-    return tuple(mesh_dim for mesh_dim in range(state.mesh_ndim) if mesh_dim not in taken)
+    used_dims = {mesh_dim for order in state.orders for mesh_dim in order} | dict(state.partials).keys()
+    return tuple(mesh_dim for mesh_dim in range(state.mesh_ndim) if mesh_dim not in used_dims)
 
 
 @lru_cache(maxsize=1024)
@@ -273,10 +273,10 @@ def _shared_outer(mesh_shape: tuple[int, ...]) -> Numbers:
     return np.cumprod(cells[:, :, None] == cells[:, None, :], axis=0).sum(axis=0)
 
 
-def _overlaps(boxes: Numbers, others: Numbers) -> Numbers:
+def _overlaps(boxes: Numbers, other_boxes: Numbers) -> Numbers:
     """`overlap` of boxes as arrays."""
-    starts = np.maximum(boxes[..., 0], others[..., 0])
-    stops = np.minimum(boxes[..., 1], others[..., 1])
+    starts = np.maximum(boxes[..., 0], other_boxes[..., 0])
+    stops = np.minimum(boxes[..., 1], other_boxes[..., 1])
     return np.stack([starts, np.maximum(starts, stops)], axis=-1)
 
 

@@ -80,9 +80,9 @@ class Graph:
 
     def number(self, state: State) -> int:
         """The state's number. Numbers depend on what was planned before: never let a choice depend on them."""
-        found = self._numbers.get(state)
-        if found is not None:
-            return found
+        number = self._numbers.get(state)
+        if number is not None:
+            return number
         with self._lock:
             if state in self._numbers:
                 return self._numbers[state]
@@ -119,11 +119,11 @@ class Graph:
         """Bits of the mesh dims that must leave where they are in the source, for the target to be reached."""
         start, end = self.states[source], self.states[target]
         bits = 0
-        for order, wanted in zip(start.orders, end.orders, strict=True):
-            kept = 0
-            while kept < len(order) and order[: kept + 1] == wanted[: kept + 1]:
-                kept += 1
-            bits |= sum(1 << mesh_dim for mesh_dim in order[kept:])
+        for order, end_order in zip(start.orders, end.orders, strict=True):
+            num_kept = 0
+            while num_kept < len(order) and order[: num_kept + 1] == end_order[: num_kept + 1]:
+                num_kept += 1
+            bits |= sum(1 << mesh_dim for mesh_dim in order[num_kept:])
         for mesh_dim, reduce_op in start.partials:
             if (mesh_dim, reduce_op) not in end.partials:
                 bits |= 1 << (self.mesh_ndim + mesh_dim)
@@ -179,14 +179,16 @@ def legal_steps(
         if order:
             yield from _leaving_shard(state, source_dim, order[-1], order[-1] in zero_filled)
     for mesh_dim, reduce_op in state.partials:
-        rest = tuple(partial for partial in state.partials if partial != (mesh_dim, reduce_op))
-        reduced = State(state.mesh_ndim, state.orders, rest)
+        other_partials = tuple(partial for partial in state.partials if partial != (mesh_dim, reduce_op))
+        reduced = State(state.mesh_ndim, state.orders, other_partials)
         yield reduced, Move(ALL_REDUCE, mesh_dim)
         for target_dim in range(state.tensor_ndim):
             yield _pushed(reduced, target_dim, mesh_dim), Move(REDUCE_SCATTER, mesh_dim, target_dim=target_dim)
-    taken = {mesh_dim for order in state.orders for mesh_dim in order} | {mesh_dim for mesh_dim, _ in state.partials}
+    used_dims = {mesh_dim for order in state.orders for mesh_dim in order} | {
+        mesh_dim for mesh_dim, _ in state.partials
+    }
     for mesh_dim in range(state.mesh_ndim):
-        if mesh_dim not in taken:
+        if mesh_dim not in used_dims:
             for target_dim in range(state.tensor_ndim):
                 yield _pushed(state, target_dim, mesh_dim), Move(CUT, mesh_dim, target_dim=target_dim)
             yield from _becoming_partial(state, mesh_dim, partial_ops)
@@ -212,7 +214,7 @@ def _leaving_shard(state: State, source_dim: int, mesh_dim: int, is_zero_filled:
 
 def _becoming_partial(state: State, mesh_dim: int, partial_ops: tuple[str, ...]) -> Iterator[tuple[State, Move]]:
     for reduce_op in partial_ops:
-        together = {reduce_op, *(other for _, other in state.partials)}
+        together = {reduce_op, *(other_op for _, other_op in state.partials)}
         if len(together) == 1 or together == {"sum", "avg"}:
             yield _with_partial(state, mesh_dim, reduce_op), Move(PARTITION, mesh_dim)
 

@@ -79,8 +79,8 @@ def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
 def _dims(plan: Plan, tensor_ndim: int) -> tuple[int, ...]:
     sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
     # Whole tensor dims fill up to two, so that a plan over one tensor dim still looks like the tensor.
-    whole = [dim for dim in range(tensor_ndim) if dim not in sharded]
-    return tuple(sorted([*sharded, *whole[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
+    unsharded = [dim for dim in range(tensor_ndim) if dim not in sharded]
+    return tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
 
 
 def _parts(state: State, cells: list[tuple[int, ...]]) -> tuple[int | None, ...]:

@@ -91,8 +91,8 @@ def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
 
 def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:
     *outer, inner = setting.mesh
-    what = f"{setting.tensor} on {format_mesh(setting.mesh)}"
-    text = FOOT.format(what=what, rows=", ".join(outer) or "one", columns=inner)
+    title = f"{setting.tensor} on {format_mesh(setting.mesh)}"
+    text = FOOT.format(what=title, rows=", ".join(outer) or "one", columns=inner)
     if any(drawing.has_partials for drawing in rows):
         text += " Hatched: a part of a sum."
     return text + rows[0].left_out_note

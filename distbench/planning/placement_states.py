@@ -32,14 +32,14 @@ class State:
 
     def placements(self) -> tuple[Placement, ...]:
         """One a mesh dim; a shard names its turn where its tensor dim is not sharded from left to right."""
-        found = [Placement()] * self.mesh_ndim
+        placements = [Placement()] * self.mesh_ndim
         for mesh_dim, reduce_op in self.partials:
-            found[mesh_dim] = Placement(reduce_op=reduce_op)
+            placements[mesh_dim] = Placement(reduce_op=reduce_op)
         for tensor_dim, order in enumerate(self.orders):
             is_default = tuple(sorted(order)) == order
             for turn, mesh_dim in enumerate(order):
-                found[mesh_dim] = Placement(tensor_dim, None if is_default else turn)
-        return tuple(found)
+                placements[mesh_dim] = Placement(tensor_dim, None if is_default else turn)
+        return tuple(placements)
 
 
 def parse_state(text: str, tensor_ndim: int) -> State:

@@ -104,15 +104,15 @@ def setting_of(
     if dtype not in DTYPE_BYTES:
         raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(DTYPE_BYTES)}")
     profile = load_profile(profile_path) if profile_path else None
-    named = _mesh(mesh, profile)
+    mesh_sizes = _mesh(mesh, profile)
     try:
-        problem = Problem(tuple(named.values()), sizes, DTYPE_BYTES[dtype])
+        problem = Problem(tuple(mesh_sizes.values()), sizes, DTYPE_BYTES[dtype])
     except NotHandled as reason:
         raise UserError(f"{reason}; give a smaller --shape") from reason
-    profile = profile.on(named) if profile else None
+    profile = profile.on(mesh_sizes) if profile else None
     devices = devices_per_host or known_device(device_of(profile.backend if profile else "")).per_host
-    model: MeshCost = _measured(profile, named, mesh) if profile else TorchCost(problem.mesh_shape, devices)
-    return Setting(problem, named, dtype, devices, model, profile, profile_path)
+    model: MeshCost = _measured(profile, mesh_sizes, mesh) if profile else TorchCost(problem.mesh_shape, devices)
+    return Setting(problem, mesh_sizes, dtype, devices, model, profile, profile_path)
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -132,26 +132,26 @@ def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
         raise UserError(f"mesh {cut(text)!r} has {len(sizes)} mesh dims; give at most {MAX_MESH_DIMS}")
     check_num_ranks({f"m{number}": size for number, size in enumerate(sizes)})
     if profile and len(profile.mesh) == len(sizes):
-        named = dict(zip(profile.mesh, sizes, strict=True))
-        if not _uncovered(profile.on(named), named):
-            return named
+        mesh_sizes = dict(zip(profile.mesh, sizes, strict=True))
+        if not _uncovered(profile.on(mesh_sizes), mesh_sizes):
+            return mesh_sizes
     return {f"m{number}": size for number, size in enumerate(sizes)}
 
 
-def _measured(profile: Profile, named: Mapping[str, int], text: str) -> MeasuredCost:
-    if missing := _uncovered(profile, named):
-        known = sorted({(line.mesh_dim, line.group_size) for line in profile.lines if line.op == "all_gather"})
-        covered = ", ".join(f"{name} of {size}" for name, size in known)
+def _measured(profile: Profile, mesh_sizes: Mapping[str, int], text: str) -> MeasuredCost:
+    if missing := _uncovered(profile, mesh_sizes):
+        measured_dims = sorted({(line.mesh_dim, line.group_size) for line in profile.lines if line.op == "all_gather"})
+        covered = ", ".join(f"{name} of {size}" for name, size in measured_dims)
         raise UserError(
             f"the profile prices no {missing} of mesh {text}, only mesh dims {covered}; "
             f"give such a mesh, e.g. --mesh {format_mesh(profile.mesh)}, or measure yours with distbench calibrate"
         )
-    return measured_cost(profile, named)
+    return measured_cost(profile, mesh_sizes)
 
 
-def _uncovered(profile: Profile, named: Mapping[str, int]) -> str | None:
-    asked = [(op, name, size) for name, size in named.items() for op in COLLECTIVES if size > 1]
-    return next((f"{op} over {name} of {size}" for op, name, size in asked if not profile.line(op, name, size)), None)
+def _uncovered(profile: Profile, mesh_sizes: Mapping[str, int]) -> str | None:
+    needed = [(op, name, size) for name, size in mesh_sizes.items() for op in COLLECTIVES if size > 1]
+    return next((f"{op} over {name} of {size}" for op, name, size in needed if not profile.line(op, name, size)), None)
 
 
 def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
@@ -254,7 +254,7 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
         record = {"unsupported": str(error)}
     if reason := record.get("unsupported"):
         return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * len(pairs)))
-    paths = {name: tuple(map(_path, found)) for name, found in record["paths"].items()}
+    paths = {name: tuple(map(_path, answers)) for name, answers in record["paths"].items()}
     return TorchAnswers(record["torch"], paths, record["no_zero_fill"])
 
 

@@ -157,14 +157,14 @@ def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, 
     """Every planner's plan for one pair; torch's are its answers of that number."""
     zero_fill = torch.no_zero_fill is None
     route = cheapest_route(setting.problem, setting.model, source, target, zero_fill=zero_fill)
-    found: dict[str, Plan | str] = {
+    outcomes: dict[str, Plan | str] = {
         **dict.fromkeys(PLANNERS, "not priced without ranks"),
         **{planner: _torch_plan(setting, planner, torch.paths[planner][number]) for planner in TORCH_PLANNERS},
         "calibrated": _stepwise(setting, "calibrated", "->".join(map(str, route.states)), route.states),
         "direct": _direct_plan(setting, source, target),
     }
-    plans = {planner: plan for planner, plan in found.items() if isinstance(plan, Plan)}
-    missing = {planner: reason for planner, reason in found.items() if isinstance(reason, str)}
+    plans = {planner: plan for planner, plan in outcomes.items() if isinstance(plan, Plan)}
+    missing = {planner: reason for planner, reason in outcomes.items() if isinstance(reason, str)}
     least_bytes = plans["direct"].received_bytes if "direct" in plans and not source.partials else None
     return Advice(source, target, plans, missing, least_bytes)
 
@@ -218,7 +218,10 @@ def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
         path = f"{source}->{target}" if source != target else str(source)
         return Plan("direct", path, source, (), 0, problem.local_bytes(source))
     exchanges = [exchange for _, exchange in stages]
-    steps = tuple(_exchange_step(setting, *pair, one) for pair, one in zip(pairwise(states), exchanges, strict=True))
+    steps = tuple(
+        _exchange_step(setting, *pair, step_exchange)
+        for pair, step_exchange in zip(pairwise(states), exchanges, strict=True)
+    )
     received = sum(max(exchange.received) for exchange in exchanges) * problem.itemsize
     return Plan("direct", "->".join(map(str, states)), source, steps, received, max(step.held_bytes for step in steps))
 

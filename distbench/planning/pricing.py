@@ -123,15 +123,15 @@ class Pricing:
         if self.even:
             op, mesh_dim, num_copies = graph.move_facts[number]
             before, size = self.num_bytes // self.counts[mask], self.mesh_shape[mesh_dim]
-            held = _even_held_bytes(op, before, size)
+            held_bytes = _even_held_bytes(op, before, size)
             key = op, mesh_dim, mask, num_copies
             packed = self._labels.get(key) or self._even_label(*key)
         else:
             price = self.price(mask, graph.dim_masks[node], graph.moves[number])
-            held, packed = price.held_bytes, pack(price.seconds, price.sent_bytes, price.is_collective)
-        if self.peak_cap_bytes is not None and held > self.peak_cap_bytes:
+            held_bytes, packed = price.held_bytes, pack(price.seconds, price.sent_bytes, price.is_collective)
+        if self.peak_cap_bytes is not None and held_bytes > self.peak_cap_bytes:
             return FORBIDDEN, 0
-        return packed, held << PEAK_SHIFT
+        return packed, held_bytes << PEAK_SHIFT
 
     def price(self, sharded_mask: int, dim_masks: Sequence[int], move: Move) -> StepPrice:
         """The price of a step out of a state whose tensor dims are sharded by these mesh dims."""
@@ -143,8 +143,8 @@ class Pricing:
             timed = self.num_bytes / self.counts[sharded_mask] * (size if op in GROWING else 1)
         seconds = self.model.seconds(op, mesh_dim, timed, move.num_copies)
         is_collective = op in COLLECTIVES and size > 1
-        held = before + after * (2 if op == ZERO_FILL else 1)
-        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), held, is_collective)
+        held_bytes = before + after * (2 if op == ZERO_FILL else 1)
+        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), held_bytes, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
         """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard.

@@ -34,32 +34,32 @@ class Bounds(dict[int, int]):
 
     def __missing__(self, bits: int) -> int:
         gathered = bits & self.others
-        found = self._gather(gathered)
+        least = self._gather(gathered)
         if rest := (bits ^ gathered) & ~self.zero_filled:
-            found += self._leave(rest, self.target | gathered)
+            least += self._leave(rest, self.target | gathered)
         # Sharding once more makes all else smaller, and must be gathered again.
         unsharded = self.others & ~gathered
         while unsharded:
             bit = unsharded & -unsharded
             unsharded ^= bit
-            other = self[bits | bit]
-            if other < found:
-                found = other
-        self[bits] = found
-        return found
+            alternative = self[bits | bit]
+            if alternative < least:
+                least = alternative
+        self[bits] = least
+        return least
 
     def _gather(self, sharding: int) -> int:
         """All-gathers of these mesh dims, in the best order, while the target's own mesh dims shard."""
-        known = self._gathers.get(sharding)
-        if known is not None:
-            return known
+        cached = self._gathers.get(sharding)
+        if cached is not None:
+            return cached
         options = []
         for mesh_dim in range(self.mesh_ndim):
             if sharding >> mesh_dim & 1:
                 label = self.share_label(ALL_GATHER, mesh_dim, self.target | sharding)
                 options.append(label + self._gather(sharding ^ 1 << mesh_dim))
-        self._gathers[sharding] = found = min(options)
-        return found
+        self._gathers[sharding] = cost = min(options)
+        return cost
 
     def _leave(self, bits: int, sharded: int) -> int:
         """Each of these mesh dims leaves its tensor dim, or its partial, while all of `sharded` shard."""
@@ -177,32 +177,32 @@ class _Searcher:
     def search(self, start: int, end: int) -> tuple[int, dict[int, int]]:
         """(the target's label, each reached state's predecessor)."""
         graph, price, rows = self.graph, self.pricing.label, self.pricing.rows
-        edges_of, kinds, wanted, bounds = graph.edges, graph.kinds, graph.wanted_entries(end), self.bounds(end)
+        edges_of, kinds, end_entries, bounds = graph.edges, graph.kinds, graph.wanted_entries(end), self.bounds(end)
         best = {start: 0}
         parents: dict[int, int] = {}
         queue = [(start, graph.pending(start, end), 0, 0)]
         heap = [0]
         known_path = FORBIDDEN
         while heap:
-            node, pending, spent, peak = queue[heappop(heap) & _COUNTER]
+            node, pending, cost, peak = queue[heappop(heap) & _COUNTER]
             if node == end:
-                return spent + peak, parents
-            if best[node] < spent + peak:
+                return cost + peak, parents
+            if best[node] < cost + peak:
                 continue
             row = rows[kinds[node]]
             for following, move, leaves, adds, entered in edges_of[node] or graph.expand(node):
-                found = row.get(move)
-                if found is None:
-                    found = row[move] = price(node, move)
-                total, held = found
-                total += spent
-                if held < peak:
-                    held = peak
-                label = total + held
+                step_price = row.get(move)
+                if step_price is None:
+                    step_price = row[move] = price(node, move)
+                total, next_peak = step_price
+                total += cost
+                if next_peak < peak:
+                    next_peak = peak
+                label = total + next_peak
                 if following in best and best[following] <= label:
                     continue
                 bits = pending & leaves
-                if entered not in wanted:
+                if entered not in end_entries:
                     bits |= adds
                 entry = label + bounds[bits] + len(queue)
                 if entry > known_path:
@@ -212,7 +212,7 @@ class _Searcher:
                 best[following] = label
                 parents[following] = node
                 heappush(heap, entry)
-                queue.append((following, bits, total, held))
+                queue.append((following, bits, total, next_peak))
         raise self._no_path(start, end)
 
     def least_peak_bytes(self, start: int, end: int) -> int:
@@ -227,13 +227,13 @@ class _Searcher:
                 continue
             row = rows[graph.kinds[node]]
             for following, move, *_ in graph.edges[node] or graph.expand(node):
-                found = row.get(move)
-                if found is None:
-                    found = row[move] = price(node, move)
-                held = max(peak, found[1])
-                if following not in best or held < best[following]:
-                    best[following] = held
-                    heappush(heap, (held, following))
+                step_price = row.get(move)
+                if step_price is None:
+                    step_price = row[move] = price(node, move)
+                next_peak = max(peak, step_price[1])
+                if following not in best or next_peak < best[following]:
+                    best[following] = next_peak
+                    heappush(heap, (next_peak, following))
         raise self._no_path(start, end)
 
     def _no_path(self, start: int, end: int) -> NoPath:

@@ -45,13 +45,13 @@ class Batch:
         Raises:
             UserError: there is none.
         """
-        found = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
-        if found is None:
+        first_tensor = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
+        if first_tensor is None:
             raise UserError(
                 f"{self.origin} gives {kind_of(self.tree)} without a tensor that can be split over ranks; return "
                 "tensors of the global batch, batch first, in a dict, list, tuple or dataclass"
             )
-        return found
+        return first_tensor
 
     @property
     def length(self) -> int:
@@ -76,15 +76,15 @@ class Batch:
 
     def guessed(self) -> str:
         """Which tensors ranks have a part of, where nobody said so and not all are alike: the guess may be wrong."""
-        named = [name for name, tensor in tensors_of(self.tree) if tensor.ndim]
+        names = [name for name, tensor in tensors_of(self.tree) if tensor.ndim]
         split = self.split_dims
         if self.dims is None and isinstance(self.tree, list) and all(map(_is_sample, self.tree)):
             return "; of a list of samples it is each one's tensors that are split: stack them, batch first"
-        if self.dims is not None or len(split) == len(named):
+        if self.dims is not None or len(split) == len(names):
             return ""
-        whole = [name for name in named if name not in split]
-        told = f"{_listed(split)} split over data parallel ranks and {_listed(whole)} not"
-        return f"; of the batch {told}: say batch_dims where that is wrong"
+        unsplit = [name for name in names if name not in split]
+        guess = f"{_listed(split)} split over data parallel ranks and {_listed(unsplit)} not"
+        return f"; of the batch {guess}: say batch_dims where that is wrong"
 
     def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
         """Likewise over context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""
@@ -96,22 +96,24 @@ class Batch:
         return {name: at for name, length in lengths.items() if length == first}
 
     def _said(self, dims: Dims, what: str) -> dict[str, int]:
-        named = dict(tensors_of(self.tree))
-        given = dims if isinstance(dims, Mapping) else dict.fromkeys((n for n in named if named[n].ndim), dims)
-        found: dict[str, int] = {}
-        for pattern, tensor_dim in given.items():
-            matched = [pattern] if pattern in named else fnmatch.filter(named, pattern)
+        tensors = dict(tensors_of(self.tree))
+        pattern_dims = (
+            dims if isinstance(dims, Mapping) else dict.fromkeys((n for n in tensors if tensors[n].ndim), dims)
+        )
+        split_dims: dict[str, int] = {}
+        for pattern, tensor_dim in pattern_dims.items():
+            matched = [pattern] if pattern in tensors else fnmatch.filter(tensors, pattern)
             if not matched:
-                raise UserError(f"{what} names {pattern!r}, and the batch has {', '.join(named) or 'no tensors'}")
+                raise UserError(f"{what} names {pattern!r}, and the batch has {', '.join(tensors) or 'no tensors'}")
             for name in matched:
-                shape = list(named[name].shape)
+                shape = list(tensors[name].shape)
                 if tensor_dim is not None and not -len(shape) <= tensor_dim < len(shape):
                     raise UserError(f"{what} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
                 if tensor_dim is not None:
-                    found[name] = tensor_dim % len(shape)
-        if not found:
+                    split_dims[name] = tensor_dim % len(shape)
+        if not split_dims:
             raise UserError(f"{what}={dims!r} splits no tensor of the batch; name one to its tensor dim")
-        return found
+        return split_dims
 
     def part(self, index: int, count: int, device: torch.device) -> Any:
         """Part `index` of `count` equal ones, on a device."""
@@ -119,8 +121,8 @@ class Batch:
 
         def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
             cut = chunk_of(tensor, dims[name], count, index) if name in dims else tensor
-            here = cut.to(device)
-            return here.contiguous() if here.layout == torch.strided else here
+            on_device = cut.to(device)
+            return on_device.contiguous() if on_device.layout == torch.strided else on_device
 
         return mapped(self.tree, own)
 
@@ -135,18 +137,18 @@ def batch_of(scenario: Scenario) -> Batch:
     with blamed("make_batch", scenario.make_batch):
         tree = scenario.make_batch()
     # A step is not the first one's last backward: what a batch was made by stays out of it.
-    tree = mapped(tree, lambda _, one: one if one.grad_fn is None else one.detach().requires_grad_())
+    tree = mapped(tree, lambda _, value: value if value.grad_fn is None else value.detach().requires_grad_())
     batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
     if array := next((name for name, leaf in leaves_of(tree) if _is_array(leaf)), None):
-        what = f"{batch.origin} gives {array or 'the batch'} as an array of numpy"
-        raise UserError(f"{what}; give tensors: torch.from_numpy(...)")
+        problem = f"{batch.origin} gives {array or 'the batch'} as an array of numpy"
+        raise UserError(f"{problem}; give tensors: torch.from_numpy(...)")
     if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):
         raise UserError(f"{batch.origin} gives {meta} on the meta device; give values, on the CPU")
-    named = dict(tensors_of(tree))
-    if odd := next((name for name in batch.split_dims if named[name].layout != torch.strided), None):
-        kind = str(named[odd].layout).removeprefix("torch.")
-        what = f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of"
-        raise UserError(f"{what}; give it dense and convert it in call=, or whole to every rank by batch_dims")
+    tensors = dict(tensors_of(tree))
+    if odd := next((name for name in batch.split_dims if tensors[name].layout != torch.strided), None):
+        kind = str(tensors[odd].layout).removeprefix("torch.")
+        problem = f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of"
+        raise UserError(f"{problem}; give it dense and convert it in call=, or whole to every rank by batch_dims")
     if not batch.length:
         raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
     return batch
@@ -192,15 +194,15 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
     if scenario.loss is not None:
         return _scalar(scenario.loss(output, targets), "loss", scenario.loss)
     who = f"the model ({name_of(model)}), as no loss is given,"
-    found = output
-    while not hasattr(found, "loss") and isinstance(found, tuple | list) and found:
-        found = found[0]
-    if isinstance(found, Mapping):
-        if found.get("loss") is None:
-            whose = "loss is None" if "loss" in found else f"keys are {', '.join(map(str, found))}"
-            raise UserError(f"{who} returns {kind_of(found)} whose {whose}{GIVE_A_LOSS}")
-        return _scalar(found["loss"], who, None)
-    return _scalar(getattr(found, "loss", found), who, None)
+    value = output
+    while not hasattr(value, "loss") and isinstance(value, tuple | list) and value:
+        value = value[0]
+    if isinstance(value, Mapping):
+        if value.get("loss") is None:
+            detail = "loss is None" if "loss" in value else f"keys are {', '.join(map(str, value))}"
+            raise UserError(f"{who} returns {kind_of(value)} whose {detail}{GIVE_A_LOSS}")
+        return _scalar(value["loss"], who, None)
+    return _scalar(getattr(value, "loss", value), who, None)
 
 
 def name_of(model: Any) -> str:
@@ -211,7 +213,7 @@ def name_of(model: Any) -> str:
 def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss if loss.ndim == 0 else loss.reshape(())
-    found = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
+    returned = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
     where = f" ({place_of(function)})" if function is not None else ""
     more = "" if function is not None else GIVE_A_LOSS
-    raise UserError(f"{who}{where} returns {found}, it must return the loss, one number{more}")
+    raise UserError(f"{who}{where} returns {returned}, it must return the loss, one number{more}")

@@ -17,8 +17,8 @@ def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any
     Raises:
         UserError: the plan lacks the part that a change is to.
     """
-    own, knobs = split_variant(variant)
-    scenario = function(**own)
+    own_params, knobs = split_variant(variant)
+    scenario = function(**own_params)
     if not isinstance(scenario, Scenario) or not set(knobs) - {MESH}:
         return scenario
     return replace(scenario, plan=changed_plan(scenario.plan, knobs))
@@ -86,9 +86,9 @@ def compilable(plan: ParallelPlan) -> tuple[str, ...]:
 
 def mesh_dims_of(plan: ParallelPlan) -> list[str]:
     """The mesh dims that a plan uses, each once."""
-    fsdp, others = plan.fsdp, [plan.pipeline, plan.cp]
+    fsdp, other_parts = plan.fsdp, [plan.pipeline, plan.cp]
     return _each_once(
-        *(one.mesh_dim for one in others if one is not None),
+        *(part.mesh_dim for part in other_parts if part is not None),
         *(fsdp.replicate_dims if fsdp else ()),
         *(plan.ddp.mesh_dims if plan.ddp else ()),
         *sharding_dims_of(plan),

@@ -82,9 +82,9 @@ def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
         try:
             return compiled(*args, **kwargs)
         except compiler_errors() as error:
-            what = f"torch {torch.__version__} does not compile {name or 'the whole model'} under this plan"
+            problem = f"torch {torch.__version__} does not compile {name or 'the whole model'} under this plan"
             why = " ".join(str(error).partition("\n\n")[0].split())
-            raise Unsupported(f"{what} ({why}); name other modules in CompilePlan, or leave compile out") from error
+            raise Unsupported(f"{problem} ({why}); name other modules in CompilePlan, or leave compile out") from error
 
     return forward
 

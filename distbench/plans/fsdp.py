@@ -55,11 +55,11 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         )
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
-    kept = _kept_whole(model, plan)
+    unsharded = _kept_whole(model, plan)
     ignored = _named(model, plan.ignored)
     options: dict[str, Any] = {
         **_mesh(plan, context),
-        "ignored_params": {*kept.values(), *ignored.values()},
+        "ignored_params": {*unsharded.values(), *ignored.values()},
         "reshard_after_forward": plan.reshard_after_forward,
         "offload_policy": plan.offload,
         "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
@@ -68,14 +68,14 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     units = units_of(model, plan)
     fields = ", ".join(plan.changed_fields()) or "the default"
     for name, unit in units.items():
-        given = {**options, "mp_policy": _policy_of(plan, name), "mesh": own_meshes.get(unit, options["mesh"])}
+        unit_options = {**options, "mp_policy": _policy_of(plan, name), "mesh": own_meshes.get(unit, options["mesh"])}
         with named_refusal(f"FsdpPlan ({fields})", name, unit):
-            apply(unit, **{option: value for option, value in given.items() if value is not None})
+            apply(unit, **{option: value for option, value in unit_options.items() if value is not None})
     for unit in own_meshes:
         unit.set_gradient_divide_factor(data_parallel_size(plan, context))
     _configure(units, plan, context)
     _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
-    return Sharded([model], tuple(kept), _counters(model, {**kept, **ignored}, plan))
+    return Sharded([model], tuple(unsharded), _counters(model, {**unsharded, **ignored}, plan))
 
 
 def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[Any, Any]:
@@ -96,16 +96,16 @@ def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
         "static_graph": plan.static_graph,
         "find_unused_parameters": plan.find_unused_parameters,
     }
-    given = {option: value for option, value in options.items() if value is not None}
+    set_options = {option: value for option, value in options.items() if value is not None}
     ignored = matching_modules(plan.ignored, model).values()
-    replicate_in_buckets(model, list(ignored), process_group=group, device_id=context.device, **given)
+    replicate_in_buckets(model, list(ignored), process_group=group, device_id=context.device, **set_options)
     return Sharded([model])
 
 
 def units_of(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Module]:
     """Every unit by its name: the deepest first, the root ("") last."""
-    named = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
-    return {name: named[name] for name in sorted(named, key=lambda name: -name.count(".") if name else 1)}
+    modules = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
+    return {name: modules[name] for name in sorted(modules, key=lambda name: -name.count(".") if name else 1)}
 
 
 def _policy_of(plan: FsdpPlan, unit: str) -> Any:
@@ -151,8 +151,8 @@ def shard_placement_of(plan: FsdpPlan, num_shards: int) -> Callable[[Any], Any] 
 def _largest_dim(parameter: Any, num_shards: int) -> Any:
     from torch.distributed.tensor import Shard
 
-    taken = {placement.dim for placement in getattr(parameter, "placements", ()) if placement.is_shard()}
-    fitting = [dim for dim, size in enumerate(parameter.shape) if dim not in taken and size % num_shards == 0]
+    used_dims = {placement.dim for placement in getattr(parameter, "placements", ()) if placement.is_shard()}
+    fitting = [dim for dim, size in enumerate(parameter.shape) if dim not in used_dims and size % num_shards == 0]
     return Shard(max(fitting, key=lambda dim: parameter.shape[dim])) if fitting else None
 
 
@@ -164,8 +164,8 @@ def _kept_whole(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Parameter]:
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
     """The parameters whose names match one of some patterns."""
-    named = dict(model.named_parameters())
-    return {name: named[name] for pattern in patterns for name in matching(pattern, named)}
+    parameters = dict(model.named_parameters())
+    return {name: parameters[name] for pattern in patterns for name in matching(pattern, parameters)}
 
 
 def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
@@ -216,16 +216,16 @@ def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
             unit.set_modules_to_backward_prefetch(before[::-1])
 
 
-def _counters(model: nn.Module, kept: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:
+def _counters(model: nn.Module, unsharded: dict[str, nn.Parameter], plan: FsdpPlan) -> dict[str, Any]:
     if plan.shard_placement is None:
         return {}
     tensor_dims: Counter[int] = Counter(
-        next(one.dim for one in getattr(parameter, "placements", ()) if hasattr(one, "dim"))
+        next(placement.dim for placement in getattr(parameter, "placements", ()) if hasattr(placement, "dim"))
         for name, parameter in model.named_parameters()
-        if name not in kept
+        if name not in unsharded
     )
     shards = ", ".join(f"{count} on tensor dim {tensor_dim}" for tensor_dim, count in sorted(tensor_dims.items()))
-    return {"fsdp_shards": shards, "fsdp_kept_whole": ", ".join(kept) or "none"}
+    return {"fsdp_shards": shards, "fsdp_kept_whole": ", ".join(unsharded) or "none"}
 
 
 def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan | None, context: RankContext) -> None:

@@ -40,16 +40,16 @@ def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> 
     """
     if scenario.make_cache is not None:
         assert scenario.call is not None
-        found = scenario.call(model, batch, cache)
+        output = scenario.call(model, batch, cache)
     elif scenario.call is not None:
-        found = scenario.call(model, batch)
+        output = scenario.call(model, batch)
     else:
-        found = forward(model, batch)
-    given = found.get(LOGITS) if isinstance(found, Mapping) else getattr(found, LOGITS, None)
-    tensor = next((one for _, one in tensors_of(found if given is None else given)), None)
+        output = forward(model, batch)
+    logits = output.get(LOGITS) if isinstance(output, Mapping) else getattr(output, LOGITS, None)
+    tensor = next((candidate for _, candidate in tensors_of(output if logits is None else logits)), None)
     if tensor is None:
         who = f"call ({place_of(scenario.call)})" if scenario.call else f"the model ({type(model).__name__})"
-        raise UserError(f"{who} returns {kind_of(found)}, with inference=True it must return logits, a tensor")
+        raise UserError(f"{who} returns {kind_of(output)}, with inference=True it must return logits, a tensor")
     return _there(tensor)
 
 
@@ -60,26 +60,26 @@ def _there(tensor: Any) -> torch.Tensor:
     return tensor if hasattr(tensor, "to_local") else local
 
 
-def tensors_in(found: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
     """The tensors of a cache, whatever it is made of: containers, modules, objects with attributes; each once."""
-    seen: set[int] = set()
-    return list(_tensors_in(found, seen))
+    seen_ids: set[int] = set()
+    return list(_tensors_in(value, seen_ids))
 
 
-def _tensors_in(found: Any, seen: set[int]) -> Iterator[torch.Tensor]:
-    if id(found) in seen:
+def _tensors_in(value: Any, seen_ids: set[int]) -> Iterator[torch.Tensor]:
+    if id(value) in seen_ids:
         return
-    seen.add(id(found))
-    if isinstance(found, torch.Tensor):
-        yield found
-    elif isinstance(found, Mapping):
-        for one in found.values():
-            yield from _tensors_in(one, seen)
-    elif isinstance(found, list | tuple | set):
-        for one in found:
-            yield from _tensors_in(one, seen)
-    elif hasattr(found, "__dict__") and not isinstance(found, type):
-        yield from _tensors_in(vars(found), seen)
+    seen_ids.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors_in(item, seen_ids)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _tensors_in(item, seen_ids)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from _tensors_in(vars(value), seen_ids)
 
 
 # A forward pass of a parallel model with its batch on this rank: prefill, one decode step, or any other.
@@ -181,8 +181,10 @@ def _require_elements(name: str, _: object, inputs: Any) -> None:
     for _, tensor in tensors_of(inputs):
         if not tensor.numel():
             shape = shape_text(tensor.shape)
-            what = f"{name} is given {shape}, a part of the sequence without a token: it has fewer than there are ranks"
-            raise UserError(f"{what}; leave sequence parallel out of the plan for one token (decode)")
+            problem = (
+                f"{name} is given {shape}, a part of the sequence without a token: it has fewer than there are ranks"
+            )
+            raise UserError(f"{problem}; leave sequence parallel out of the plan for one token (decode)")
 
 
 def step_of(

@@ -34,8 +34,10 @@ def materialise(model: nn.Module, context: RankContext, built: Blueprint, device
     with torch.no_grad():
         for name, buffer in load_initial_values(model, context, built).items():
             if name not in added:
-                what = f"the parallel model has a buffer {name!r} that build_model did not make and that has no values"
-                raise UserError(f"{what}; make it in build_model, or with a device of its own")
+                problem = (
+                    f"the parallel model has a buffer {name!r} that build_model did not make and that has no values"
+                )
+                raise UserError(f"{problem}; make it in build_model, or with a device of its own")
             buffer.copy_(added[name])
     place_attributes(model, built, context.device)
 
@@ -45,9 +47,9 @@ def allocate(model: nn.Module, context: RankContext, device: torch.device | None
     shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
     model.to_empty(device=device or context.device)
     # torch gives each holder of a shared parameter memory of its own, unless it is a DTensor.
-    for (_, module, attribute), *others in shared:
-        for _, other, name in others:
-            other.register_parameter(name, getattr(module, attribute))
+    for (_, module, attribute), *other_holders in shared:
+        for _, holder, name in other_holders:
+            holder.register_parameter(name, getattr(module, attribute))
     if device is not None and device != context.device:
         for module in model.modules():
             for name, buffer in module.named_buffers(recurse=False):
@@ -83,14 +85,14 @@ def place_attributes(model: nn.Module, built: Blueprint, device: torch.device, v
         model: the one that was built, changed or not, or another one that the same function built.
     """
 
-    def placed(_: str, one: torch.Tensor) -> torch.Tensor:
-        if isinstance(one, nn.Parameter):
-            return one
-        return one.to(device) if values else torch.empty_like(one, device=device)
+    def placed(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        return tensor.to(device) if values else torch.empty_like(tensor, device=device)
 
-    own, by_name = set(model.modules()), dict(model.named_modules())
+    modules, by_name = set(model.modules()), dict(model.named_modules())
     for (name, attribute), value in built.attributes.items():
-        module = built.modules[name] if built.modules[name] in own else by_name.get(name)
+        module = built.modules[name] if built.modules[name] in modules else by_name.get(name)
         if module is not None:
             setattr(module, attribute, mapped(value, placed))
 

@@ -101,8 +101,8 @@ def _fields_of(tree: Any) -> list[tuple[str, Any]]:
     if declared is not None:
         names = [field.name for field in declared if hasattr(tree, field.name)]
         return [(name, getattr(tree, name)) for name in names]
-    own = getattr(tree, "__dict__", {})
-    return list(own.items()) if any(isinstance(value, torch.Tensor) for value in own.values()) else []
+    attributes = getattr(tree, "__dict__", {})
+    return list(attributes.items()) if any(isinstance(value, torch.Tensor) for value in attributes.values()) else []
 
 
 # Calls the function that builds a model, in the cheapest way that it bears: on the meta device, with values for what
@@ -148,7 +148,7 @@ def built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool]
         for module in model.to("meta").modules():
             for attribute, value in list(vars(module).items()):
                 if attribute not in OWN_ATTRIBUTES and _tensors(value):
-                    setattr(module, attribute, mapped(value, lambda _, one: one.to("meta")))
+                    setattr(module, attribute, mapped(value, lambda _, tensor: tensor.to("meta")))
     return model, needs_values
 
 
@@ -156,8 +156,8 @@ def _move_parameters(model: nn.Module) -> None:
     """Onto the meta device, those that modules share as one: torch would make each holder its own."""
     moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
     for module in model.modules():
-        for name, given in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            _, meta = moved.setdefault(id(given), (given, _on_meta(given)))
+        for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
+            _, meta = moved.setdefault(id(parameter), (parameter, _on_meta(parameter)))
             module.register_parameter(name, meta)
 
 
@@ -172,28 +172,30 @@ def built_with_values(
         if of_parameters is None:
             return model
         if num_parameters > MOST_DRAWN:
-            what = f"build_model ({place_of(build_model)}) makes {of_parameters} of parameters"
-            raise UserError(f"{what}, which have no values in a model of {num_parameters:,}; make it of constants")
+            problem = f"build_model ({place_of(build_model)}) makes {of_parameters} of parameters"
+            raise UserError(f"{problem}, which have no values in a model of {num_parameters:,}; make it of constants")
         return build_model()  # type: ignore[no-any-return]
 
 
 def _without_value(model: nn.Module, attributes: Mapping[tuple[str, str], Any]) -> str | None:
     """The first buffer or attribute that is still on the meta device, as those are that are made of parameters."""
     buffers = (name for name, buffer in model.named_buffers() if buffer.is_meta)
-    known = attributes_of(model, attributes)
-    others = (".".join(filter(None, key)) for key in attributes if any(one.is_meta for one in _tensors(known.get(key))))
-    return next((*buffers, *others).__iter__(), None)
+    values = attributes_of(model, attributes)
+    attribute_names = (
+        ".".join(filter(None, key)) for key in attributes if any(tensor.is_meta for tensor in _tensors(values.get(key)))
+    )
+    return next((*buffers, *attribute_names).__iter__(), None)
 
 
-def attributes_of(model: nn.Module, wanted: Iterable[tuple[str, str]] | None = None) -> dict[tuple[str, str], Any]:
+def attributes_of(model: nn.Module, wanted_keys: Iterable[tuple[str, str]] | None = None) -> dict[tuple[str, str], Any]:
     """Tensors on the meta device, or lists, tuples and dicts of them, that modules keep as plain attributes; or those
     that are wanted, wherever they are."""
-    keys = None if wanted is None else set(wanted)
+    keys = None if wanted_keys is None else set(wanted_keys)
     return {
         (name, attribute): value
         for name, module in model.named_modules()
         for attribute, value in vars(module).items()
-        if (attribute not in OWN_ATTRIBUTES and any(one.is_meta for one in _tensors(value)))
+        if (attribute not in OWN_ATTRIBUTES and any(tensor.is_meta for tensor in _tensors(value)))
         or (keys is not None and (name, attribute) in keys)
     }
 
@@ -202,7 +204,7 @@ def _tensors(value: Any) -> list[torch.Tensor]:
     """Of an attribute; parameters among them are registered elsewhere."""
     if not isinstance(value, torch.Tensor | list | tuple | dict):
         return []
-    return [one for _, one in tensors_of(value) if not isinstance(one, nn.Parameter)]
+    return [tensor for _, tensor in tensors_of(value) if not isinstance(tensor, nn.Parameter)]
 
 
 @contextlib.contextmanager
@@ -290,14 +292,14 @@ class Blueprint:
         """Each parameter's name once, in the model's order."""
         return list(dict.fromkeys(self.names.values()))
 
-    def first_names(self, model: nn.Module, found: Iterable[str]) -> dict[str, str]:
+    def first_names(self, model: nn.Module, names: Iterable[str]) -> dict[str, str]:
         """Names of parameters or buffers of a model that a plan changed, to those that they had when it was built: a
         wrapper changes names, and leaves what it wraps what it was. Those that are in no module of then are left out.
         """
         was = {id(module): name for name, module in self.modules.items()}
         modules = dict(model.named_modules(remove_duplicate=False))
         first = {}
-        for name in found:
+        for name in names:
             holder, _, attribute = name.rpartition(".")
             if (then := was.get(id(modules.get(holder)))) is not None:
                 first[name] = f"{then}.{attribute}" if then else attribute
@@ -320,8 +322,8 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
         kind = type(model).__name__
         raise UserError(f"build_model ({place_of(build_model)}) returns {kind}, it must return an nn.Module")
     if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
-        what = f"build_model ({place_of(build_model)}) makes parameter {lazy!r} without a shape"
-        raise UserError(f"{what}, as lazy modules do; give that module its sizes")
+        problem = f"build_model ({place_of(build_model)}) makes parameter {lazy!r} without a shape"
+        raise UserError(f"{problem}, as lazy modules do; give that module its sizes")
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
     facts = {
@@ -335,21 +337,23 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
     if needs_values:
         valued = whole_on_cpu(build_model, seed)
     else:
-        valued = built_with_values(build_model, seed, sum(one.numel() for one in model.parameters()), attributes)
+        valued = built_with_values(build_model, seed, sum(tensor.numel() for tensor in model.parameters()), attributes)
     buffers = {name: buffer.detach().clone() for name, buffer in valued.named_buffers()}
-    known = attributes_of(valued, attributes)
-    attributes = {key: known[key] for key in attributes if key in known}
+    values = attributes_of(valued, attributes)
+    attributes = {key: values[key] for key in attributes if key in values}
     return Blueprint(model, buffers, names, facts, modules, attributes, needs_values)
 
 
 def unregistered(built: Blueprint) -> str:
     """A module that another one keeps in a plain list or dict, where its parameters are nobody's and get no memory: a
     half sentence, or nothing."""
-    known = set(built.modules.values())
+    registered = set(built.modules.values())
     for name, module in built.modules.items():
         for attribute, value in vars(module).items():
-            held = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            if attribute not in OWN_ATTRIBUTES and any(isinstance(one, nn.Module) and one not in known for one in held):
+            children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
+            if attribute not in OWN_ATTRIBUTES and any(
+                isinstance(child, nn.Module) and child not in registered for child in children
+            ):
                 where = f"{name}.{attribute}" if name else attribute
                 return f"; {where} holds modules in a plain {type(value).__name__}: use ModuleList or ModuleDict"
     return ""
@@ -368,37 +372,38 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     Raises:
         UserError: the model has other parameters than were built.
     """
-    found, names = dict(model.named_parameters()), built.names
-    held = getattr(model, "held_names", names)
-    wanted = [name for name in dict.fromkeys(names.values()) if name in held]
-    for first in ({name: name for name in found}, built.first_names(model, found)):
-        if all(first.get(name) in names for name in found):
-            by_name = {names[first[name]]: parameter for name, parameter in found.items()}
+    parameters, names = dict(model.named_parameters()), built.names
+    held_names = getattr(model, "held_names", names)
+    expected_names = [name for name in dict.fromkeys(names.values()) if name in held_names]
+    for first in ({name: name for name in parameters}, built.first_names(model, parameters)):
+        if all(first.get(name) in names for name in parameters):
+            by_name = {names[first[name]]: parameter for name, parameter in parameters.items()}
             _require_tied(names, first, where)
-            if len(by_name) == len(wanted):
-                return {name: by_name[name] for name in wanted}
-    if len(found) == len(wanted):
-        return dict(zip(wanted, found.values(), strict=True))
-    if flat := next((name for name in found if name.endswith(FLAT)), None):
-        what = f"the parallel model{where} has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
-        raise UserError(f"{what}; use fully_shard, which leaves parameters what they were")
-    what = f"the parallel model{where} has {count_text(len(found), 'parameter')} where build_model made {len(wanted)}"
-    new = next((name for name in found if name not in names), None)
-    lost = next((name for name in wanted if name not in found), None)
-    odd = f"lacks {lost!r}" if new is None else f"{new!r} is new ({nearest(new, wanted)})"
-    raise UserError(f"{what}: {odd}; keep them all")
+            if len(by_name) == len(expected_names):
+                return {name: by_name[name] for name in expected_names}
+    if len(parameters) == len(expected_names):
+        return dict(zip(expected_names, parameters.values(), strict=True))
+    if flat := next((name for name in parameters if name.endswith(FLAT)), None):
+        problem = f"the parallel model{where} has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
+        raise UserError(f"{problem}; use fully_shard, which leaves parameters what they were")
+    parameters_text = count_text(len(parameters), "parameter")
+    problem = f"the parallel model{where} has {parameters_text} where build_model made {len(expected_names)}"
+    new = next((name for name in parameters if name not in names), None)
+    lost_name = next((name for name in expected_names if name not in parameters), None)
+    odd = f"lacks {lost_name!r}" if new is None else f"{new!r} is new ({nearest(new, expected_names)})"
+    raise UserError(f"{problem}: {odd}; keep them all")
 
 
 def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str) -> None:
     """Refuse two parameters in the place of one that modules shared: values and gradients would be those of one."""
     holders: dict[str, str] = {}
     for was in first.values():
-        other = holders.setdefault(names[was], was)
-        if other != was:
-            what = f"parameter {other} is shared with {was} in the model that build_model made, and the parallel model"
+        other_name = holders.setdefault(names[was], was)
+        if other_name != was:
+            problem = f"parameter {other_name} is shared with {was} in the model that build_model made"
             raise UserError(
-                f"{what}{where} has two, as when a TP style or an FSDP unit has one of its holders alone; lay both out "
-                "alike, or untie them (tie_word_embeddings=False in a config of transformers)"
+                f"{problem}, and the parallel model{where} has two, as when a TP style or an FSDP unit has one of its "
+                "holders alone; lay both out alike, or untie them (tie_word_embeddings=False in transformers)"
             )
 
 

@@ -39,12 +39,12 @@ def own_units(model: nn.Module) -> set[str]:
     """
     classes = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     # fully_shard gives a module a class of its own, below the one that is named.
-    found = {n for n, module in model.named_modules() if classes & {base.__name__ for base in type(module).__mro__}}
-    if not found:
+    units = {n for n, module in model.named_modules() if classes & {base.__name__ for base in type(module).__mro__}}
+    if not units:
         kind = type(model).__name__
         raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} names none; name modules")
     shared = [[name for name, *_ in owners] for owners in owners_of(model).values() if len(owners) > 1]
-    return {unit for unit in found if not any(_is_split(unit, holders) for holders in shared)}
+    return {unit for unit in units if not any(_is_split(unit, holders) for holders in shared)}
 
 
 def _is_split(unit: str, holders: Iterable[str]) -> bool:
@@ -78,9 +78,9 @@ def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
 def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Any]]:
     """(pattern, module name, module, style) for every match of a TP plan of patterns; nothing for a callable plan."""
     modules = _own_modules(model)
-    for pattern, given in tp_patterns(plan, model).items():
+    for pattern, style_or_name in tp_patterns(plan, model).items():
         for name in matching(pattern, modules):
-            style = style_of(given, model, pattern)
+            style = style_of(style_or_name, model, pattern)
             if style is not None:
                 yield pattern, name, modules[name], style
 
@@ -89,11 +89,11 @@ def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
     """Parameter name to its style of transformers: its own pattern's, else that of the module that holds it."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     of_modules = {name: style for _, name, _, style in styles_by_module(plan, model) if is_of_transformers(style)}
-    found = {name: of_modules[holder] for name in names if (holder := name.rpartition(".")[0]) in of_modules}
-    for pattern, given in tp_patterns(plan, model).items():
-        if isinstance(given, str):
-            found |= dict.fromkeys(matching(pattern, names), style_of(given, model, pattern))
-    return {name: style for name, style in found.items() if is_of_transformers(style)}
+    styles = {name: of_modules[holder] for name in names if (holder := name.rpartition(".")[0]) in of_modules}
+    for pattern, style_or_name in tp_patterns(plan, model).items():
+        if isinstance(style_or_name, str):
+            styles |= dict.fromkeys(matching(pattern, names), style_of(style_or_name, model, pattern))
+    return {name: style for name, style in styles.items() if is_of_transformers(style)}
 
 
 def is_of_transformers(style: Any) -> bool:
@@ -122,12 +122,14 @@ def style_of(given: Any, model: nn.Module, pattern: str) -> Any:
         # From where older versions have it too.
         from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
-        known: Mapping[str, Any] = {name: ALL_PARALLEL_STYLES[name] for name in ALL_PARALLEL_STYLES}
+        styles: Mapping[str, Any] = {name: ALL_PARALLEL_STYLES[name] for name in ALL_PARALLEL_STYLES}
     else:
-        known = {name: style() for name, style in _torch_styles().items()}
-    if given not in known:
-        raise UserError(f"TP pattern {pattern!r}: there is no style {given!r} for this model ({nearest(given, known)})")
-    return known[given]
+        styles = {name: style() for name, style in _torch_styles().items()}
+    if given not in styles:
+        raise UserError(
+            f"TP pattern {pattern!r}: there is no style {given!r} for this model ({nearest(given, styles)})"
+        )
+    return styles[given]
 
 
 def _require_style(given: Any, pattern: str) -> None:
@@ -163,8 +165,8 @@ def _torch_styles() -> dict[str, Callable[[], Any]]:
 def annotations_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, list[ShardParam]]:
     """Parameter name to every annotation whose pattern matches it."""
     names = [name for name, _ in model.named_parameters()]
-    found: dict[str, list[ShardParam]] = {}
+    annotations: dict[str, list[ShardParam]] = {}
     for pattern, annotation in plan.shard_params.items():
         for name in matching(pattern, names):
-            found.setdefault(name, []).append(annotation)
-    return found
+            annotations.setdefault(name, []).append(annotation)
+    return annotations

@@ -30,7 +30,7 @@ from distbench.torch_private import context_parallel, flatten_mesh, whole_sequen
 
 
 def parallelize(
-    model: nn.Module, plan: ParallelPlan, context: RankContext, own: Callable[[Any, Any], Any] | None = None
+    model: nn.Module, plan: ParallelPlan, context: RankContext, user_function: Callable[[Any, Any], Any] | None = None
 ) -> tuple[nn.Module, Sharded]:
     """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
@@ -42,8 +42,8 @@ def parallelize(
     """
     annotate_parameters(model, plan, context)
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]
-    if own is not None:
-        model = _parallel_by(own, model, context.mesh)
+    if user_function is not None:
+        model = _parallel_by(user_function, model, context.mesh)
     elif callable(plan.tp) and tp_dims:
         model = _parallel_by(plan.tp, model, context.mesh[tuple(tp_dims)])
     elif plan.tp is not None and any(context.size(name) > 1 for name in tp_dims):
@@ -103,9 +103,9 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
                 _install(style, model, name, mesh)
             else:
                 model = parallelize_module(model, mesh, {name: style})
-    for (_, module, attribute), *others in shared:
-        for _, other, name in others:
-            _share_again(getattr(module, attribute), other, name)
+    for (_, module, attribute), *other_holders in shared:
+        for _, other_module, name in other_holders:
+            _share_again(getattr(module, attribute), other_module, name)
     # SequenceParallel makes new parameters of a module's own, and they would learn again.
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
@@ -131,10 +131,10 @@ def _install(style: Any, model: nn.Module, name: str, mesh: Any) -> None:
     style.install_forward(module, mesh)
 
 
-def _share_again(parameter: Any, other: nn.Module, name: str) -> None:
+def _share_again(parameter: Any, holder: nn.Module, name: str) -> None:
     """Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one."""
-    if getattr(getattr(other, name), "placements", None) == getattr(parameter, "placements", None):
-        other.register_parameter(name, parameter)
+    if getattr(getattr(holder, name), "placements", None) == getattr(parameter, "placements", None):
+        holder.register_parameter(name, parameter)
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
@@ -148,7 +148,9 @@ def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankConte
     owners = owners_of(model)
     parameters: dict[str, Any] = dict(model.named_parameters())
     for parameter_name, annotations in annotations_by_parameter(plan, model).items():
-        tensor_dims = {mesh_dim: one.tensor_dim for one in annotations for mesh_dim in one.mesh_dims}
+        tensor_dims = {
+            mesh_dim: annotation.tensor_dim for annotation in annotations for mesh_dim in annotation.mesh_dims
+        }
         placements = [Shard(tensor_dims[name]) if name in tensor_dims else Replicate() for name in mesh_dims]
         full = parameters[parameter_name]
         with torch.no_grad():
@@ -176,8 +178,8 @@ def onto_spmd_mesh(model: nn.Module, context: RankContext) -> None:
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, _on_whole_mesh(name, buffer, context))
-    model.register_forward_pre_hook(lambda _, given, named: _inputs_on_mesh(given, named, context), with_kwargs=True)
-    model.register_forward_hook(lambda _, given, output: mapped(output, partial(_own_part, context)))
+    model.register_forward_pre_hook(lambda _, args, kwargs: _inputs_on_mesh(args, kwargs, context), with_kwargs=True)
+    model.register_forward_hook(lambda _, args, output: mapped(output, partial(_own_part, context)))
 
 
 def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
@@ -188,11 +190,13 @@ def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
         return DTensor.from_local(tensor.detach(), mesh, [Replicate()] * mesh.ndim, run_check=False)
     if tensor.device_mesh is mesh:
         return tensor.detach()
-    own = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=False))
-    if len(own) < tensor.device_mesh.ndim or not own.keys() <= set(context.mesh_dims):
-        what = f"spmd_mesh wants parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
-        raise UserError(f"{what}, {name} is on {'x'.join(own) or 'one without names'}; use the mesh that is given")
-    placements = [own.get(mesh_dim, Replicate()) for mesh_dim in context.mesh_dims]
+    placement_of = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=False))
+    if len(placement_of) < tensor.device_mesh.ndim or not placement_of.keys() <= set(context.mesh_dims):
+        problem = f"spmd_mesh wants parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
+        raise UserError(
+            f"{problem}, {name} is on {'x'.join(placement_of) or 'one without names'}; use the mesh that is given"
+        )
+    placements = [placement_of.get(mesh_dim, Replicate()) for mesh_dim in context.mesh_dims]
     shape, stride = tensor.shape, tuple(tensor.stride())
     return DTensor.from_local(tensor.to_local().detach(), mesh, placements, run_check=False, shape=shape, stride=stride)
 
@@ -203,11 +207,11 @@ def _by_batch(context: RankContext, is_split: bool = True) -> list[Any]:
     return [Shard(0) if is_split and name in BATCH_DIMS else Replicate() for name in context.mesh_dims]
 
 
-def _inputs_on_mesh(given: Any, named: Any, context: RankContext) -> tuple[Any, Any]:
+def _inputs_on_mesh(given: Any, kwargs: Any, context: RankContext) -> tuple[Any, Any]:
     """Tensors as long as the first one are this rank's part of the batch; others are the same on every rank."""
     from torch.distributed.tensor import DTensor
 
-    length = next((tensor.shape[0] for _, tensor in tensors_of([given, named]) if tensor.ndim), None)
+    length = next((tensor.shape[0] for _, tensor in tensors_of([given, kwargs]) if tensor.ndim), None)
 
     def distributed(_: str, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, DTensor):
@@ -215,7 +219,7 @@ def _inputs_on_mesh(given: Any, named: Any, context: RankContext) -> tuple[Any, 
         placements = _by_batch(context, tensor.ndim > 0 and tensor.shape[0] == length)
         return DTensor.from_local(tensor, context.mesh, placements, run_check=False)
 
-    return mapped(given, distributed), mapped(named, distributed)
+    return mapped(given, distributed), mapped(kwargs, distributed)
 
 
 def _own_part(context: RankContext, _: str, tensor: Any) -> Any:

@@ -61,8 +61,8 @@ class LocalStages(nn.Module):
 
 def layers_name(model: nn.Module) -> str | None:
     """The name of the list of layers that a model is split at: "layers", else the longest list that it has itself."""
-    found = {name: len(child) for name, child in model.named_children() if isinstance(child, LAYERS) and len(child)}
-    return PREFERRED if PREFERRED in found else max(found, key=lambda name: found[name], default=None)
+    lengths = {name: len(child) for name, child in model.named_children() if isinstance(child, LAYERS) and len(child)}
+    return PREFERRED if PREFERRED in lengths else max(lengths, key=lambda name: lengths[name], default=None)
 
 
 def num_layers(model: nn.Module) -> int:
@@ -80,12 +80,12 @@ def stage_of(model: nn.Module, plan: PipelinePlan, stage: int, num_stages: int) 
     copied = copy.deepcopy(model)
     if plan.split is None:
         return _pruned(copied, layers_of_stages(num_layers(model), num_stages, plan.first_layers), stage)
-    found = plan.split(copied, stage, num_stages)
-    if not isinstance(found, nn.Module):
+    stage_module = plan.split(copied, stage, num_stages)
+    if not isinstance(stage_module, nn.Module):
         raise UserError(
-            f"PipelinePlan.split returns {type(found).__name__} for stage {stage}; return the stage, an nn.Module"
+            f"PipelinePlan.split returns {type(stage_module).__name__} for stage {stage}; return an nn.Module"
         )
-    return found
+    return stage_module
 
 
 def _pruned(model: nn.Module, layers: list[range], stage: int) -> nn.Module:
@@ -112,14 +112,16 @@ def check_split(model: nn.Module, stages: list[nn.Module]) -> None:
     Raises:
         UserError: with the first parameter that is nobody's, several stages', or none of the model's.
     """
-    known = dict(model.named_parameters(remove_duplicate=False))
-    holders: dict[int, tuple[str, list[int]]] = {id(one): (name, []) for name, one in model.named_parameters()}
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    holders: dict[int, tuple[str, list[int]]] = {
+        id(parameter): (name, []) for name, parameter in model.named_parameters()
+    }
     for index, stage in enumerate(stages):
         for name, _ in stage.named_parameters():
-            if name not in known:
+            if name not in parameters:
                 wrong = f"stage {index} has a parameter {name!r} that the model does not have"
                 raise UserError(f"{wrong}; PipelinePlan.split must keep names")
-            holders[id(known[name])][1].append(index)
+            holders[id(parameters[name])][1].append(index)
     for name, held_by in holders.values():
         if len(held_by) != 1:
             where = f"stages {', '.join(map(str, held_by))}" if held_by else "no stage"
@@ -133,26 +135,26 @@ def activations_of(stages: list[nn.Module], inputs: tuple[torch.Tensor, ...]) ->
     Raises:
         UserError: a stage does not run, or returns what cannot be passed on.
     """
-    found, given = [inputs], inputs
+    activations, stage_inputs = [inputs], inputs
     for index, stage in enumerate(stages):
         try:
             with torch.no_grad():
-                output = stage(*given)
+                output = stage(*stage_inputs)
         except Exception as error:
-            shapes = ", ".join(str(list(one.shape)) for one in given)
+            shapes = ", ".join(str(list(value.shape)) for value in stage_inputs)
             first_line = next(iter(str(error).splitlines()), type(error).__name__)
             wrong = f"stage {index} of the pipeline, given {shapes}, does not run on the meta device: {first_line}"
             raise UserError(
                 f"{wrong}; give PipelinePlan(split=...) whose stages take what the one before returns"
             ) from error
-        given = tuple(output) if isinstance(output, list | tuple) else (output,)
-        if not all(isinstance(one, torch.Tensor) for one in given) and index < len(stages) - 1:
-            kinds = ", ".join(type(one).__name__ for one in given)
+        stage_inputs = tuple(output) if isinstance(output, list | tuple) else (output,)
+        if not all(isinstance(value, torch.Tensor) for value in stage_inputs) and index < len(stages) - 1:
+            kinds = ", ".join(type(value).__name__ for value in stage_inputs)
             raise UserError(
                 f"stage {index} of the pipeline returns {kinds}; it must return a tensor or a tuple of them"
             )
-        found.append(given)
-    return found
+        activations.append(stage_inputs)
+    return activations
 
 
 # torch's own stages and schedule over the stages of one rank: what runs a step's forward and backward.
@@ -198,15 +200,15 @@ def _passed_on(activations: Activations, plan: ParallelPlan, context: RankContex
     assert plan.pipeline is not None
     policy = plan.fsdp.mixed_precision if plan.fsdp is not None else None
     dtype = getattr(policy, "output_dtype", None) or getattr(policy, "param_dtype", None)
-    found = []
-    for one in activations:
-        shape = list(one.shape)
+    passed_on = []
+    for activation in activations:
+        shape = list(activation.shape)
         for mesh_dim, tensor_dim in plan.pipeline.activation_shards.items():
             shape[tensor_dim] //= context.size(mesh_dim)
-        is_float = one.is_floating_point()
-        own = torch.empty(shape, dtype=dtype if dtype is not None and is_float else one.dtype, device="meta")
-        found.append(own.requires_grad_(is_float))
-    return tuple(found)
+        is_float = activation.is_floating_point()
+        tensor = torch.empty(shape, dtype=dtype if dtype is not None and is_float else activation.dtype, device="meta")
+        passed_on.append(tensor.requires_grad_(is_float))
+    return tuple(passed_on)
 
 
 def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.Tensor]:
@@ -218,7 +220,7 @@ def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.T
     is_pair = has_loss and isinstance(batch, list | tuple) and len(batch) == 2
     inputs, targets = batch if is_pair else (None, None)
     inputs = tuple(inputs) if isinstance(inputs, list | tuple) else (inputs,)
-    if not (isinstance(targets, torch.Tensor) and all(isinstance(one, torch.Tensor) for one in inputs)):
+    if not (isinstance(targets, torch.Tensor) and all(isinstance(value, torch.Tensor) for value in inputs)):
         raise UserError(
             "a pipeline needs loss=(output, targets) -> scalar, which its last stage calls, and batches of (inputs, "
             "targets): targets a tensor, inputs a tensor or a tuple of them, which its first stage takes by position"
@@ -262,12 +264,14 @@ class Pipeline:
             require(V_SCHEDULES)  # torch 2.11 sends on pairs of ranks that it has not connected
         num_stages = context.size(self.plan.mesh_dim) * self.plan.stages_of_a_rank
         self._stages = [
-            PipelineStage(module, index, num_stages, context.device, one.given, one.returned, group=group)
-            for index, module, one in zip(model.indices, model.stages, stages, strict=True)
+            PipelineStage(
+                module, index, num_stages, context.device, local_stage.given, local_stage.returned, group=group
+            )
+            for index, module, local_stage in zip(model.indices, model.stages, stages, strict=True)
         ]
-        for stage, one in zip(self._stages, stages, strict=True):
+        for stage, local_stage in zip(self._stages, stages, strict=True):
             if not stage.is_last:
-                _hold_to(stage, one.returned)
+                _hold_to(stage, local_stage.returned)
         schedule: Any = get_schedule_class(SCHEDULES[self.plan.schedule].torch_name)
         is_single = SCHEDULES[self.plan.schedule].stages_per_rank == 1
         stages_given = self._stages[0] if is_single else self._stages
@@ -293,9 +297,9 @@ class Pipeline:
         losses: list[torch.Tensor] = []
         is_first = any(stage.is_first for stage in self._stages)
         is_last = any(stage.is_last for stage in self._stages)
-        given = {"target": targets, "losses": losses} if is_last else {}
+        kwargs = {"target": targets, "losses": losses} if is_last else {}
         try:
-            self._schedule.step(*(inputs if is_first else ()), **given, return_outputs=False)
+            self._schedule.step(*(inputs if is_first else ()), **kwargs, return_outputs=False)
         except Exception as error:
             forget_step(self._schedule)
             # torch wraps what a stage raises in a sentence about its arguments.
@@ -340,10 +344,10 @@ def _hold_to(stage: Any, promised: Activations) -> None:
 
     def compare(_: nn.Module, given: Any, output: Any) -> None:
         handle.remove()
-        found = output if isinstance(output, list | tuple) else (output,)
-        ours, theirs = ([(tuple(one.shape), one.dtype) for one in some] for some in (found, promised))
-        if ours != theirs or any(hasattr(one, "placements") for one in found):
-            kind = " as DTensors" if any(hasattr(one, "placements") for one in found) else ""
+        outputs = output if isinstance(output, list | tuple) else (output,)
+        ours, theirs = ([(tuple(tensor.shape), tensor.dtype) for tensor in some] for some in (outputs, promised))
+        if ours != theirs or any(hasattr(tensor, "placements") for tensor in outputs):
+            kind = " as DTensors" if any(hasattr(tensor, "placements") for tensor in outputs) else ""
             raise UserError(
                 f"stage {stage.stage_index} of the pipeline returns {_text(ours)}{kind}, the next one expects "
                 f"{_text(theirs)}; return plain tensors, and say activation_shards where a rank has a part of them"
@@ -367,7 +371,7 @@ def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankCo
     long as on the rank that they last longest on. `idle_share`: their mean. `least_idle_share`: where all stages take
     as long (`PipelinePlan.least_bubble`), None where the schedule has no such figure.
     """
-    taken: list[tuple[float, float]] = []
+    step_times: list[tuple[float, float]] = []
     for _ in range(NUM_STEPS):
         with pipeline.observed() as working:
             dist.barrier(context.control)
@@ -375,12 +379,12 @@ def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankCo
             run()
             length_s = time.monotonic() - begun_s
         # The loss is computed within no other span; nothing else runs within another one.
-        taken.append((length_s, sum(span.ended_s - span.begun_s for span in working)))
-    of_ranks = context.gather(taken)
+        step_times.append((length_s, sum(span.ended_s - span.begun_s for span in working)))
+    of_ranks = context.gather(step_times)
     longest_s = [max(length_s for length_s, _ in of_step) for of_step in zip(*of_ranks, strict=True)]
     shares = [
-        median([max(1 - busy_s / whole_s, 0.0) for (_, busy_s), whole_s in zip(one, longest_s, strict=True)])
-        for one in of_ranks
+        median([max(1 - busy_s / whole_s, 0.0) for (_, busy_s), whole_s in zip(rank_times, longest_s, strict=True)])
+        for rank_times in of_ranks
     ]
     return {
         "idle_shares": shares,

@@ -88,15 +88,15 @@ def grouped(problems: Iterable[str | Undivided]) -> list[str]:
         is_named = isinstance(problem, Undivided) and problem.name
         reason = problem.reason if is_named else _without_layers(str(problem))  # type: ignore[union-attr]
         by_reason.setdefault(reason, []).append(problem)
-    return [_sentence(reason, alike) for reason, alike in by_reason.items()]
+    return [_sentence(reason, of_reason) for reason, of_reason in by_reason.items()]
 
 
-def _sentence(reason: str, alike: Sequence[str | Undivided]) -> str:
-    if len(alike) == 1:
-        return str(alike[0])
-    names = [problem.name for problem in alike if isinstance(problem, Undivided)]
+def _sentence(reason: str, problems: Sequence[str | Undivided]) -> str:
+    if len(problems) == 1:
+        return str(problems[0])
+    names = [problem.name for problem in problems if isinstance(problem, Undivided)]
     if not any(names):
-        return f"{reason}: {len(alike)} layers"
+        return f"{reason}: {len(problems)} layers"
     return f"{reason}, as these need: {listed(_listed(names), MAX_NAMED, '; ', '; {} more')}"
 
 
@@ -117,7 +117,7 @@ def _brief(parent: str, parameter: str, count: int, lasts: Sequence[str]) -> str
 
 
 def _without_layers(sentence: str) -> str:
-    return _IN_LAYER.sub(lambda found: _folded_name(found[0]), sentence)
+    return _IN_LAYER.sub(lambda match: _folded_name(match[0]), sentence)
 
 
 def _folded_name(text: str) -> str:
@@ -147,15 +147,16 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
     for pattern, name, module, style in styles_by_module(plan, model):
         kind = _kind(style)
         if kind in SHARDING_STYLES and not isinstance(module, nn.Linear | nn.Embedding):
-            given = type(module).__name__
-            yield f"TP pattern {pattern!r}: {kind} shards Linear and Embedding, but {name or 'the root'} is a {given}"
+            class_name = type(module).__name__
+            module_text = f"{name or 'the root'} is a {class_name}"
+            yield f"TP pattern {pattern!r}: {kind} shards Linear and Embedding, but {module_text}"
             continue
         for attribute, tensor_dim in _sharded_by(style, module):
             shape = list(getattr(module, attribute).shape)
             if shape[tensor_dim] % size:
                 parameter = _join(name, attribute)
-                what = f"parameter {parameter} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
-                yield undivided(what, shape[tensor_dim], dims, context, parameter)
+                subject = f"parameter {parameter} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
+                yield undivided(subject, shape[tensor_dim], dims, context, parameter)
 
 
 def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -165,8 +166,8 @@ def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext)
     dims = [name for name in plan.tp_dims if name in context.mesh_dims]
     fields = {
         HEADS.get(pattern.rpartition(".")[2])
-        for pattern, given in tp_patterns(plan, model).items()
-        if given == "colwise"
+        for pattern, style in tp_patterns(plan, model).items()
+        if style == "colwise"
     }
     for field in sorted(filter(None, fields)):
         heads = getattr(config, field, None)
@@ -204,27 +205,27 @@ def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
     for name, annotations in annotations_by_parameter(plan, model).items():
         shape = list(parameters[name].shape)
         over: dict[int, list[str]] = {}
-        seen: list[str] = []
+        seen_dims: list[str] = []
         for annotation in annotations:
-            yield from _bad_annotation(name, shape, annotation, seen, plan, context)
-            seen += annotation.mesh_dims
+            yield from _bad_annotation(name, shape, annotation, seen_dims, plan, context)
+            seen_dims += annotation.mesh_dims
             over.setdefault(annotation.tensor_dim, []).extend(annotation.mesh_dims)
         for tensor_dim, mesh_dims in over.items():
             ordered = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
             if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(ordered))[1]:
-                what = f"parameter {name} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
-                yield undivided(what, shape[tensor_dim], ordered, context, name)
+                subject = f"parameter {name} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
+                yield undivided(subject, shape[tensor_dim], ordered, context, name)
         if name in styled:
             yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
 
 
 def _bad_annotation(
-    name: str, shape: list[int], annotation: ShardParam, seen: list[str], plan: ParallelPlan, context: RankContext
+    name: str, shape: list[int], annotation: ShardParam, seen_dims: list[str], plan: ParallelPlan, context: RankContext
 ) -> Iterator[str]:
     if not 0 <= annotation.tensor_dim < len(shape):
         yield f"parameter {name} of shape {shape} has no tensor dim {annotation.tensor_dim}; use 0 to {len(shape) - 1}"
     for mesh_dim in annotation.mesh_dims:
-        if mesh_dim in seen:
+        if mesh_dim in seen_dims:
             yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
         if mesh_dim in BATCH_DIMS:
             yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
@@ -248,8 +249,9 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         over = f"shards over {', '.join(fsdp.mesh_dims)}" if fsdp.mesh_dims else "has no mesh_dims to shard over"
         yield f"FSDP {over}, the mesh has only {', '.join(context.mesh_dims)}"
         return
-    if both := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
-        yield f"FSDP shards and replicates over mesh dim {both[0]!r}; name it in one of mesh_dims and replicate_dims"
+    if shared_dims := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
+        shared = f"FSDP shards and replicates over mesh dim {shared_dims[0]!r}"
+        yield f"{shared}; name it in one of mesh_dims and replicate_dims"
     for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
         if not present(mesh_dims, context):
             over, known = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
@@ -324,10 +326,14 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
     if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
         yield "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out; drop one"
-    ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
+    ignored = {
+        id(ignored_parameter)
+        for module in matching_modules(ddp.ignored, model).values()
+        for ignored_parameter in module.parameters()
+    }
     if not any(parameter.requires_grad and id(parameter) not in ignored for parameter in model.parameters()):
-        which = "that it does not ignore " if ignored else ""
-        yield f"ddp has nothing to average: no parameter of the model {which}requires a gradient"
+        clause = "that it does not ignore " if ignored else ""
+        yield f"ddp has nothing to average: no parameter of the model {clause}requires a gradient"
 
 
 def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -349,8 +355,8 @@ def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) 
     if plan.ddp is None and alone_in:
         where = f"ranks along {alone_in[0]!r} have different data"
         yield f"{where} and nobody sums other gradients; name it in FSDP's mesh_dims"
-    own = (fsdp.unit_mesh_dims if fsdp else {}).items()
-    alone = set(matching_modules({pattern: dims for pattern, dims in own if not {*ep_dims} & {*dims}}, model))
+    unit_dims = (fsdp.unit_mesh_dims if fsdp else {}).items()
+    alone = set(matching_modules({pattern: dims for pattern, dims in unit_dims if not {*ep_dims} & {*dims}}, model))
     num_parts = context.index(tuple(ep_dims))[1]
     for name, module in matching_modules(plan.ep, model).items():
         if fsdp is not None and name not in alone and {*ep_dims} & {*summed}:
@@ -358,8 +364,8 @@ def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) 
             yield f"FSDP shards {name} over {over!r} as expert parallel does; give it others in unit_mesh_dims"
         for attribute, parameter in module.named_parameters(name):
             if not parameter.ndim or parameter.shape[0] % num_parts:
-                what = f"parameter {attribute} of shape {list(parameter.shape)} cannot be sharded by experts"
-                yield undivided(what, parameter.shape[0] if parameter.ndim else 1, ep_dims, context, attribute)
+                subject = f"parameter {attribute} of shape {list(parameter.shape)} cannot be sharded by experts"
+                yield undivided(subject, parameter.shape[0] if parameter.ndim else 1, ep_dims, context, attribute)
 
 
 # What is wrong with the pipeline of a plan, found before anything is measured.
@@ -377,12 +383,12 @@ def pipeline_problems(model: nn.Module, plan: ParallelPlan, context: Any) -> Ite
         yield f"a pipeline needs mesh dim {pipeline.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
         return
     size = context.size(pipeline.mesh_dim)
-    found = [*_parts_that_do_not_fit(plan), *_stages(pipeline, size)]
-    yield from found
+    problems = [*_parts_that_do_not_fit(plan), *_stages(pipeline, size)]
+    yield from problems
     for mesh_dim in pipeline.activation_shards:
         if mesh_dim not in (*context.mesh_dims, *plan.tp_dims):
             yield f"activation_shards names mesh dim {mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
-    if not found:
+    if not problems:
         yield from _split(model, pipeline, size)
 
 
@@ -398,8 +404,8 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
         "FsdpPlan.whole": (plan.fsdp is not None and plan.fsdp.whole, "leave it out"),
         "FsdpPlan.offload": (plan.fsdp is not None and plan.fsdp.offload, "leave it out"),
     }
-    for name, (given, instead) in parts.items():
-        if given:
+    for name, (part, instead) in parts.items():
+        if part:
             yield f"a pipeline does not go together with {name} here; {instead}"
     # torch's stage_backward_input looks for weights among module.parameters(), which are not those that forward used
     # once FSDP2 has freed them.
@@ -416,26 +422,28 @@ def _stages(pipeline: PipelinePlan, size: int) -> Iterator[str]:
     if count < 1 or (schedule.is_fixed and count != schedule.stages_per_rank):
         must = count_text(schedule.stages_per_rank, "stage") if schedule.is_fixed else "1 stage or more"
         yield f"schedule {pipeline.schedule} has {must} a rank, not {count}; leave stages_per_rank out"
-    wanted = size * count - 1
+    num_boundaries = size * count - 1
     if pipeline.first_layers and (
-        len(pipeline.first_layers) != wanted or list(pipeline.first_layers) != sorted({*pipeline.first_layers, 0} - {0})
+        len(pipeline.first_layers) != num_boundaries
+        or list(pipeline.first_layers) != sorted({*pipeline.first_layers, 0} - {0})
     ):
-        given = list(pipeline.first_layers)
-        yield f"first_layers={given} must be {wanted} ascending layers, where stages 1 to {wanted} begin"
+        layers = list(pipeline.first_layers)
+        allowed = f"{num_boundaries} ascending layers, where stages 1 to {num_boundaries} begin"
+        yield f"first_layers={layers} must be {allowed}"
 
 
 def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]:
     num_stages = size * pipeline.stages_of_a_rank
     if pipeline.split is None:
-        found = num_layers(model)
-        if not found:
+        layer_count = num_layers(model)
+        if not layer_count:
             yield "a pipeline splits a ModuleList or ModuleDict of the model, it has none; give PipelinePlan(split=...)"
             return
         last = max(pipeline.first_layers, default=0)
-        if found < num_stages or last >= found:
-            more = f", stage {num_stages - 1} begins with layer {last}" if last >= found else ""
+        if layer_count < num_stages or last >= layer_count:
+            more = f", stage {num_stages - 1} begins with layer {last}" if last >= layer_count else ""
             yield (
-                f"{count_text(found, 'layer')} cannot be split into "
+                f"{count_text(layer_count, 'layer')} cannot be split into "
                 f"{count_text(num_stages, 'stage')}{more}; use more layers, or fewer stages"
             )
             return
@@ -487,18 +495,18 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
         return
     for name in context.mesh_dims:
         if name not in used and context.size(name) > 1:
-            known = ", ".join(sorted(used)) or "none"
-            yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {known}"
+            used_dims = ", ".join(sorted(used)) or "none"
+            yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {used_dims}"
 
 
 def _unknown_mesh_dims(context: RankContext) -> Iterator[str]:
     """A function of the user's own may use any mesh dim; its name says what of a batch the ranks along it have."""
     for name in context.mesh_dims:
         if name not in MESH_DIMS:
-            known = ", ".join(MESH_DIMS)
+            dim_names = ", ".join(MESH_DIMS)
             yield (
-                f"mesh dim {name!r} does not say whether its ranks have different data; name it one of {known}: those "
-                f"along {' and '.join(BATCH_DIMS)} get different parts of the batch"
+                f"mesh dim {name!r} does not say whether its ranks have different data; name it one of {dim_names}: "
+                f"those along {' and '.join(BATCH_DIMS)} get different parts of the batch"
             )
 
 
@@ -507,8 +515,8 @@ def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     styled = tp_patterns(plan, model)
     for pattern in styled if plan.tp != AUTO else ():
-        known = [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]
-        if not matching(pattern, known):
+        known_names = [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]
+        if not matching(pattern, known_names):
             yield f"TP pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
     if plan.fsdp is not None and plan.fsdp.wrap == AUTO:
         own_units(model)  # UserError where the model names none
@@ -543,10 +551,10 @@ def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -
     for name, tensor_dim in batch.split_dims.items():
         lengths.setdefault(tensors[name].shape[tensor_dim], name)
     for length, name in lengths.items():
-        which = ", ".join(filter(None, (name if len(lengths) > 1 else "", batch.place)))
-        what = f"a batch of {length} ({which})" if which else f"a batch of {length}"
+        detail = ", ".join(filter(None, (name if len(lengths) > 1 else "", batch.place)))
+        subject = f"a batch of {length} ({detail})" if detail else f"a batch of {length}"
         if length % num_parts:
-            yield f"{undivided(f'{what} cannot be split', length, dims, context)}{batch.guessed()}"
+            yield f"{undivided(f'{subject} cannot be split', length, dims, context)}{batch.guessed()}"
         elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
             share = length // num_parts
             into = f"{plan.microbatches} micro-batches; use a divisor of {share}"

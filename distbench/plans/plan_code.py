@@ -86,9 +86,11 @@ class _Writer:
 
     def imports(self) -> list[str]:
         """What everything that was written takes."""
-        named = [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())]
-        own = [f"# as the scenario's own files have it: {', '.join(sorted(self._own))}"] if self._own else []
-        return [*(f"import {module}" for module in sorted(self._modules)), *named, *own]
+        from_imports = [
+            f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())
+        ]
+        comments = [f"# as the scenario's own files have it: {', '.join(sorted(self._own))}"] if self._own else []
+        return [*(f"import {module}" for module in sorted(self._modules)), *from_imports, *comments]
 
     def text(self, value: Any, indent: str = "") -> str:
         """An expression, over as many lines as it takes. Raises _NoText."""
@@ -117,31 +119,31 @@ class _Writer:
 
     def _held(self, value: Any, indent: str) -> str:
         if isinstance(value, Mapping):
-            parts = [(f"{self.text(key)}: ", one) for key, one in value.items()]
+            parts = [(f"{self.text(key)}: ", item) for key, item in value.items()]
             return self._joined("{", parts, "}", indent)
         if type(value) not in (tuple, list):
             raise _NoText(value)
         opening, closing = ("(", ")") if type(value) is tuple else ("[", "]")
         alone = "," if type(value) is tuple and len(value) == 1 else ""
-        return self._joined(opening, [("", one) for one in value], f"{alone}{closing}", indent)
+        return self._joined(opening, [("", item) for item in value], f"{alone}{closing}", indent)
 
     def _made(self, value: Any, indent: str) -> str:
         if isinstance(value, functools.partial):
             self._names.setdefault("functools", set()).add("partial")
-            parts = [*(("", one) for one in (value.func, *value.args)), *_named(value.keywords)]
+            parts = [*(("", argument) for argument in (value.func, *value.args)), *_named(value.keywords)]
             return self._joined("partial(", parts, ")", indent)
-        given = value.changed_fields() if isinstance(value, Declared) else _arguments(value)
+        arguments = value.changed_fields() if isinstance(value, Declared) else _arguments(value)
         is_placement = type(value).__name__ in PLACEMENTS
-        parts = [("", one) for one in given.values()] if is_placement else _named(given)
+        parts = [("", argument) for argument in arguments.values()] if is_placement else _named(arguments)
         return self._joined(f"{self._name(type(value))}(", parts, ")", indent)
 
     def _joined(self, opening: str, parts: list[tuple[str, Any]], closing: str, indent: str) -> str:
         inner = f"{indent}    "
-        written = [f"{name}{self.text(one, inner)}" for name, one in parts]
-        short = opening + ", ".join(written) + closing
+        texts = [f"{name}{self.text(part, inner)}" for name, part in parts]
+        short = opening + ", ".join(texts) + closing
         if "\n" not in short and len(short) <= MAX_LINE:
             return short
-        return "\n".join([opening, *(f"{inner}{one}," for one in written), f"{indent}{closing.lstrip(',')}"])
+        return "\n".join([opening, *(f"{inner}{part}," for part in texts), f"{indent}{closing.lstrip(',')}"])
 
     def _name(self, value: Any) -> str:
         """Of a class or function; what another package has is imported."""
@@ -171,7 +173,7 @@ def _public(value: Any, name: str, module: str) -> str:
     """The outermost package of a module's that has the same under its name."""
     parts = module.split(".")
     packages = (".".join(parts[:count]) for count in range(1, len(parts)))
-    holds = (one for one in packages if getattr(sys.modules.get(one), name, None) is value)
+    holds = (package for package in packages if getattr(sys.modules.get(package), name, None) is value)
     return next(holds, module)
 
 
@@ -186,32 +188,32 @@ def _arguments(value: Any) -> dict[str, Any]:
         names = (
             list(elsewhere) if type(value).__name__ in PLACEMENTS else list(inspect.signature(type(value)).parameters)
         )
-        kept = {name: elsewhere[name](value) if name in elsewhere else getattr(value, name) for name in names}
+        stored = {name: elsewhere[name](value) if name in elsewhere else getattr(value, name) for name in names}
     except (AttributeError, TypeError, ValueError, IndexError) as error:
         raise _NoText(value) from error
     # Styles wrap a single layout into a tuple when they are made, and take nothing for an empty dict.
-    single = {name: one[0] if type(one) is tuple and len(one) == 1 else one for name, one in kept.items()}
-    some = {name: one for name, one in kept.items() if one != {}}
-    given = next((one for one in (kept, single, some) if _makes(one, value)), None)
-    if given is None:
+    single = {name: one[0] if type(one) is tuple and len(one) == 1 else one for name, one in stored.items()}
+    some = {name: one for name, one in stored.items() if one != {}}
+    arguments = next((one for one in (stored, single, some) if _makes(one, value)), None)
+    if arguments is None:
         raise _NoText(value)
     for name in names:
-        fewer = {other: one for other, one in given.items() if other != name}
+        fewer = {other_name: one for other_name, one in arguments.items() if other_name != name}
         if _makes(fewer, value):
-            given = fewer
-    return given
+            arguments = fewer
+    return arguments
 
 
 def _makes(given: Mapping[str, Any], value: Any) -> bool:
     try:
-        made = type(value)(**given)
+        rebuilt = type(value)(**given)
     except Exception:
         return False
     # Without a text of its own, an object's says where it is in memory.
     has_text = getattr(type(value), "__repr__", None) != object.__repr__
-    return (not has_text or repr(made) == repr(value)) and _state(made) == _state(value)
+    return (not has_text or repr(rebuilt) == repr(value)) and _state(rebuilt) == _state(value)
 
 
 def _state(value: Any) -> dict[str, str]:
     later = {name for base in type(value).__mro__ for name in SET_BY_APPLYING.get(base.__name__, ())}
-    return {name: repr(one) for name, one in getattr(value, "__dict__", {}).items() if name not in later}
+    return {name: repr(attribute) for name, attribute in getattr(value, "__dict__", {}).items() if name not in later}

@@ -36,8 +36,8 @@ def saved_state(model: nn.Module, optimizer: Any) -> State:
     """Copies, in host memory, of what this rank holds of the parameters, buffers and the optimizer's state."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    found = get_state_dict(model, _listed(optimizer))
-    return _copied(found[0]), _copied(found[1])
+    state_dicts = get_state_dict(model, _listed(optimizer))
+    return _copied(state_dicts[0]), _copied(state_dicts[1])
 
 
 def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
@@ -62,7 +62,7 @@ def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
     load_state(model, optimizer, state)
     again = saved_state(model, optimizer)
     pairs = zip(_tensors(state), _tensors(again), strict=True)
-    wrong = sum(not torch.equal(_local(one), _local(other)) for one, other in pairs)
+    wrong = sum(not torch.equal(_local(tensor), _local(loaded)) for tensor, loaded in pairs)
     return state_bytes(state), f"{wrong} tensors of the state are not what was saved" if wrong else None
 
 
@@ -72,7 +72,7 @@ def _listed(optimizer: Any) -> Any:
 
 def _copied(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     return value.detach().to("cpu", copy=True) if isinstance(value, torch.Tensor) else value
 
 
@@ -100,7 +100,10 @@ def state_of(optimizer: Any) -> list[Any]:
     state = getattr(optimizer, "state", None)
     if not isinstance(state, Mapping):
         return [dict(vars(optimizer))]
-    return [dict(one) if isinstance(one, Mapping) else one for one in state.values()]
+    return [
+        dict(parameter_state) if isinstance(parameter_state, Mapping) else parameter_state
+        for parameter_state in state.values()
+    ]
 
 
 class TrainingStep:
@@ -119,13 +122,15 @@ class TrainingStep:
         self.built = built = built or blueprint(scenario.build_model, context.seed)
         self.batch = batch_of(scenario)
         self.model, self.sharded, stages = self._laid_out()
-        own = f" ({place_of(scenario.parallelize)})" if scenario.parallelize else ""
-        require_as_built(self.model, built, own)
+        where = f" ({place_of(scenario.parallelize)})" if scenario.parallelize else ""
+        require_as_built(self.model, built, where)
         hooked = hooked_parameters(self.model)
-        self._give_memory(give_memory, own)
-        if lost := sorted(hooked - hooked_parameters(self.model)):
-            what = f"parallelize{own} gives parameter {lost[0]} a hook, which is lost when the model gets memory"
-            raise UserError(f"{what}; set it in after_materialize=fn, fn(model, mesh)")
+        self._give_memory(give_memory, where)
+        if lost_hooks := sorted(hooked - hooked_parameters(self.model)):
+            problem = (
+                f"parallelize{where} gives parameter {lost_hooks[0]} a hook, which is lost when the model gets memory"
+            )
+            raise UserError(f"{problem}; set it in after_materialize=fn, fn(model, mesh)")
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
         if not known_device(device_of(context.backend)).scales_sums:
@@ -144,24 +149,24 @@ class TrainingStep:
         self.phases += STATE_PHASES if plan.state_dict else ()
         self.default_dtype = torch.get_default_dtype()
 
-    def _give_memory(self, give_memory: Callable[..., None], own: str) -> None:
+    def _give_memory(self, give_memory: Callable[..., None], where: str) -> None:
         offloaded = self.plan.fsdp is not None and self.plan.fsdp.offload is not None
         device = torch.device("cpu") if offloaded else None
         try:
             give_memory(self.model, self._context, self.built, device)
         except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
-            if not own:
+            if not where:
                 raise
-            what = f"the model that parallelize{own} makes cannot be given memory: {one_line(error)}"
+            problem = f"the model that parallelize{where} makes cannot be given memory: {one_line(error)}"
             raise UserError(
-                f"{what}; leave parameters to fully_shard and the styles, and memory to distbench"
+                f"{problem}; leave parameters to fully_shard and the styles, and memory to distbench"
             ) from error
 
     def _laid_out(self) -> tuple[nn.Module, Sharded, list[LocalStage]]:
         """The parallel model without memory; of a pipeline its stages on this rank, each under the rest of the plan."""
-        plan, context, own = self.plan, self._context, self._scenario.parallelize
+        plan, context, user_function = self.plan, self._context, self._scenario.parallelize
         if plan.pipeline is None:
-            return *parallelize(self.built.model, plan, context, own), []
+            return *parallelize(self.built.model, plan, context, user_function), []
         if self._scenario.call is not None or self._scenario.after_materialize is not None:
             raise UserError(
                 "a pipeline's stages take neither call nor after_materialize; leave them out, and give loss"
@@ -170,11 +175,11 @@ class TrainingStep:
         example = self.batch.part(0, count, torch.device("meta"))
         inputs, _ = inputs_and_targets(example, self._scenario.loss is not None)
         stages = local_stages(self.built.model, plan, context, inputs)
-        held = {name for one in stages.values() for name, _ in one.module.named_parameters()}
-        done = {index: parallelize(one.module, plan, context, own) for index, one in stages.items()}
+        held_names = {name for stage in stages.values() for name, _ in stage.module.named_parameters()}
+        done = {index: parallelize(stage.module, plan, context, user_function) for index, stage in stages.items()}
         counters = {name: value for _, sharded in done.values() for name, value in sharded.counters.items()}
         roots = [root for _, sharded in done.values() for root in sharded.roots]
-        names = tuple(name for name in self.built.parameters if name in held)
+        names = tuple(name for name in self.built.parameters if name in held_names)
         model = LocalStages({index: module for index, (module, _) in done.items()}, names)
         return model, Sharded(roots, (), counters), list(stages.values())
 
@@ -194,10 +199,10 @@ class TrainingStep:
         function = self._scenario.after_materialize or self._scenario.parallelize
         if function is None:
             return
-        named = [*self.model.named_parameters(), *self.model.named_buffers()]
-        if lacking := [name for name, tensor in named if tensor.is_meta]:
-            what = f"parameter {lacking[0]} of the parallel model is still on the meta device"
-            raise UserError(f"{what} ({place_of(function)}); leave it to distbench, which gives every one memory")
+        tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
+        if lacking := [name for name, tensor in tensors if tensor.is_meta]:
+            problem = f"parameter {lacking[0]} of the parallel model is still on the meta device"
+            raise UserError(f"{problem} ({place_of(function)}); leave it to distbench, which gives every one memory")
 
     def _split(self) -> Iterator[Any]:
         index, count = self._context.index(BATCH_DIMS)
@@ -234,15 +239,15 @@ class TrainingStep:
 
     def _require_optimizer(self) -> None:
         """Refuse an optimizer that cannot do what a step asks of it."""
-        given, make = self.optimizer, self._make_optimizer
-        if given is None or make is None:
+        optimizer, make = self.optimizer, self._make_optimizer
+        if optimizer is None or make is None:
             return
-        what = f"optimizer ({place_of(make)}) returns {kind_of(given)}"
-        if not callable(getattr(given, "step", None)):
-            raise UserError(f"{what}, which has no step(); return an optimizer of the parameters that it is given")
-        if self.plan.state_dict and not isinstance(given, torch.optim.Optimizer):
+        problem = f"optimizer ({place_of(make)}) returns {kind_of(optimizer)}"
+        if not callable(getattr(optimizer, "step", None)):
+            raise UserError(f"{problem}, which has no step(); return an optimizer of the parameters that it is given")
+        if self.plan.state_dict and not isinstance(optimizer, torch.optim.Optimizer):
             raise UserError(
-                f"{what}, which state_dict=True cannot save: torch saves subclasses of torch.optim.Optimizer; "
+                f"{problem}, which state_dict=True cannot save: torch saves subclasses of torch.optim.Optimizer; "
                 "derive it from that, or leave state_dict out"
             )
 
@@ -252,8 +257,8 @@ class TrainingStep:
             where = f" ({place_of(function)})" if function is not None else ""
             learns = any(parameter.requires_grad for parameter in self.model.parameters())
             why = "it was detached, or made of none" if learns else "none learns (requires_grad_)"
-            what = f"the loss{where} does not depend on a parameter that learns: {why}"
-            raise UserError(f"{what}; say Scenario(inference=True) to time forward alone")
+            problem = f"the loss{where} does not depend on a parameter that learns: {why}"
+            raise UserError(f"{problem}; say Scenario(inference=True) to time forward alone")
 
     def own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
         """A part of the batch with this rank's share of the sequence, until `entered` is left, buffers with it."""
@@ -273,9 +278,9 @@ class TrainingStep:
         """Of a part of the batch, the tensors that the sequence's ranks share; targets stay whole where the output is
         made whole."""
         dims = self.batch.sequence_dims_of(plan)
-        whole = "1" if plan.unshard_output and self._scenario.loss is not None else None
+        target_name = "1" if plan.unshard_output and self._scenario.loss is not None else None
         for name, tensor in tensors_of(batch):
-            if name in dims and name != whole:
+            if name in dims and name != target_name:
                 yield tensor, dims[name]
 
     def _sync_gradients(self, is_last: bool) -> None:
@@ -314,8 +319,10 @@ class TrainingStep:
         built, and its mixed precision policy; the deepest first, the root last."""
         names = {id(module): name for name, module in self.built.modules.items()}
         policies, modules = unit_policies(self.model), self.model.named_modules()
-        own = [(names.get(id(module), name), policies[module]) for name, module in modules if module in policies]
-        return sorted(own, key=lambda unit: -unit[0].count(".") if unit[0] else 1)
+        named_units = [
+            (names.get(id(module), name), policies[module]) for name, module in modules if module in policies
+        ]
+        return sorted(named_units, key=lambda unit: -unit[0].count(".") if unit[0] else 1)
 
     @property
     def num_data_parallel(self) -> int:
@@ -368,10 +375,10 @@ class TrainingStep:
         together, one parameter at a time."""
         if not self._own:
             return None
-        found = {}
+        values = {}
         for name, parameter in as_built(self.model, self.built).items():
-            given: Any = parameter.detach()
-            whole = given.full_tensor() if hasattr(given, "full_tensor") else given
+            tensor: Any = parameter.detach()
+            full_tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             if self._context.rank == 0:
-                found[name] = whole.cpu().clone()
-        return found
+                values[name] = full_tensor.cpu().clone()
+        return values

@@ -30,8 +30,8 @@ def ended_text(code: int, complaints: Sequence[str]) -> str:
 
 def last_words(complaints: Sequence[str]) -> str:
     """The last line that is not blank, cut where it is long; empty where there is none."""
-    said = [line.strip() for line in complaints if line.strip()]
-    return said[-1][:MAX_WORDS] if said else ""
+    lines = [line.strip() for line in complaints if line.strip()]
+    return lines[-1][:MAX_WORDS] if lines else ""
 
 
 def ask_child(
@@ -53,8 +53,8 @@ def ask_child(
     question = b"" if given is None else json.dumps(given).encode()
     code, lines, complaints = _answer_of(command, question, timeout_s, failure)
     if is_again := code < 0:
-        said = f"distbench: a child process was {ended_text(code, complaints)}; it is started once more"
-        print(printable(said), file=sys.stderr)
+        sentence = f"distbench: a child process was {ended_text(code, complaints)}; it is started once more"
+        print(printable(sentence), file=sys.stderr)
         code, lines, complaints = _answer_of(command, question, timeout_s, failure)
     try:
         if code:

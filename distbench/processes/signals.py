@@ -21,9 +21,9 @@ def stopped_as_interrupt() -> Iterator[None]:
 
 def end_by_interrupt() -> None:
     """The same for the rest of this process: what comes after the first signal is ignored up to its very end."""
-    for each in STOPPING:
-        if signal.getsignal(each) not in (signal.SIG_IGN, None):
-            signal.signal(each, _interrupt)
+    for signal_number in STOPPING:
+        if signal.getsignal(signal_number) not in (signal.SIG_IGN, None):
+            signal.signal(signal_number, _interrupt)
 
 
 def _interrupt(signum: int, frame: object) -> None:
@@ -32,9 +32,9 @@ def _interrupt(signum: int, frame: object) -> None:
 
 
 def _ignore_interrupts() -> None:
-    for each in STOPPING:
-        if signal.getsignal(each) is _interrupt:
-            signal.signal(each, signal.SIG_IGN)
+    for signal_number in STOPPING:
+        if signal.getsignal(signal_number) is _interrupt:
+            signal.signal(signal_number, signal.SIG_IGN)
 
 
 class Stop:
@@ -64,14 +64,18 @@ def noted_stop() -> Iterator[Stop]:
 
 @contextlib.contextmanager
 def _handled(handler: Any) -> Iterator[None]:
-    kept = (signal.SIG_IGN, handler, None)
+    unchanged = (signal.SIG_IGN, handler, None)
     # Python takes signals on its main thread only, so that another thread cannot handle any.
     in_main = threading.current_thread() is threading.main_thread()
-    previous = {each: before for each in STOPPING if in_main and (before := signal.getsignal(each)) not in kept}
+    previous = {
+        signal_number: before
+        for signal_number in STOPPING
+        if in_main and (before := signal.getsignal(signal_number)) not in unchanged
+    }
     try:
-        for each in previous:
-            signal.signal(each, handler)
+        for signal_number in previous:
+            signal.signal(signal_number, handler)
         yield
     finally:
-        for each, before in previous.items():
-            signal.signal(each, before)
+        for signal_number, before in previous.items():
+            signal.signal(signal_number, before)

@@ -65,11 +65,11 @@ def end_descendants() -> None:
     process then, and are killed next."""
     deadline_s = time.monotonic() + KILL_S
     while _reaped(0)[1]:
-        left = _children()
+        pids = _children()
         if time.monotonic() > deadline_s:
-            print(f"processes that cannot be killed: {', '.join(map(str, left))}", file=sys.stderr, flush=True)
+            print(f"processes that cannot be killed: {', '.join(map(str, pids))}", file=sys.stderr, flush=True)
             return
-        for pid in left:
+        for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:  # it has ended, or is another user's
@@ -95,8 +95,8 @@ def _wait(pid: int, grace_s: float) -> int:
         if left_s <= 0:
             exit_code = -signal.SIGKILL
             break
-        found = signal.sigtimedwait({*STOPS, signal.SIGCHLD}, left_s)
-        if found and found.si_signo in STOPS:
+        signal_info = signal.sigtimedwait({*STOPS, signal.SIGCHLD}, left_s)
+        if signal_info and signal_info.si_signo in STOPS:
             os.kill(pid, signal.SIGTERM)
             deadline_s = deadline_s or time.monotonic() + grace_s
         exit_code = _reaped(pid)[0]
@@ -120,7 +120,7 @@ def _reaped(pid: int) -> tuple[int | None, bool]:
 
 def _children() -> list[int]:
     """Pids of this process's children, of those too that have ended and were not collected."""
-    found = []
+    pids = []
     for folder in os.scandir("/proc"):
         if not folder.name.isdecimal():
             continue
@@ -131,8 +131,8 @@ def _children() -> list[int]:
             continue
         # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
         if int(stat.rpartition(b")")[2].split()[1]) == os.getpid():
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def _end_as(exit_code: int) -> None:

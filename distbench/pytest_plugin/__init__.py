@@ -55,8 +55,8 @@ def distbench_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
     """`distbench(function, *args)`: the measured cases of `function(mesh, *args)`, called on every rank."""
     from distbench.pytest_plugin.fixture import Distbench
 
-    given = request.config.getoption("distbench_out")
-    out = request.config.invocation_params.dir / given if given else tmp_path_factory.getbasetemp() / FIXTURE
+    out_option = request.config.getoption("distbench_out")
+    out = request.config.invocation_params.dir / out_option if out_option else tmp_path_factory.getbasetemp() / FIXTURE
     return Distbench(request.node, Path(out), request.config.stash[UNSHOWN])
 
 

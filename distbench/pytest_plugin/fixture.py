@@ -104,10 +104,11 @@ def _file_of(function: Any) -> Path:
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if not callable(function) or not name or not file or getattr(module, name, None) is not function:
-        what = getattr(function, "__qualname__", None) or repr(function)
+        qualified_name = getattr(function, "__qualname__", None) or repr(function)
         raise UserError(
-            f"distbench got {what}, which ranks in other processes cannot find; give a function from the top level of "
-            "a file (no closure, lambda, method or partial) and what it needs as arguments: distbench(function, value)"
+            f"distbench got {qualified_name}, which ranks in other processes cannot find; give a function from the "
+            "top level of a file (no closure, lambda, method or partial) and what it needs as arguments: "
+            "distbench(function, value)"
         )
     return Path(file).resolve()
 
@@ -133,17 +134,21 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     parameters = list(signature.parameters.values())
     if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
         raise UserError(f"{name} has no first parameter for the mesh; write def {name}(mesh, ...)")
-    if any(one.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY) for one in parameters[1:]):
+    if any(parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY) for parameter in parameters[1:]):
         raise UserError(f"{name} takes arguments without a name after the mesh; give each parameter a name")
     try:
         bound = signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:
         raise UserError(f"{name} cannot be called so: {error}; it gets the mesh first, then what you give") from error
-    given: dict[str, Any] = {}
-    for one in parameters[1:]:
-        if one.name in bound:
-            given |= bound[one.name] if one.kind is Parameter.VAR_KEYWORD else {one.name: bound[one.name]}
-    return given
+    arguments: dict[str, Any] = {}
+    for parameter in parameters[1:]:
+        if parameter.name in bound:
+            arguments |= (
+                bound[parameter.name]
+                if parameter.kind is Parameter.VAR_KEYWORD
+                else {parameter.name: bound[parameter.name]}
+            )
+    return arguments
 
 
 # What a test gets to see of a case.
@@ -184,10 +189,16 @@ class Sweep:
 
         from distbench.statistics.pass_comparison import as_table, compare_pairs
 
-        pairs, found = compare_pairs(as_table([np.array(case.pass_medians_s) for case in self.cases]))
-        rows = zip(found.ratio.tolist(), found.low.tolist(), found.high.tolist(), found.verdict, strict=True)
-        ids = [(self.cases[one].id, self.cases[other].id) for one, other in pairs]
-        return {both: CaseRatio(*row) for both, row in zip(ids, rows, strict=True)}
+        pairs, comparison = compare_pairs(as_table([np.array(case.pass_medians_s) for case in self.cases]))
+        rows = zip(
+            comparison.ratio.tolist(),
+            comparison.low.tolist(),
+            comparison.high.tolist(),
+            comparison.verdict,
+            strict=True,
+        )
+        ids = [(self.cases[first].id, self.cases[second].id) for first, second in pairs]
+        return {pair_ids: CaseRatio(*row) for pair_ids, row in zip(ids, rows, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -258,8 +269,8 @@ class MeasuredCase:
             raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.sweep(...)")
         if self.id == other.id:
             raise UserError(f"{self.id} is compared with itself; give another case of its sweep")
-        found = self.sweep.ratios
-        return found.get((self.id, other.id)) or found[other.id, self.id].inverse()
+        ratios = self.sweep.ratios
+        return ratios.get((self.id, other.id)) or ratios[other.id, self.id].inverse()
 
     @property
     def pass_medians_s(self) -> list[float]:
@@ -317,16 +328,16 @@ def add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool
 
 def _row(item: pytest.Item, case: MeasuredCase) -> SimpleNamespace:
     """What pytest-benchmark takes from its own fixture: what its table shows, what `compare` joins by, and so on."""
-    what = case.id.removeprefix("call/")
+    short_id = case.id.removeprefix("call/")
     group = item.get_closest_marker("benchmark")
     callspec = getattr(item, "callspec", None)
-    given = callspec.params if callspec else {}
+    params = callspec.params if callspec else {}
     return SimpleNamespace(
-        name=f"{item.name}::{what}",
-        fullname=f"{item.nodeid}::{what}",
+        name=f"{item.name}::{short_id}",
+        fullname=f"{item.nodeid}::{short_id}",
         group=group.kwargs.get("group") if group else None,
         param=callspec.id if callspec else None,
-        params={**given, "variant": case.params.get("variant"), "mesh": case.params["mesh"]},
+        params={**params, "variant": case.params.get("variant"), "mesh": case.params["mesh"]},
         extra_info={
             "distbench": case.id,
             "round": "one iteration, on its slowest rank",
@@ -402,17 +413,17 @@ class Distbench:
 
     def _job(self, function: Callable[..., Any], axes: Mapping[str, Sequence[Any]]) -> Job:
         marker = self._item.get_closest_marker(MARKER)
-        asked = case_request(marker.args if marker else (), marker.kwargs if marker else {})
+        marked = case_request(marker.args if marker else (), marker.kwargs if marker else {})
         request = launch.Request(
             targets=(),
-            mesh=asked.mesh,
+            mesh=marked.mesh,
             device="cpu",
-            quick=asked.quick,
+            quick=marked.quick,
             out=self._out,
-            timeout_s=asked.timeout_s,
+            timeout_s=marked.timeout_s,
             started_at=time.time(),
         )
-        (job,) = launch.jobs_of_entries(request, [entry_of(function, axes, asked.mesh)], None)
+        (job,) = launch.jobs_of_entries(request, [entry_of(function, axes, marked.mesh)], None)
         return replace(job, is_call=True)
 
     def _show_logs(self, log_dir: Path) -> None:

@@ -57,8 +57,8 @@ class Agreement:
         keys = self._told(what, message)
         if not self._all_set(keys):
             self._store.set(LEFT, str(self._rank))
-            if lost := self._lost_hosts(keys):
-                raise HostLost(f"{lost}; rank {self._rank} saw {message}")
+            if lost_hosts := self._lost_hosts(keys):
+                raise HostLost(f"{lost_hosts}; rank {self._rank} saw {message}")
             raise RankFailed(message)
         if self._store.check([LEFT]):
             raise RankFailed(message)
@@ -76,10 +76,10 @@ class Agreement:
     def _part(self) -> None:
         """Under srun the store ends with rank 0, which therefore leaves last: the others may still be looking."""
         deadline = time.monotonic() + GRACE_S
-        left = self._store.add(PARTED, 1)
-        while self._rank == 0 and left < len(self._hosts) and time.monotonic() < deadline:
+        num_parted = self._store.add(PARTED, 1)
+        while self._rank == 0 and num_parted < len(self._hosts) and time.monotonic() < deadline:
             time.sleep(POLL_S)
-            left = self._store.add(PARTED, 0)
+            num_parted = self._store.add(PARTED, 0)
 
     def _told(self, what: str, message: str) -> list[str]:
         """Have the others know that this rank failed, and how; under which key each rank says so."""
@@ -94,7 +94,7 @@ class Agreement:
         silent: dict[str, list[int]] = {}
         heard = set()
         for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
-            if any(self._store.check([one]) for one in (key, _here(self._num_failures - 1, rank))):
+            if any(self._store.check([store_key]) for store_key in (key, _here(self._num_failures - 1, rank))):
                 heard.add(host)
             else:
                 silent.setdefault(host, []).append(rank)
@@ -184,9 +184,9 @@ class Presence:
         if world_size == 1:
             return
         if rank == 0:
-            both = socket.has_dualstack_ipv6()
-            family = socket.AF_INET6 if both else socket.AF_INET
-            server = socket.create_server(("", 0), family=family, dualstack_ipv6=both, backlog=world_size)
+            is_dual_stack = socket.has_dualstack_ipv6()
+            family = socket.AF_INET6 if is_dual_stack else socket.AF_INET
+            server = socket.create_server(("", 0), family=family, dualstack_ipv6=is_dual_stack, backlog=world_size)
             store.set("presence", str(server.getsockname()[1]))
             threading.Thread(target=self._follow_all, args=(server,), daemon=True).start()
             return
@@ -223,14 +223,14 @@ class Presence:
     def _end_of(self, link: socket.socket) -> int | None:
         """How a rank's connection has ended: the system's error, 0 where it was closed; None where it has not."""
         try:
-            told = link.recv(4 if self._ranks[link] is None else 1)
+            received = link.recv(4 if self._ranks[link] is None else 1)
         except OSError as error:
             return error.errno or 0
-        if told == LEAVES:
+        if received == LEAVES:
             self._ranks[link] = None
-        elif len(told) == 4:
-            self._ranks[link] = int.from_bytes(told, "big")
-        return None if told else 0
+        elif len(received) == 4:
+            self._ranks[link] = int.from_bytes(received, "big")
+        return None if received else 0
 
     def _tell(self, rank: int, is_silent: bool) -> None:
         """Tell all others that one has ended, or that its host is silent."""
@@ -254,10 +254,12 @@ class Presence:
 
     def _silence_of(self, rank: int) -> str:
         """In words, that a rank's host answers this one's no more."""
-        here, there = self._hosts[self._rank], self._hosts[rank]
-        theirs = [other for other, host in enumerate(self._hosts) if host == there]
-        what = f"host {there} ({named(theirs, [there] * len(self._hosts))}) answers host {here} no more"
-        return f"{what}: it is down, or the network between them"
+        own_host, other_host = self._hosts[self._rank], self._hosts[rank]
+        theirs = [other_rank for other_rank, host in enumerate(self._hosts) if host == other_host]
+        problem = (
+            f"host {other_host} ({named(theirs, [other_host] * len(self._hosts))}) answers host {own_host} no more"
+        )
+        return f"{problem}: it is down, or the network between them"
 
     def _gone(self, message: str, is_silent: bool) -> None:
         if not self._is_leaving:

@@ -36,8 +36,8 @@ class Accelerator:
     @classmethod
     def current(cls) -> "Accelerator | None":
         """What `torch.accelerator` reports; None where torch has none that works."""
-        found = torch.accelerator.current_accelerator(check_available=True)
-        return None if found is None else cls(found.type)
+        device = torch.accelerator.current_accelerator(check_available=True)
+        return None if device is None else cls(device.type)
 
     @property
     def module(self) -> Any:
@@ -55,10 +55,10 @@ class Accelerator:
     @property
     def backend(self) -> str:
         """What moves its tensors between ranks by torch's own table, or by ours where torch's package is not loaded."""
-        told = dist.Backend.default_device_backend_map.get(self.type, "") if dist.is_available() else ""
+        from_torch = dist.Backend.default_device_backend_map.get(self.type, "") if dist.is_available() else ""
         ours = known_device(self.type).backend
         # Once torch's fake backend is imported, it stands there for a device whose package is not.
-        return (ours or told) if told in ("", "fake") else told
+        return (ours or from_torch) if from_torch in ("", "fake") else from_torch
 
     @property
     def version(self) -> str | None:
@@ -89,9 +89,9 @@ class Accelerator:
         if not (count := self.num_devices):
             raise UserError(f"--device {self.type}: {self._missing()}")
         if 1 < count <= local_rank:
-            which = f"this rank is number {local_rank} on host {os.uname().nodename} (LOCAL_RANK)"
-            what = f"{which} and may use {count} {self.type.upper()} devices"
-            raise UserError(f"{what}; show each rank one device, or all ranks of a host all of theirs")
+            rank_text = f"this rank is number {local_rank} on host {os.uname().nodename} (LOCAL_RANK)"
+            problem = f"{rank_text} and may use {count} {self.type.upper()} devices"
+            raise UserError(f"{problem}; show each rank one device, or all ranks of a host all of theirs")
         device = torch.device(self.type, local_rank if count > 1 else 0)
         self.module.set_device(device)
         return device
@@ -102,8 +102,8 @@ class Accelerator:
 
     def name_of(self, device: torch.device | int) -> str:
         """What its maker calls a device; its type where torch does not tell."""
-        named = getattr(self.module, "get_device_name", None)
-        return str(named(device)) if named else self.type
+        get_name = getattr(self.module, "get_device_name", None)
+        return str(get_name(device)) if get_name else self.type
 
     def asked(self, name: str, device: torch.device) -> Any:
         """What torch's module says of a device's memory; None where it has no such function, as MTIA's lacks some."""
@@ -127,8 +127,8 @@ def identity(device: torch.device) -> str | None:
     if not is_accelerator(device.type):
         return None
     properties = getattr(Accelerator(device.type).module, "get_device_properties", None)
-    found = getattr(properties(device), "uuid", None) if properties else None
-    return None if found is None else str(found)
+    uuid = getattr(properties(device), "uuid", None) if properties else None
+    return None if uuid is None else str(uuid)
 
 
 def backend_of(device_type: str) -> str:
@@ -258,14 +258,14 @@ def free_bytes(device: torch.device) -> int:
 
 def random_states(device: torch.device) -> list[torch.Tensor]:
     """Of the generators that a model on this device draws from by default."""
-    own = [Accelerator(device.type).module.get_rng_state(device)] if is_accelerator(device.type) else []
-    return [torch.get_rng_state(), *own]
+    device_states = [Accelerator(device.type).module.get_rng_state(device)] if is_accelerator(device.type) else []
+    return [torch.get_rng_state(), *device_states]
 
 
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
     """What to profile: the host, as launches and kernels' metadata are taken from there, and the device."""
-    own = getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)
-    return [ProfilerActivity.CPU, own]
+    device_activity = getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)
+    return [ProfilerActivity.CPU, device_activity]
 
 
 def products_of_f32() -> list[Any]:
@@ -291,7 +291,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 def nccl_version() -> str | None:
     """That torch was built with; None where it does not say, as some builds for ROCm."""
     try:
-        told = torch.cuda.nccl.version()
+        version = torch.cuda.nccl.version()
     except (AttributeError, RuntimeError, ImportError):
         return None
-    return ".".join(str(part) for part in told)
+    return ".".join(str(part) for part in version)

@@ -76,8 +76,8 @@ def _own_place(frames: traceback.StackSummary) -> str:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     # A torch on PYTHONPATH lies in no folder of installed packages.
     skipped = (*installed, str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-    own = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
-    return f"{own[-1].filename}:{own[-1].lineno}" if own else ""
+    own_frames = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
+    return f"{own_frames[-1].filename}:{own_frames[-1].lineno}" if own_frames else ""
 
 
 def one_line_and_place(error: BaseException) -> str:

@@ -58,17 +58,17 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
     Raises:
         UserError: they were not, in one sentence that names what differs, and the ranks and hosts.
     """
-    own = GivenToRank(os.uname().nodename, boot_id(), torch.__version__, _asked(job), _imported(Path(job.file)))
-    told: list[GivenToRank] = gather(own)
-    hosts = tuple(one.host for one in told)
-    require_own_names(told)
-    versions = [one.torch for one in told]
-    if others := [rank for rank, version in enumerate(versions) if version != versions[0]]:
-        theirs = ", ".join(sorted({versions[rank] for rank in others}))
-        what = f"torch of {named(others, hosts)} is {theirs}, of {named([0], hosts)} {versions[0]}"
-        raise UserError(f"{what}; install the same on all hosts")
-    require_same([one.asked for one in told], hosts)
-    require_same([one.imported for one in told], hosts)
+    own_job = GivenToRank(os.uname().nodename, boot_id(), torch.__version__, _asked(job), _imported(Path(job.file)))
+    jobs: list[GivenToRank] = gather(own_job)
+    hosts = tuple(rank_job.host for rank_job in jobs)
+    require_own_names(jobs)
+    versions = [rank_job.torch for rank_job in jobs]
+    if other_ranks := [rank for rank, version in enumerate(versions) if version != versions[0]]:
+        theirs = ", ".join(sorted({versions[rank] for rank in other_ranks}))
+        problem = f"torch of {named(other_ranks, hosts)} is {theirs}, of {named([0], hosts)} {versions[0]}"
+        raise UserError(f"{problem}; install the same on all hosts")
+    require_same([rank_job.asked for rank_job in jobs], hosts)
+    require_same([rank_job.imported for rank_job in jobs], hosts)
     if len(set(hosts)) > 1:
         require_same([{"distbench's own code": code} for code in gather(_digest_of_package())], hosts)
     return hosts
@@ -81,10 +81,10 @@ def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> No
         given: each rank's values; the keys name in the message what differs.
         hosts: each rank's host.
     """
-    for what, wanted in given[0].items():
-        if ranks := [rank for rank, theirs in enumerate(given) if theirs.get(what, wanted) != wanted]:
+    for label, expected in given[0].items():
+        if ranks := [rank for rank, theirs in enumerate(given) if theirs.get(label, expected) != expected]:
             first = named([0], hosts).replace("rank 0", "rank 0's", 1)
-            differs = f"{what} of {named(ranks, hosts)} differs from {first}"
+            differs = f"{label} of {named(ranks, hosts)} differs from {first}"
             raise UserError(f"{differs}; give all ranks the same command and files")
 
 
@@ -99,12 +99,12 @@ def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
 
 def require_own_names(told: Sequence[GivenToRank]) -> None:
     """Refuse hosts of one name: their clocks would be taken for one, and links between them for links within a host."""
-    known: dict[str, int] = {}
-    for rank, one in enumerate(told):
-        first = known.setdefault(one.host, rank)
-        if one.boot != told[first].boot:
-            what = f"ranks {first} and {rank} are on different hosts that are both called {one.host}"
-            raise UserError(f"{what}; give each host a name of its own (hostname)")
+    first_ranks: dict[str, int] = {}
+    for rank, rank_job in enumerate(told):
+        first = first_ranks.setdefault(rank_job.host, rank)
+        if rank_job.boot != told[first].boot:
+            problem = f"ranks {first} and {rank} are on different hosts that are both called {rank_job.host}"
+            raise UserError(f"{problem}; give each host a name of its own (hostname)")
 
 
 def boot_id() -> str:
@@ -115,37 +115,37 @@ def boot_id() -> str:
         return ""
 
 
-def require_own_devices(own: str | None, gather: Callable[[Any], list[Any]]) -> None:
-    """Refuse ranks that share a device: NCCL does too, later and in other words. `own` names it on this host, None
-    where nobody knows."""
+def require_own_devices(own_device: str | None, gather: Callable[[Any], list[Any]]) -> None:
+    """Refuse ranks that share a device: NCCL does too, later and in other words. `own_device` names it on this host;
+    None where it is unknown."""
     ranks: dict[tuple[str, str], int] = {}
-    for rank, (host, device) in enumerate(gather((os.uname().nodename, own))):
+    for rank, (host, device) in enumerate(gather((os.uname().nodename, own_device))):
         if device is None:
             continue
-        if (other := ranks.setdefault((host, device), rank)) != rank:
-            what = f"ranks {other} and {rank} have the same device of {host}"
-            raise UserError(f"{what}; start as many ranks a host as it has devices, or show each rank another one")
+        if (other_rank := ranks.setdefault((host, device), rank)) != rank:
+            problem = f"ranks {other_rank} and {rank} have the same device of {host}"
+            raise UserError(f"{problem}; start as many ranks a host as it has devices, or show each rank another one")
 
 
 def _asked(job: Job) -> dict[str, str]:
     """What decides which collectives a rank issues; under another launcher each rank has its own job and files."""
-    asked = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths, job.chosen)
+    request = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths, job.chosen)
     return {
         "the scenario file": digest(Path(job.file).read_bytes()),
         "the profile": digest(Path(job.profile).read_bytes()) if job.profile else "",
-        "what to run": json.dumps(asked, default=repr),
+        "what to run": json.dumps(request, default=repr),
     }
 
 
 def _imported(file: Path) -> dict[str, str]:
     """The files of the user's own that the scenario has imported: those in its folder, or below."""
-    found = {}
+    digests = {}
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/")
         if path.is_relative_to(file.parent) and path != file and "site-packages" not in path.parts and path.is_file():
-            what = f"{path.relative_to(file.parent)}, which the scenario file imports,"
-            found[what] = digest(path.read_bytes())
-    return found
+            label = f"{path.relative_to(file.parent)}, which the scenario file imports,"
+            digests[label] = digest(path.read_bytes())
+    return digests
 
 
 def _digest_of_package() -> str:
@@ -186,43 +186,44 @@ def host_cautions(hosts: Sequence[str], device: torch.device, gather: Gather) ->
         return []
     facts = device_facts(device)
     gather(None)
-    told = gather(HostFacts(time.time(), str(facts["device_name"] or ""), int(facts["num_devices"])))
-    by_host = dict(reversed([*zip(hosts, told, strict=True)]))
-    own = mixed_devices(hosts, [one.device_name for one in told])
-    return [*own, *cautions_about({host: by_host[host] for host in dict.fromkeys(hosts)})]
+    all_facts = gather(HostFacts(time.time(), str(facts["device_name"] or ""), int(facts["num_devices"])))
+    by_host = dict(reversed([*zip(hosts, all_facts, strict=True)]))
+    cautions = mixed_devices(hosts, [rank_facts.device_name for rank_facts in all_facts])
+    return [*cautions, *cautions_about({host: by_host[host] for host in dict.fromkeys(hosts)})]
 
 
 def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
     """Hosts whose own devices differ, as sentences; `names` has each rank's device."""
-    found = []
+    sentences = []
     for host in dict.fromkeys(hosts):
         ranks: dict[str, list[int]] = {}
         for rank, name in enumerate(names):
             if hosts[rank] == host:
                 ranks.setdefault(name, []).append(rank)
         if len(ranks) > 1:
-            which = ", ".join(f"{name or 'no device'} ({named(theirs, [host])})" for name, theirs in ranks.items())
-            found.append(f"devices of host {host} differ: {which}: its ranks wait for the slower")
-    return found
+            devices = ", ".join(f"{name or 'no device'} ({named(theirs, [host])})" for name, theirs in ranks.items())
+            sentences.append(f"devices of host {host} differ: {devices}: its ranks wait for the slower")
+    return sentences
 
 
 def cautions_about(told: Mapping[str, HostFacts]) -> list[str]:
     """The same, of what each host says; the first one is rank 0's."""
-    (first, wanted), *others = told.items()
-    found = []
-    for host, own in others:
-        ahead_s = own.now_s - wanted.now_s
+    (first, first_facts), *other_hosts = told.items()
+    cautions = []
+    for host, facts in other_hosts:
+        ahead_s = facts.now_s - first_facts.now_s
         if abs(ahead_s) > MAX_OFFSET_S:
             way = f"{_span(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} host {first}'s"
-            found.append(f"the clock of host {host} is {way}: dates are host {first}'s, and no time depends on them")
-        if own.device_name != wanted.device_name:
-            found.append(f"host {host} has {own.device_name or 'no device'}, host {first} {wanted.device_name}")
-        if own.num_devices != wanted.num_devices:
-            count = (
-                f"host {host} shows a rank {count_text(own.num_devices, 'device')}, host {first} {wanted.num_devices}"
+            cautions.append(f"the clock of host {host} is {way}: dates are host {first}'s, and no time depends on them")
+        if facts.device_name != first_facts.device_name:
+            cautions.append(
+                f"host {host} has {facts.device_name or 'no device'}, host {first} {first_facts.device_name}"
             )
-            found.append(f"{count}: ranks of hosts that differ wait for the slower")
-    return found
+        if facts.num_devices != first_facts.num_devices:
+            devices = count_text(facts.num_devices, "device")
+            count = f"host {host} shows a rank {devices}, host {first} {first_facts.num_devices}"
+            cautions.append(f"{count}: ranks of hosts that differ wait for the slower")
+    return cautions
 
 
 def _span(seconds: float) -> str:
@@ -244,19 +245,19 @@ def require_same_device(store: dist.Store, rank: int, world_size: int, device: s
     """
     store.set(f"device/{rank}", json.dumps([device, os.uname().nodename]))
     if store.add("device/ranks", 1) == world_size:  # who comes last looks for all, or each would ask for each
-        told = store.multi_get([f"device/{other}" for other in range(world_size)])
-        store.set("device/differs", _differing([json.loads(one) for one in told]))
+        encoded = store.multi_get([f"device/{other_rank}" for other_rank in range(world_size)])
+        store.set("device/differs", _differing([json.loads(text) for text in encoded]))
     if why := store.get("device/differs").decode():
         raise UserError(why)
 
 
 def _differing(told: list[tuple[str, str]]) -> str:
     (first, _), hosts = told[0], [host for _, host in told]
-    if not (others := [rank for rank, (device, _) in enumerate(told) if device != first]):
+    if not (other_ranks := [rank for rank, (device, _) in enumerate(told) if device != first]):
         return ""
-    theirs = ", ".join(sorted({told[rank][0] for rank in others}))
-    what = f"the device of {named(others, hosts)} is {theirs}, of {named([0], hosts)} {first}"
-    return f"{what}; say --device, and see `distbench doctor` on those hosts"
+    theirs = ", ".join(sorted({told[rank][0] for rank in other_ranks}))
+    problem = f"the device of {named(other_ranks, hosts)} is {theirs}, of {named([0], hosts)} {first}"
+    return f"{problem}; say --device, and see `distbench doctor` on those hosts"
 
 
 def join_logs(job: Job, hosts: Sequence[str], gather: Callable[[Any], list[Any]]) -> list[str]:
@@ -270,20 +271,20 @@ def join_logs(job: Job, hosts: Sequence[str], gather: Callable[[Any], list[Any]]
         hosts: each rank's host, in rank order.
         gather: gives every rank's value, in rank order.
     """
-    told = gather((job.log_dir, job.run_id))
-    folders = {folder for folder, _ in told}
+    rank_logs = gather((job.log_dir, job.run_id))
+    folders = {folder for folder, _ in rank_logs}
     if len(folders) == 1:  # ranks of a launch of our own
         return []
-    first, run_id = told[0]
+    first, run_id = rank_logs[0]
     is_seen = _is_of(Path(first), run_id)
     if is_seen:
         _move(Path(job.log_dir), Path(first).parent / Path(job.log_dir).name)
-    blind = list(dict.fromkeys(host for host, seen in zip(hosts, gather(is_seen), strict=True) if not seen))
+    blind = list(dict.fromkeys(host for host, host_sees in zip(hosts, gather(is_seen), strict=True) if not host_sees))
     if not blind:
         return []
     who = f"host{'s' if len(blind) > 1 else ''} {', '.join(blind)} {'do' if len(blind) > 1 else 'does'}"
-    what = f"{who} not see {Path(first).parent} of host {hosts[0]}"
-    return [f"{what}: the run file is on host {hosts[0]}, and each host keeps the logs of its own ranks"]
+    problem = f"{who} not see {Path(first).parent} of host {hosts[0]}"
+    return [f"{problem}: the run file is on host {hosts[0]}, and each host keeps the logs of its own ranks"]
 
 
 def _is_of(folder: Path, run_id: str) -> bool:
@@ -293,13 +294,13 @@ def _is_of(folder: Path, run_id: str) -> bool:
     return False
 
 
-def _move(own: Path, wanted: Path) -> None:
+def _move(folder: Path, target: Path) -> None:
     """Move it, or leave it where that cannot be."""
-    if own == wanted or wanted.exists():
+    if folder == target or target.exists():
         return
     with contextlib.suppress(OSError):
-        own.rename(wanted)
+        folder.rename(target)
         try:
-            own.symlink_to(wanted, target_is_directory=True)
+            folder.symlink_to(target, target_is_directory=True)
         except OSError:
-            wanted.rename(own)
+            target.rename(folder)

@@ -184,14 +184,14 @@ class Meter:
         """So many samples of a stretch of which no rank has to decide anything: `see` tells what they are."""
         return StampSeries(self._own_stamps(call, count), phases)
 
-    def see(self, taken: Sequence["StampSeries"], reason: str) -> list[Samples]:
+    def see(self, stretches: Sequence["StampSeries"], reason: str) -> list[Samples]:
         """What every rank took since the last time, in order, the stamps of all stretches gathered at once."""
-        own = [one.stamps for one in taken]
-        gathered = self.ranks.gather(torch.cat([stamps.flatten() for stamps in own]))
-        parts = gathered.split([stamps.numel() for stamps in own], dim=1)
+        own_stamps = [stretch.stamps for stretch in stretches]
+        gathered = self.ranks.gather(torch.cat([stamps.flatten() for stamps in own_stamps]))
+        parts = gathered.split([stamps.numel() for stamps in own_stamps], dim=1)
         return [
-            self._summary(part.reshape(-1, *one.stamps.shape), one.phases, reason)
-            for part, one in zip(parts, taken, strict=True)
+            self._summary(part.reshape(-1, *stretch.stamps.shape), stretch.phases, reason)
+            for part, stretch in zip(parts, stretches, strict=True)
         ]
 
     def _sample(self, call: Call, estimate_s: float, settings: Settings) -> tuple[torch.Tensor, str]:
@@ -254,12 +254,12 @@ class Meter:
         return result
 
 
-def _batch_size(settings: Settings, estimate_s: float, taken: int, timed_s: float) -> int:
+def _batch_size(settings: Settings, estimate_s: float, num_taken: int, timed_s: float) -> int:
     sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
     count = min(max(int(BATCH_S / sample_s), BATCH_MIN), BATCH_MAX)
-    wanted = max(settings.min_samples - taken, 0)
-    affordable = max(int((settings.max_case_s - timed_s) / sample_s), wanted, 1)
-    return min(count, affordable, settings.max_samples - taken)
+    num_needed = max(settings.min_samples - num_taken, 0)
+    affordable = max(int((settings.max_case_s - timed_s) / sample_s), num_needed, 1)
+    return min(count, affordable, settings.max_samples - num_taken)
 
 
 def no_stamp() -> None:

@@ -36,9 +36,9 @@ def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Lau
 
 def _read_path(path: Path, side: str, warnings: list[str]) -> list[Launch]:
     if path.is_dir():
-        found = sorted(one for one in path.rglob("*.json") if one.is_file())
-        kinds = read_each(found, lambda one: (one, _sniffed(one)), warnings)
-        files = [*run_files_in(path), *(one for one, kind in kinds if kind)]
+        json_files = sorted(file for file in path.rglob("*.json") if file.is_file())
+        kinds = read_each(json_files, lambda file: (file, _sniffed(file)), warnings)
+        files = [*run_files_in(path), *(file for file, kind in kinds if kind)]
         return list(chain.from_iterable(read_each(files, partial(_read_file, warnings=warnings), warnings)))
     if not path.exists():
         raise UserError(f"{side} {path} does not exist; give run files or a folder of them, such as results/")

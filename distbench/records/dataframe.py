@@ -83,22 +83,22 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
 
     records = [case for run in runs for case in run.cases]
     samples: list[Sequence[float]] = [record.get("samples_s") or () for record in records]
-    read = read_columns(records, (*BEFORE_TIMES, *AFTER_TIMES, *LAST))
+    read_values = read_columns(records, (*BEFORE_TIMES, *AFTER_TIMES, *LAST))
     columns: dict[str, Any] = {
         **_run_columns(runs),
-        **{column.name: read[column.name] for column in BEFORE_TIMES},
+        **{column.name: read_values[column.name] for column in BEFORE_TIMES},
         "num_samples": counts_of(samples),
         **summarise(samples),
-        **{column.name: read[column.name] for column in AFTER_TIMES},
+        **{column.name: read_values[column.name] for column in AFTER_TIMES},
     }
-    columns[PASSES] = [_of_passes(*one) for one in zip(records, columns["median_s"], strict=True)]
+    columns[PASSES] = [_of_passes(*pair) for pair in zip(records, columns["median_s"], strict=True)]
     columns |= _intervals_of_passes(columns)
     columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
         columns["samples_per_s"] = columns["batch_size"] / columns["median_s"]
         columns["tokens_per_s"] = columns["num_tokens"] / columns["median_s"]
-    return pd.DataFrame(columns | {column.name: read[column.name] for column in LAST})
+    return pd.DataFrame(columns | {column.name: read_values[column.name] for column in LAST})
 
 
 def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
@@ -123,35 +123,37 @@ def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
     """The 95 % interval of the median pass, where there are passes enough for one; that is the median then."""
     low, high = np.full((2, len(columns[PASSES])), np.nan)
     for row, medians in enumerate(columns[PASSES]):
-        known = medians[np.isfinite(medians)].tolist()
-        if len(known) >= MIN_PASSES:
-            columns["median_s"][row] = median(known)
-            low[row], high[row] = median_ci(known)
+        finite = medians[np.isfinite(medians)].tolist()
+        if len(finite) >= MIN_PASSES:
+            columns["median_s"][row] = median(finite)
+            low[row], high[row] = median_ci(finite)
     return {"ci_low_s": low, "ci_high_s": high}
 
 
-def read_columns(records: Nodes, wanted: Iterable[Column]) -> dict[str, Any]:
+def read_columns(records: Nodes, columns: Iterable[Column]) -> dict[str, Any]:
     """Column name to values: float arrays (nan where missing) for numbers, lists of text or None for the rest."""
-    seen: dict[tuple[str, ...], Nodes] = {(): records}
+    nodes_by_path: dict[tuple[str, ...], Nodes] = {(): records}
     keys: dict[tuple[str, ...], set[str]] = {}
     return {
-        column.name: (_as_floats if column.is_number else _as_texts)(_nodes(column.path, seen, keys))
-        for column in wanted
+        column.name: (_as_floats if column.is_number else _as_texts)(_nodes(column.path, nodes_by_path, keys))
+        for column in columns
     }
 
 
-def _nodes(path: tuple[str, ...], seen: dict[tuple[str, ...], Nodes], keys: dict[tuple[str, ...], set[str]]) -> Nodes:
+def _nodes(
+    path: tuple[str, ...], nodes_by_path: dict[tuple[str, ...], Nodes], keys: dict[tuple[str, ...], set[str]]
+) -> Nodes:
     """The value at a path of every record; paths with a common beginning are walked once, and those of none never."""
-    if path not in seen:
+    if path not in nodes_by_path:
         *_, key = path
-        above, nodes = path[:-1], _nodes(path[:-1], seen, keys)
+        above, nodes = path[:-1], _nodes(path[:-1], nodes_by_path, keys)
         if above not in keys:
             keys[above] = set(chain.from_iterable(node for node in nodes if isinstance(node, dict)))
         is_there = key in keys[above]
-        seen[path] = (
+        nodes_by_path[path] = (
             [node.get(key) if isinstance(node, dict) else None for node in nodes] if is_there else [None] * len(nodes)
         )
-    return seen[path]
+    return nodes_by_path[path]
 
 
 def _as_floats(values: Nodes) -> Floats:
@@ -193,8 +195,8 @@ def _bandwidths(columns: dict[str, Any]) -> tuple[Floats, Floats]:
 def factors_of(ops: Sequence[str | None], group_sizes: Floats) -> Floats:
     """What algbw is multiplied by to give busbw; nan where the op or the group's size is unknown."""
     pairs = list(zip(ops, np.nan_to_num(group_sizes).tolist(), strict=True))
-    known = {pair: _factor(*pair) for pair in set(pairs)}
-    return np.fromiter((known[pair] for pair in pairs), dtype=np.float64, count=len(pairs))
+    factors = {pair: _factor(*pair) for pair in set(pairs)}
+    return np.fromiter((factors[pair] for pair in pairs), dtype=np.float64, count=len(pairs))
 
 
 def _factor(op: str | None, group_size: float) -> float:

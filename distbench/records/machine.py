@@ -72,25 +72,25 @@ def device_rows(run: Run) -> list[dict[str, Any]]:
     """The devices as nvidia-smi has them now, with `slowed_by`: what keeps their clocks down, in words."""
     for reasons in REASONS:
         text = run((SMI, f"--query-gpu={','.join((*FIELDS, reasons))}", "--format=csv,noheader,nounits"))
-        if text is not None and (found := devices_in(text)):
-            return found
+        if text is not None and (devices := devices_in(text)):
+            return devices
     return []
 
 
 def driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
     """The driver's version, of a device that tells; they share it."""
-    return next((one["driver_version"] for one in devices if one["driver_version"]), None)
+    return next((device["driver_version"] for device in devices if device["driver_version"]), None)
 
 
 def devices_in(text: str) -> list[dict[str, Any]]:
     """The lines of a query; a field that a device does not have ("[N/A]") is None."""
-    found = []
+    devices = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(FIELDS) + 1:
-            told = {field: _value(field, value) for field, value in zip(FIELDS, values, strict=False)}
-            found.append(told | {"slowed_by": reasons_in(values[-1])})
-    return found
+            device = {field: _value(field, value) for field, value in zip(FIELDS, values, strict=False)}
+            devices.append(device | {"slowed_by": reasons_in(values[-1])})
+    return devices
 
 
 def _value(field: str, text: str) -> str | float | None:
@@ -115,13 +115,13 @@ def matrix_of(text: str) -> Matrix:
     if header is None:
         return {}
     columns = re.findall(r"(?:GPU|NIC)\d+|mlx\S+", header)
-    found: Matrix = {}
+    matrix: Matrix = {}
     for line in lines:
         name, *cells = line.split()[: len(columns) + 1] or [""]
         if re.fullmatch(r"GPU\d+", name) and len(cells) == len(columns):
-            found |= {(name, other): cell for other, cell in zip(columns, cells, strict=True)}
+            matrix |= {(name, column): cell for column, cell in zip(columns, cells, strict=True)}
     gpus = [name for name in columns if name.startswith("GPU")]
-    return {pair: found[pair] for pair in combinations(gpus, 2) if pair in found}
+    return {pair: matrix[pair] for pair in combinations(gpus, 2) if pair in matrix}
 
 
 def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str, str]) -> list[dict[str, Any]]:
@@ -152,44 +152,45 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
         checks.append(_row("GPU links", not is_mixed, counts, advice))
     if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
         closed = {pair: state for pair, state in peers.items() if state != "OK"}
-        found = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
+        peer_state = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
         advice = (
             f"{_pairs(closed)} have no access ({', '.join(sorted(set(closed.values())))}): NCCL copies through the host"
         )
-        checks.append(_row("GPU peer access", not closed, found, advice))
+        checks.append(_row("GPU peer access", not closed, peer_state, advice))
     return checks
 
 
 def _clocks(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     slowed = {
-        f"GPU{place if one['index'] is None else one['index']:g}": one["slowed_by"]
-        for place, one in enumerate(devices)
-        if one["slowed_by"]
+        f"GPU{place if device['index'] is None else device['index']:g}": device["slowed_by"]
+        for place, device in enumerate(devices)
+        if device["slowed_by"]
     }
     now, most = (
-        [one[name] for one in devices if one[name] is not None] for name in ("clocks.current.sm", "clocks.max.sm")
+        [device[name] for device in devices if device[name] is not None]
+        for name in ("clocks.current.sm", "clocks.max.sm")
     )
-    found = f"{min(now):g} to {max(now):g} MHz now, {min(most):g} at most" if now and most else "not told"
+    state = f"{min(now):g} to {max(now):g} MHz now, {min(most):g} at most" if now and most else "not told"
     advice = "; ".join(f"{name} is held down by {', '.join(reasons)}" for name, reasons in slowed.items())
-    return _row("GPU clocks", not slowed, found, f"{advice}: figures will be lower and less steady")
+    return _row("GPU clocks", not slowed, state, f"{advice}: figures will be lower and less steady")
 
 
 def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    persistent = all(one["persistence_mode"] in ("Enabled", None) for one in devices)
-    split = any(one["mig.mode.current"] == "Enabled" for one in devices)
+    persistent = all(device["persistence_mode"] in ("Enabled", None) for device in devices)
+    split = any(device["mig.mode.current"] == "Enabled" for device in devices)
     modes = f"persistence {'on' if persistent else 'off'}, MIG {'on' if split else 'off'}"
-    found = f"driver {driver_of(devices) or 'not told'}, {modes}"
+    state = f"driver {driver_of(devices) or 'not told'}, {modes}"
     advice = "MIG devices have no peer access" if split else "turn persistence on: nvidia-smi -pm 1"
-    return _row("GPU driver", persistent and not split, found, advice)
+    return _row("GPU driver", persistent and not split, state, advice)
 
 
 def _pairs(pairs: Mapping[tuple[str, str], str], most: int = 3) -> str:
-    named = [f"{one}-{other}" for one, other in pairs]
-    return listed(named, most)
+    names = [f"{first}-{second}" for first, second in pairs]
+    return listed(names, most)
 
 
-def _row(name: str, ok: bool, found: str, advice: str) -> dict[str, Any]:
-    return {"name": name, "ok": ok, "found": found, "advice": "" if ok else advice, "mark": "LOOK"}
+def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
+    return {"name": name, "ok": ok, "found": state, "advice": "" if ok else advice, "mark": "LOOK"}
 
 
 ALLOWED_VARIABLES = (
@@ -226,8 +227,8 @@ def is_recorded_variable(variable: str) -> bool:
 
 def machine_name() -> str:
     """A short name for this machine, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
-    if given := os.environ.get("DISTBENCH_MACHINE"):
-        return slug(given)
+    if name := os.environ.get("DISTBENCH_MACHINE"):
+        return slug(name)
     digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
     return f"{slug(platform.node() or 'host')}-{digest}"
 
@@ -285,8 +286,10 @@ class CpuUse:
             fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
             user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields)
             ticks = user + nice + system + irq + softirq + steal
-            own = os.times()
-            own_s = own.user + own.system + own.children_user + own.children_system
+            process_times = os.times()
+            own_s = (
+                process_times.user + process_times.system + process_times.children_user + process_times.children_system
+            )
             tick_s = 1 / os.sysconf("SC_CLK_TCK")
             return cls(time.monotonic(), ticks * tick_s, own_s + _ticks_of_descendants() * tick_s)
         except (OSError, ValueError):
@@ -310,10 +313,10 @@ def _ticks_of_descendants() -> int:
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])
             ticks[int(folder.name)] = sum(map(int, fields[11:15]))
-    own = {os.getpid()}
-    while more := {pid for pid, parent in parents.items() if parent in own} - own:
-        own |= more
-    return sum(ticks[pid] for pid in own - {os.getpid()})
+    pids = {os.getpid()}
+    while more := {pid for pid, parent in parents.items() if parent in pids} - pids:
+        pids |= more
+    return sum(ticks[pid] for pid in pids - {os.getpid()})
 
 
 def git_state() -> dict[str, Any]:
@@ -337,16 +340,16 @@ def accelerator_here() -> tuple[str, int]:
 
 def device_count(device: str) -> int:
     """Accelerators of a type that this process may use, counted without importing torch where that can be."""
-    known = DEVICES[device]
-    here = _devices_of_host(known)
-    shown = [os.environ[name] for name in known.visible if name in os.environ]
-    if shown:
-        return min(num_visible(text, here) for text in shown)
-    if here is not None:
-        return here
+    device_type = DEVICES[device]
+    num_here = _devices_of_host(device_type)
+    texts = [os.environ[name] for name in device_type.visible if name in os.environ]
+    if texts:
+        return min(num_visible(text, num_here) for text in texts)
+    if num_here is not None:
+        return num_here
     code = f"import torch; print(torch.get_device_module({device!r}).device_count())"
-    told = output_of([sys.executable, "-c", code], TORCH_TIMEOUT_S)
-    return int(told) if told is not None and told.strip().isdecimal() else 0
+    output = output_of([sys.executable, "-c", code], TORCH_TIMEOUT_S)
+    return int(output) if output is not None and output.strip().isdecimal() else 0
 
 
 def num_visible(text: str, num_here: int | None) -> int:
@@ -355,8 +358,8 @@ def num_visible(text: str, num_here: int | None) -> int:
     As CUDA and torch read it: what follows a number that is no device's is not seen, a number twice shows nothing; ids
     (`GPU-...`) are taken as they are, but of parts of devices (`MIG-...`) a process sees the first alone.
     """
-    seen: list[str] = []
-    for part in (one.strip() for one in text.split(",")):
+    names: list[str] = []
+    for part in (piece.strip() for piece in text.split(",")):
         number = re.match(r"[+-]?\d+", part)
         # Slurm shows a job without devices "NoDevFiles".
         if not number and not part.startswith(IDS):
@@ -364,15 +367,15 @@ def num_visible(text: str, num_here: int | None) -> int:
         if number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here)):
             break
         name = str(int(number[0])) if number else part
-        if name in seen:
+        if name in names:
             return 0
-        seen.append(name)
-    return min(len(seen), 1) if seen and seen[0].startswith(IDS[1]) else len(seen)
+        names.append(name)
+    return min(len(names), 1) if names and names[0].startswith(IDS[1]) else len(names)
 
 
-def _devices_of_host(known: DeviceType) -> int | None:
+def _devices_of_host(device_type: DeviceType) -> int | None:
     """Those that a command or the driver's files tell of; None where neither is known."""
-    for lister in known.listers:
+    for lister in device_type.listers:
         if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
             lines = listed.splitlines()
             count = sum(line.startswith(lister.line) for line in lines)
@@ -380,8 +383,8 @@ def _devices_of_host(known: DeviceType) -> int | None:
             return (
                 min(count, 1) if any(line.strip().startswith(lister.part) for line in lines if lister.part) else count
             )
-    found = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in known.files]
-    return next((len(paths) for paths in found if paths), 0) if known.files else None
+    path_lists = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in device_type.files]
+    return next((len(paths) for paths in path_lists if paths), 0) if device_type.files else None
 
 
 def _is_device(path: Path) -> bool:
@@ -392,16 +395,17 @@ def _is_device(path: Path) -> bool:
         return False
 
 
-def _is_brought(known: DeviceType) -> bool:
+def _is_brought(device_type: DeviceType) -> bool:
     """Whether a torch for such a device can be here at all: asking torch itself takes seconds."""
-    if not known.brought_by:
+    if not device_type.brought_by:
         return True
     try:
         version = importlib.metadata.version("torch")
     except importlib.metadata.PackageNotFoundError:
         version = ""
     return any(
-        version.endswith(one) if one.startswith("+") else importlib.util.find_spec(one) for one in known.brought_by
+        version.endswith(marker) if marker.startswith("+") else importlib.util.find_spec(marker)
+        for marker in device_type.brought_by
     )
 
 

@@ -106,8 +106,8 @@ class ProgressReader:
             text = self._begun + self._file.read()
         except OSError:
             return
-        whole, _, self._begun = text.rpartition(b"\n")
-        for line in whole.splitlines():
+        complete, _, self._begun = text.rpartition(b"\n")
+        for line in complete.splitlines():
             # A full disk cuts lines short; what one of them said is lost, the launch goes on.
             with contextlib.suppress(ValueError):
                 event = parse_json(line)

@@ -24,16 +24,16 @@ NO_RUNS = {"logs", "recordings"}
 T = TypeVar("T")
 
 
-def collect(named: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[str]]:
+def collect(targets: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[str]]:
     """The runs to report, oldest first, and sentences about files and lines that were left out.
 
-    `named` are run files and folders of them; empty for the latest invocation under the results folder `out`. Names of
-    scenarios among them leave the other scenarios out; where no file is named, each means its own latest invocation.
-    Without `out` nothing is looked for: `named` are paths alone.
+    `targets` are run files and folders of them; empty for the latest invocation under the results folder `out`. Names
+    of scenarios among them leave the other scenarios out; where no file is named, each means its own latest invocation.
+    Without `out` nothing is looked for: `targets` are paths alone.
     """
     warnings: list[str] = []
-    names = [] if out is None else [str(name) for name in named if is_scenario_name(name)]
-    paths = [path for path in named if str(path) not in names]
+    names = [] if out is None else [str(name) for name in targets if is_scenario_name(name)]
+    paths = [path for path in targets if str(path) not in names]
     if paths or out is None:
         runs = _of_scenarios(names, _read_named(paths, warnings))
     else:
@@ -42,20 +42,22 @@ def collect(named: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[
     return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
 
 
-def labelled(named: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]:
+def labelled(targets: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]:
     """The run files with that label among those named and in folders named, or under the results folder `out`.
 
     Raises:
         UserError: there is none.
     """
-    files = [path for one in named or (out,) for path in (run_files_in(one) if one.is_dir() else [one])]
+    files = [path for target in targets or (out,) for path in (run_files_in(target) if target.is_dir() else [target])]
     heads = read_each(files, _head, [])
-    found = tuple(path for path, about in heads if about.label == label)
-    if not found:
-        known = sorted({about.label for _, about in heads if about.label})
-        there_are = f"there are {', '.join(map(repr, known))}" if known else "none has a label; `run --label` gives one"
+    paths = tuple(path for path, about in heads if about.label == label)
+    if not paths:
+        labels = sorted({about.label for _, about in heads if about.label})
+        there_are = (
+            f"there are {', '.join(map(repr, labels))}" if labels else "none has a label; `run --label` gives one"
+        )
         raise UserError(f"--label {label!r}: no run here has it; {there_are}")
-    return found
+    return paths
 
 
 def is_scenario_name(given: Path) -> bool:
@@ -71,30 +73,30 @@ def _of_scenarios(names: Sequence[str], runs: list[Run]) -> list[Run]:
 
 
 def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
-    known = ", ".join(sorted(set(scenarios)))
-    return UserError(f"{name} is no file or folder here, and no scenario of {where}; measured are: {known}")
+    scenario_names = ", ".join(sorted(set(scenarios)))
+    return UserError(f"{name} is no file or folder here, and no scenario of {where}; measured are: {scenario_names}")
 
 
 def run_files_in(folder: Path) -> list[Path]:
     """Every *.jsonl below the folder that can be a run file: the ranks' logs, progress files, recordings are not."""
-    found = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
-    return sorted(folder / path for path in found if path.name != "progress.jsonl" and not NO_RUNS & {*path.parts[:-1]})
+    paths = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
+    return sorted(folder / path for path in paths if path.name != "progress.jsonl" and not NO_RUNS & {*path.parts[:-1]})
 
 
-def _read_named(named: Iterable[Path], warnings: list[str]) -> list[Run]:
+def _read_named(targets: Iterable[Path], warnings: list[str]) -> list[Run]:
     runs: dict[Path, Run] = {}
-    for given in named:
-        if given.is_dir():
-            read = read_each(run_files_in(given), read_run, warnings)
-            if not read:
-                none = f"folder {given} holds no run file that can be read"
+    for target in targets:
+        if target.is_dir():
+            target_runs = read_each(run_files_in(target), read_run, warnings)
+            if not target_runs:
+                none = f"folder {target} holds no run file that can be read"
                 raise UserError(f"{none}; give a results folder or a run file")
-        elif given.exists():
-            read = [read_run(given)]
+        elif target.exists():
+            target_runs = [read_run(target)]
         else:
-            none = f"run {given} does not exist: it is no file or folder here"
+            none = f"run {target} does not exist: it is no file or folder here"
             raise UserError(f"{none}; give a run file or a folder of run files, such as results/")
-        runs.update({run.path.resolve(): run for run in read})
+        runs.update({run.path.resolve(): run for run in target_runs})
     return list(runs.values())
 
 
@@ -107,10 +109,10 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str] = ()) -> l
         )
     chosen: dict[Path, None] = {}
     for name in names or [""]:
-        own = [head for head in heads if name in ("", head[1].scenario)]
-        if not own:
+        own_heads = [head for head in heads if name in ("", head[1].scenario)]
+        if not own_heads:
             raise _unknown(name, f"the runs under {out}", (about.scenario or "" for _, about in heads))
-        chosen |= dict.fromkeys(_latest_of(own))
+        chosen |= dict.fromkeys(_latest_of(own_heads))
     runs = read_each(chosen, read_run, warnings)
     if not runs:
         raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
@@ -212,7 +214,7 @@ def runs_kept_and_deleted(folder: Path, keep: int | None, before: float | None) 
     runs = sorted(_runs_in(folder), key=lambda run: run.started_at)
     newest = {id(run) for run in runs[len(runs) - keep :]} if keep else set()
     stays = [run.goes_on or id(run) in newest or (before is not None and run.started_at >= before) for run in runs]
-    kept, old = ([run for run, stay in zip(runs, stays, strict=True) if stay is wanted] for wanted in (True, False))
+    kept, old = ([run for run, stay in zip(runs, stays, strict=True) if stay is is_kept] for is_kept in (True, False))
     return kept, old
 
 
@@ -240,10 +242,12 @@ def _launch_folder(log_dir: str | None, folder: Path) -> Path | None:
 def _run_of(key: object, some: Sequence[tuple[Path, Header]], folder: Path) -> OldRun:
     run_files = tuple(path for path, _ in some)
     beside = [path.parent / LOGS / path.stem for path in run_files]
-    launches = [one for _, about in some if (one := _launch_folder(about.log_dir, folder))]
+    launches = [log_folder for _, about in some if (log_folder := _launch_folder(about.log_dir, folder))]
     log_folders = tuple(logs for logs in (*beside, *launches) if logs.is_dir() and not logs.is_symlink())
-    written = [path for one in log_folders for path in one.rglob("*") if path.is_symlink() or path.is_file()]
-    files = (*run_files, *written)
+    log_files = [
+        path for log_folder in log_folders for path in log_folder.rglob("*") if path.is_symlink() or path.is_file()
+    ]
+    files = (*run_files, *log_files)
     names = dict.fromkeys(about.scenario or path.stem for path, about in some)
     text = "/".join(key) if isinstance(key, tuple) else ", ".join(names)
     return OldRun(
@@ -269,15 +273,15 @@ def delete(runs: Iterable[OldRun], folder: Path) -> list[str]:
     """Delete the runs, and folders below `folder` that are empty then; a sentence for each that could not go."""
     failed = []
     for run in runs:
-        for one in (*run.log_folders, *run.run_files):
+        for path in (*run.log_folders, *run.run_files):
             try:
-                if one.is_dir():
-                    shutil.rmtree(one)
+                if path.is_dir():
+                    shutil.rmtree(path)
                 else:
-                    one.unlink()
+                    path.unlink()
             except OSError as error:
-                failed.append(f"{one} could not be deleted: {error.strerror or error}")
-            for parent in one.parents:
+                failed.append(f"{path} could not be deleted: {error.strerror or error}")
+            for parent in path.parents:
                 if parent == folder or not _removed_if_empty(parent):
                     break
     return failed

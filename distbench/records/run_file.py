@@ -87,8 +87,8 @@ class RecordReader:
         except ValueError:
             record = None
         if not isinstance(record, dict) or record.get("type") != "run":
-            what = f"{self._path} is no distbench run file (its first line is no run header)"
-            raise UserError(f"{what}; give a results/*.jsonl file")
+            problem = f"{self._path} is no distbench run file (its first line is no run header)"
+            raise UserError(f"{problem}; give a results/*.jsonl file")
         try:
             decode(record, HeaderLine)
         except ValueError as error:
@@ -201,8 +201,8 @@ def basis_text(simulated: Mapping[str, Any]) -> str:
 def guesses_text(simulated: Mapping[str, Any]) -> str:
     """`13 guessed, 2 extrapolated figures` of a simulated run's hardware file."""
     counts = [
-        f"{len(names)} {said}"
-        for basis, said in (("guess", "guessed"), ("fitted", "fitted"), ("extrapolated", "extrapolated"))
+        f"{len(names)} {word}"
+        for basis, word in (("guess", "guessed"), ("fitted", "fitted"), ("extrapolated", "extrapolated"))
         if isinstance(names := simulated.get(basis), list | dict) and names
     ]
     return f"{', '.join(counts)} figures" if counts else "no guessed figure"
@@ -395,8 +395,8 @@ def read_run(path: Path) -> Run:
     records = list(RecordReader(path, warnings).records())
     version = records[0].get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
-        known = f"this distbench reads 1 up to {SCHEMA_VERSION}"
-        raise UserError(f"run file {path} has schema version {version}, {known}; update distbench")
+        versions = f"this distbench reads 1 up to {SCHEMA_VERSION}"
+        raise UserError(f"run file {path} has schema version {version}, {versions}; update distbench")
     for step in range(version, SCHEMA_VERSION):
         records = [UPGRADES[step](record) for record in records]
     cases, passes, traces, footers = (

@@ -80,7 +80,9 @@ class DirectRedistribution:
         if sorted(members) != sorted(flat) or dist.get_rank() not in flat:
             raise ValueError("the direct redistribution needs a process group of exactly the mesh's ranks")
         self.position = flat.index(dist.get_rank())
-        before, after = (parse_state(one, len(shape)) if isinstance(one, str) else one for one in (source, target))
+        before, after = (
+            parse_state(layout, len(shape)) if isinstance(layout, str) else layout for layout in (source, target)
+        )
         self.stages = plan_direct(before, after, tuple(shape), tuple(ranks.shape), seconds_of)
         # Splits go by rank in the group, boxes by position on the mesh: a mesh may order its ranks differently.
         peers = [flat.index(rank) for rank in members]

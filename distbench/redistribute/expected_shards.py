@@ -124,8 +124,8 @@ def _is_packed(placements: Sequence[Any], mesh_shape: Sequence[int]) -> bool:
     """Whether a strided shard is its author's, and not FSDP2's over what other mesh dims shard already."""
     for mesh_dim, placement in enumerate(placements):
         if is_strided_shard(placement):
-            same = [at for at in range(mesh_dim + 1, len(placements)) if _shards(placements[at], placement.dim)]
-            if placement.split_factor != math.prod(mesh_shape[at] for at in same):
+            inner_dims = [at for at in range(mesh_dim + 1, len(placements)) if _shards(placements[at], placement.dim)]
+            if placement.split_factor != math.prod(mesh_shape[at] for at in inner_dims):
                 return True
     return False
 
@@ -164,8 +164,8 @@ def strided_shard_of(
         if tensor_dim is not None:
             factor = placement.split_factor if is_strided_shard(placement) else 1
             pieces = [chunk_of(full, tensor_dim, factor, index) for index in range(factor)]
-            own = [chunk_of(piece, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim]) for piece in pieces]
-            full = torch.cat(own, dim=tensor_dim)
+            chunks = [chunk_of(piece, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim]) for piece in pieces]
+            full = torch.cat(chunks, dim=tensor_dim)
     return full
 
 

@@ -99,17 +99,17 @@ def planned_redistribution(
     target: Sequence[Any],
     context: RankContext,
     native: bool,
-    known: tuple[float, float] | None = None,
+    known_planning_s: tuple[float, float] | None = None,
 ) -> Iterator[PlannedRedistribution]:
     """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
 
     Names are those of `spec.planner_names.PLANNERS` but direct, which `exchange_between` plans. `native` runs
-    all-to-alls as such on CPU; `known` is what planning it took, where that was measured.
+    all-to-alls as such on CPU; `known_planning_s` is what planning it took, where that was measured.
     Unsupported where this planner cannot move this pair, or torch is not the one we know.
     """
     profile = context.profile.natively() if context.profile and native else context.profile
     with planning_switch(name, profile, context, native) as switch:
-        yield replace(_path(source, target, context, profile, native, known), switch=switch)
+        yield replace(_path(source, target, context, profile, native, known_planning_s), switch=switch)
 
 
 def planning_switch(name: str, profile: Profile | None, context: RankContext, native: bool = False) -> Switch:
@@ -148,10 +148,10 @@ def _path(
     context: RankContext,
     profile: Profile | None,
     native: bool,
-    known: tuple[float, float] | None,
+    known_planning_s: tuple[float, float] | None,
 ) -> PlannedRedistribution:
     plan = plan_only(source, target)
-    planning_s = known or planning_seconds(plan, _forget_paths, context.rank == 0)
+    planning_s = known_planning_s or planning_seconds(plan, _forget_paths, context.rank == 0)
     plan()  # never in an iteration
     text, steps = plan_path(source, target)
     if any(step.does == ZERO_FILL for step in steps):
@@ -178,7 +178,7 @@ def exchange_between(
     shape: tuple[int, ...],
     local: torch.Tensor,
     context: RankContext,
-    known: tuple[float, float] | None = None,
+    known_planning_s: tuple[float, float] | None = None,
 ) -> PlannedRedistribution:
     """The direct exchange of a local tensor between two layouts of a shape, shard orders included, to no Partial."""
     itemsize = local.dtype.itemsize
@@ -191,7 +191,7 @@ def exchange_between(
         return DirectRedistribution(before, after, shape, context.mesh.mesh, seconds_of=seconds_of)
 
     try:
-        planning_s = known or planning_seconds(plan, plan_exchange.cache_clear, context.rank == 0)
+        planning_s = known_planning_s or planning_seconds(plan, plan_exchange.cache_clear, context.rank == 0)
     except NotHandled as reason:
         raise Unsupported(f"direct: {reason}") from reason
     direct = plan()

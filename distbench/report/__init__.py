@@ -42,8 +42,8 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
             raise UserError(f"--group-by {name}: no such column ({nearest(name, map(str, frame.columns))})")
     by = list(dict.fromkeys(group_by))
     is_ok = frame["status"] == "ok"
-    whole = frame[by].assign(_median_s=frame["median_s"].where(is_ok), _ok=is_ok)
-    found = whole.groupby(by, sort=False, dropna=False).agg(
+    marked = frame[by].assign(_median_s=frame["median_s"].where(is_ok), _ok=is_ok)
+    aggregated = marked.groupby(by, sort=False, dropna=False).agg(
         num_cases=("_ok", "size"),
         num_ok=("_ok", "sum"),
         geometric_mean_s=("_median_s", lambda values: geometric_mean(values.to_numpy(float))),
@@ -51,9 +51,9 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
         max_s=("_median_s", "max"),
     )
     # A statistic wins over a column of the same name, such as min_s, so that the result has each name once.
-    keys = found.index.to_frame(index=False)
+    keys = aggregated.index.to_frame(index=False)
     keys.columns = pd.Index([f"{name}_group" if name in STATISTICS else name for name in by])
-    return pd.concat([keys, found.reset_index(drop=True)], axis=1)
+    return pd.concat([keys, aggregated.reset_index(drop=True)], axis=1)
 
 
 def table(groups: "pd.DataFrame") -> Table:
@@ -99,25 +99,25 @@ def render(
     if form not in FORMS:
         raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
     with no_garbage_collection():
-        found, warnings = collect(runs, out)
-        whole = frame_of(found)
-    groups = grouped(whole, group_by) if group_by else None
+        all_runs, warnings = collect(runs, out)
+        frame = frame_of(all_runs)
+    groups = grouped(frame, group_by) if group_by else None
     is_data_alone = (groups is not None or form in DATA_FORMS) and not (plots or page or reproducers)
-    contents = Contents.of(found, whole, with_studies=not is_data_alone)
-    written = draw(figures_in(contents), plots) if plots else []
+    contents = Contents.of(all_runs, frame, with_studies=not is_data_alone)
+    figure_files = draw(figures_in(contents), plots) if plots else []
     messages = [write_page(page, page_blocks(contents))] if page else []
     if reproducers:
         messages += _write_reproducers(reproducers, contents)
     return rendered(
         form,
-        lambda: whole if groups is None else groups,
+        lambda: frame if groups is None else groups,
         lambda: (
             _blocks(contents, runs, command, full or form != "table")
             if groups is None
-            else [*overview(Contents.of(found, whole, with_studies=False).reported), table(groups)]
+            else [*overview(Contents.of(all_runs, frame, with_studies=False).reported), table(groups)]
         ),
         warnings,
-        written,
+        figure_files,
         messages,
     )
 
@@ -125,13 +125,13 @@ def render(
 def summary_of(run_files: Sequence[Path], report: str) -> str:
     """The first screen on some run files, as `distbench run` ends with it; `report` is the command that shows them."""
     with no_garbage_collection():
-        found, _ = collect(tuple(run_files), None)
-        contents = Contents.of(found, frame_of(found))
+        runs, _ = collect(tuple(run_files), None)
+        contents = Contents.of(runs, frame_of(runs))
     return text_of(summary(contents, report))
 
 
-def _blocks(contents: Contents, named: tuple[Path, ...], command: str, full: bool) -> list[Block]:
-    if full or any(is_scenario_name(name) for name in named):
+def _blocks(contents: Contents, targets: tuple[Path, ...], command: str, full: bool) -> list[Block]:
+    if full or any(is_scenario_name(name) for name in targets):
         return report_blocks(contents, full)
     return summary(contents, command)
 
@@ -139,8 +139,8 @@ def _blocks(contents: Contents, named: tuple[Path, ...], command: str, full: boo
 def _write_reproducers(folder: Path, contents: Contents) -> list[str]:
     lines = []
     for study in contents.studies:
-        written, left_out = write_reproducers(study.failures, study.versions, folder)
-        lines += [*(f"reproducer written: {path}" for path in written), *left_out]
+        scripts, left_out = write_reproducers(study.failures, study.versions, folder)
+        lines += [*(f"reproducer written: {path}" for path in scripts), *left_out]
     return lines or ["no reproducer written: no redistribution of these runs is wrong or broken"]
 
 

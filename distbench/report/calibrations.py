@@ -83,17 +83,17 @@ PER_ROW, PANEL_WIDTH, PANEL_HEIGHT, LEAST_WIDTH = 4, 3.3, 3.0, 7.5
 
 def calibration_figures(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Iterator[tuple[str, Figure]]":
     """(name, figure) of each mesh dim: measured points on the profile's lines, one panel an op."""
-    for mesh_dim in dict.fromkeys(one.mesh_dim for one in measured):
-        yield f"calibration-{mesh_dim}", _figure(profile, [one for one in measured if one.mesh_dim == mesh_dim])
+    for mesh_dim in dict.fromkeys(steps.mesh_dim for steps in measured):
+        yield f"calibration-{mesh_dim}", _figure(profile, [steps for steps in measured if steps.mesh_dim == mesh_dim])
 
 
 def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
     room = max(LEAST_WIDTH - PANEL_WIDTH * min(len(measured), PER_ROW), 0)
     figure, axes = style.panels(len(measured), PER_ROW, (PANEL_WIDTH, PANEL_HEIGHT), (room, 1.2))
-    for panel, one in zip(axes, measured, strict=True):
-        line = profile.line(one.op, one.mesh_dim, one.group_size)
+    for panel, steps in zip(axes, measured, strict=True):
+        line = profile.line(steps.op, steps.mesh_dim, steps.group_size)
         assert line is not None
-        _panel(panel, line, one)
+        _panel(panel, line, steps)
     for panel in axes[::PER_ROW]:
         panel.set_ylabel("time")
     where = "the whole mesh" if measured[0].op == DIRECT else f"mesh dim {measured[0].mesh_dim}"
@@ -115,10 +115,10 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
         curve = np.geomspace(sizes[0], sizes[-1], NUM_CURVE)
         axes.plot(curve, [line.seconds(size, *kind) for size in curve], color=color, linewidth=1.6, label=label)
         for points, face in ((measured.fitted, color), (measured.held_out, "white")):
-            here = [sample for sample in points if _kind(sample) == kind]
-            places = [sample.payload_bytes for sample in here], [sample.seconds for sample in here]
+            of_kind = [sample for sample in points if _kind(sample) == kind]
+            places = [sample.payload_bytes for sample in of_kind], [sample.seconds for sample in of_kind]
             axes.plot(*places, "o", color=color, markerfacecolor=face, markersize=5, linestyle="none")
-            hover(axes, [_spot(one, line) for one in here])
+            hover(axes, [_spot(measured_sample, line) for measured_sample in of_kind])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, sizes)

@@ -45,12 +45,14 @@ def collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
 
     Added: `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, busbw at the slow and the fast quartile.
     """
-    kept = measured_of(frame, "collective")
-    kept[["mesh_dim", "op"]] = kept[["mesh_dim", "op"]].fillna("unknown")
+    measured = measured_of(frame, "collective")
+    measured[["mesh_dim", "op"]] = measured[["mesh_dim", "op"]].fillna("unknown")
     for end, slowness in (("low", "q3"), ("high", "q1")):
-        kept[f"busbw_{end}_gb_per_s"] = kept["busbw_gb_per_s"] * kept["median_s"] / kept[f"{slowness}_s"]
-    kept["mesh_dim_rank"] = kept["mesh_dim"].factorize()[0]
-    return kept.sort_values(["mesh_dim_rank", "op", "dtype", "payload_bytes"], kind="stable")
+        measured[f"busbw_{end}_gb_per_s"] = (
+            measured["busbw_gb_per_s"] * measured["median_s"] / measured[f"{slowness}_s"]
+        )
+    measured["mesh_dim_rank"] = measured["mesh_dim"].factorize()[0]
+    return measured.sort_values(["mesh_dim_rank", "op", "dtype", "payload_bytes"], kind="stable")
 
 
 def headline(reported: ReportedRun) -> Iterator[str]:
@@ -100,9 +102,9 @@ def group_sizes_text(measured: "pd.DataFrame") -> str:
 
 def run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:
     """(op, what the backend runs for it, backend) where the two differ, each once."""
-    other = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
-    found = other[["op", "backend_op", "backend"]].drop_duplicates()
-    return list(found.itertuples(index=False, name=None))
+    differing = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
+    pairs = differing[["op", "backend_op", "backend"]].drop_duplicates()
+    return list(pairs.itertuples(index=False, name=None))
 
 
 def figures(reported: ReportedRun) -> Figures:

@@ -90,7 +90,7 @@ def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     rows = _forward_only(measured)
     if not rows:
         return []
-    notes = [*_about_percentiles(rows), *measured.attrs["told"]]
+    notes = [*_about_percentiles(rows), *measured.attrs["sentences"]]
     tails = tuple(map(_tail_name, TAILS))
     # Samples where no row says how many tokens it has.
     in_other_unit = "samples/s" if any(units.known(row["num_tokens"]) for row in rows) else "tokens/s"

@@ -32,13 +32,13 @@ def operators_of(frame: "pd.DataFrame") -> list[Row]:
 
     Added: `times`, planner's name to its row of the frame.
     """
-    found: dict[tuple[object, ...], Row] = {}
+    by_key: dict[tuple[object, ...], Row] = {}
     records = records_of(measured_of(frame, "operator"))
     for record in sorted(records, key=lambda record: record["planner"] != BASELINE):
         key = tuple(record[name] for name in (*KEYS, *PAID))
-        found.setdefault(key, {**record, "times": {}})["times"][record["planner"]] = record
+        by_key.setdefault(key, {**record, "times": {}})["times"][record["planner"]] = record
     first = {tuple(record[name] for name in KEYS): place for place, record in reversed([*enumerate(records)])}
-    return sorted(found.values(), key=lambda row: first[tuple(row[name] for name in KEYS)])
+    return sorted(by_key.values(), key=lambda row: first[tuple(row[name] for name in KEYS)])
 
 
 def tables(reported: ReportedRun, full: bool = True) -> list[Table]:

@@ -109,8 +109,8 @@ def device_text(run: Run) -> str:
 
 def spent_line(run: Run) -> str | None:
     """How the run's wall time was spent, largest part first; None where the footer does not say."""
-    spent = (run.footer or {}).get("spent_s")
-    parts = {name: value for name, value in spent.items() if known(value)} if isinstance(spent, dict) else {}
+    spent_s = (run.footer or {}).get("spent_s")
+    parts = {name: value for name, value in spent_s.items() if known(value)} if isinstance(spent_s, dict) else {}
     total = sum(parts.values())
     if not total > 0:
         return None
@@ -175,11 +175,11 @@ def cautions_of(run: Run) -> Iterator[str]:
 
 
 def _labels(runs: Sequence[Run]) -> Iterator[str]:
-    named: dict[str, list[str]] = {}
+    by_label: dict[str, list[str]] = {}
     for run in runs:
         if run.about.label:
-            named.setdefault(run.about.label, []).append(run.scenario)
-    for label, scenarios in named.items():
+            by_label.setdefault(run.about.label, []).append(run.scenario)
+    for label, scenarios in by_label.items():
         yield f'labelled "{label}": {", ".join(dict.fromkeys(scenarios))}'
 
 

@@ -37,8 +37,8 @@ def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
         UserError: the file cannot be written.
     """
     with styled():
-        taken = list(blocks)
-        text = page_of(next(block.text for block in taken if isinstance(block, Heading)), taken)
+        all_blocks = list(blocks)
+        text = page_of(next(block.text for block in all_blocks if isinstance(block, Heading)), all_blocks)
     try:
         write_whole(page, text)
     except OSError as error:
@@ -54,8 +54,8 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         yield Heading(f"Which redistribution planner to use on {study.machine}", 3)
         yield Verdict(verdict_lines(study))
     yield from _summary_blocks(contents)
-    others = [block for block in overview(contents.reported) if isinstance(block, Table)]
-    yield from (table for table in others if _is_bad(table))
+    tables = [block for block in overview(contents.reported) if isinstance(block, Table)]
+    yield from (table for table in tables if _is_bad(table))
     for study in contents.studies:
         yield from (*code_blocks(study), *_with_figures(story(study), study))
     names = [run.scenario for run in contents.runs]
@@ -66,20 +66,20 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         yield from (Picture(figure) for section in SECTIONS for _, figure in section.figures(reported))
         yield from (block for section in SECTIONS for block in section.tables(reported, True))
         traces, failed = traces_of([run])
-        spent = spent_line(run)
-        yield Lines((*failed, f"run file: {run.path.name}", *([spent] if spent else [])))
+        time_spent = spent_line(run)
+        yield Lines((*failed, f"run file: {run.path.name}", *([time_spent] if time_spent else [])))
         for trace in traces:
             yield from traced_blocks(trace)
     yield Heading("Runs")
-    yield from (table for table in others if not _is_bad(table))
+    yield from (table for table in tables if not _is_bad(table))
 
 
 def _summary_blocks(contents: Contents) -> Iterable[PageBlock]:
     """The first screen as a page has it: what was found first, and no commands to go on with."""
-    heading, where, found, then = summary(contents)
+    heading, where, findings, then = summary(contents)
     if isinstance(heading, Heading):
         yield Verdict((heading.text.removeprefix("distbench: "),))
-        yield from (found, then, where)
+        yield from (findings, then, where)
 
 
 def _is_bad(table: Table) -> bool:
@@ -106,8 +106,8 @@ def _with_figures(blocks: Sequence[Block], study: Study) -> Iterable[PageBlock]:
 def _title(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(run.scenario for run in runs))
     machines = ", ".join(dict.fromkeys(run.about.environment.machine or "unknown machine" for run in runs))
-    what = names[0] if len(names) == 1 else f"{len(names)} scenarios"
-    return ", ".join(filter(None, (f"distbench: {what} on {machines}", _day(runs))))
+    subject = names[0] if len(names) == 1 else f"{len(names)} scenarios"
+    return ", ".join(filter(None, (f"distbench: {subject} on {machines}", _day(runs))))
 
 
 def _day(runs: Sequence[Run]) -> str:
@@ -120,6 +120,6 @@ def _day(runs: Sequence[Run]) -> str:
 
 def _mark(runs: Sequence[Run]) -> str:
     """What is not well: "1 wrong, 2 interrupted"; empty where all is."""
-    found = Counter(case["status"] for run in runs for case in run.cases)
-    counts = {status: found[status] for status in NOT_OK}
+    num_by_status = Counter(case["status"] for run in runs for case in run.cases)
+    counts = {status: num_by_status[status] for status in NOT_OK}
     return counts_text(counts | {"interrupted": sum(run.footer is None for run in runs)})

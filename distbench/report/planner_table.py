@@ -182,7 +182,7 @@ class Ratios(NamedTuple):
     side: Ints  # -1 where the planner is faster beyond noise, 1 where the reference is, else (or both the same) 0
     num_controls: int
     num_false: int
-    told: list[str]  # what the family could tell, as sentences
+    sentences: list[str]  # what the family could tell, as sentences
 
     def at(self, pair: int) -> tuple[float, float, float]:
         """The ratio of a pair, with its interval."""
@@ -247,7 +247,7 @@ def ratios(table: PlannerTable, planner: str, reference: Reference, pairs: Bools
         side=np.where(same, 0, side),
         num_controls=int(controls.sum()) + len(of_proofs),
         num_false=int(np.count_nonzero(side[controls])) + int(np.count_nonzero(of_proofs)),
-        told=compared.told(f"a pair that {planner} makes", reference.name),
+        sentences=compared.sentences(f"a pair that {planner} makes", reference.name),
     )
 
 

@@ -74,14 +74,14 @@ def comparisons(frame: "pd.DataFrame") -> list[Comparison]:
     table = planner_table_of(laboratory_rows(frame))
     if BASELINE not in table.planners:
         return []
-    others = sorted({*table.planners} - {BASELINE}, key=lambda name: (name != "min_cost", name))
-    return [comparison for planner in others for comparison in _of_planner(table, planner)]
+    planners = sorted({*table.planners} - {BASELINE}, key=lambda name: (name != "min_cost", name))
+    return [comparison for planner in planners for comparison in _of_planner(table, planner)]
 
 
 def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
     greedy, *_ = references_of(table)
-    both = np.flatnonzero(table.measured[table.at(planner)] & table.measured[table.at(BASELINE)])
-    for (shape, dtype), of_shape in table.pairs.iloc[both].groupby(["shape", "dtype"], sort=False):
+    both_measured = np.flatnonzero(table.measured[table.at(planner)] & table.measured[table.at(BASELINE)])
+    for (shape, dtype), of_shape in table.pairs.iloc[both_measured].groupby(["shape", "dtype"], sort=False):
         rows = of_shape.index.to_numpy()
         compared = ratios(table, planner, greedy, table.mask(rows))
         # Differing paths first, then the surest and largest win or loss.
@@ -125,7 +125,7 @@ def _planner_lines(planner: str, of_planner: list[Comparison]) -> Iterator[str]:
         extremes.append(f"worst: {_pair_text(*max(slower, key=_center))}")
     if extremes:
         yield "; ".join(extremes)
-    yield from max(of_planner, key=lambda part: len(part.rows)).ratios.told[:1]
+    yield from max(of_planner, key=lambda part: len(part.rows)).ratios.sentences[:1]
 
 
 def _center(side: tuple[Comparison, int]) -> float:
@@ -180,7 +180,7 @@ def _row(comparison: Comparison, pair: int, planner: str) -> tuple[str, ...]:
 def _notes(comparison: Comparison) -> list[str]:
     table, planner, rows = comparison.table, comparison.planner, comparison.rows
     lines = [count_text(len(rows), "pair") + _outcome(comparison)]
-    lines += [*comparison.ratios.told, *proof_lines([comparison.ratios])]
+    lines += [*comparison.ratios.sentences, *proof_lines([comparison.ratios])]
     planning = table.numbers["planning_cold_s"]
     cold = [time_text(median_of(planning[table.at(name), rows])) for name in (BASELINE, planner)]
     if NOTHING not in cold:

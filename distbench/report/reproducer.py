@@ -140,7 +140,7 @@ class ScriptLayout(NamedTuple):
 
 def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: Path) -> tuple[list[Path], list[str]]:
     """One script a failure; (the files, sentences on the failures that no script of torch alone can show)."""
-    written, left_out = [], []
+    files, left_out = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, failure in enumerate(failures, start=1):
@@ -152,11 +152,11 @@ def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: P
                 left_out.append(f"no reproducer for {failure.example['id']} ({failure.status}): {reason}")
                 continue
             write_whole(folder / name, text)
-            written.append(folder / name)
+            files.append(folder / name)
     except OSError as error:
-        what = f"reproducers cannot be written to {folder} ({error.strerror})"
-        raise UserError(f"{what}; give a writable folder") from error
-    return written, left_out
+        problem = f"reproducers cannot be written to {folder} ({error.strerror})"
+        raise UserError(f"{problem}; give a writable folder") from error
+    return files, left_out
 
 
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
@@ -240,9 +240,9 @@ def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
     if not placements or len(placements) != len(mesh_shape):
         raise NotWritten(f"its layout {text} cannot be read")
     turns = sorted(
-        (mesh_dim if one.turn is None else one.turn, Cut(mesh_dim, one.tensor_dim, one.split_factor or 1))
-        for mesh_dim, one in enumerate(placements)
-        if one.tensor_dim is not None
+        (mesh_dim if shard.turn is None else shard.turn, Cut(mesh_dim, shard.tensor_dim, shard.split_factor or 1))
+        for mesh_dim, shard in enumerate(placements)
+        if shard.tensor_dim is not None
     )
     order: dict[int, tuple[int, ...]] = {}
     for _, cut in turns:

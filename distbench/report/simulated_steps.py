@@ -95,16 +95,16 @@ def _where(run: Run) -> str:
 
 
 def _assumed(run: Run) -> list[str]:
-    said = []
+    sentences = []
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
         names = run.about.simulated.get(basis)
         if isinstance(names, list) and names:
-            said.append(f"{verb} figures of the hardware file: {', '.join(map(str, names))}")
-    if isinstance(taken := run.about.simulated.get("extrapolated"), dict) and taken:
-        listed = ", ".join(f"{name} ({instead})" for name, instead in sorted(taken.items()))
-        said.append(f"not in the hardware file, and extrapolated: {listed}")
-    rest = run.about.simulated.get("not_simulated")
-    return [*said, *map(str, rest if isinstance(rest, list) else ())]
+            sentences.append(f"{verb} figures of the hardware file: {', '.join(map(str, names))}")
+    if isinstance(extrapolated := run.about.simulated.get("extrapolated"), dict) and extrapolated:
+        listed = ", ".join(f"{name} ({instead})" for name, instead in sorted(extrapolated.items()))
+        sentences.append(f"not in the hardware file, and extrapolated: {listed}")
+    not_simulated = run.about.simulated.get("not_simulated")
+    return [*sentences, *map(str, not_simulated if isinstance(not_simulated, list) else ())]
 
 
 def _alive(rows: Sequence[Record]) -> list[Table]:
@@ -113,7 +113,7 @@ def _alive(rows: Sequence[Record]) -> list[Table]:
     alive = sorted(row.get("alive") or (), key=lambda one: -one[2])
     if not alive:
         return []
-    listed = [(held, owner or "-", size_text(num_bytes)) for held, owner, num_bytes in alive[:MAX_ALIVE]]
+    listed = [(kind, owner or "-", size_text(num_bytes)) for kind, owner, num_bytes in alive[:MAX_ALIVE]]
     notes = [f"{len(alive) - MAX_ALIVE} more in the run file"] if len(alive) > MAX_ALIVE else []
     of = row.get("variant") or row.get("scenario") or "the step"
     return [Table(f"{SIMULATED}: alive at the peak of {of}", ("<what", "<owner", "bytes"), listed, notes)]

@@ -92,24 +92,34 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
 
     Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare.passes`), `verdict`
     ("baseline", "faster", "slower", "within noise", "too few passes"), `held_against` (that first variant's name) and
-    `peak_bytes`. `attrs`: `told`, what the table could tell, as sentences; `detectable`, the share by which a variant
+    `peak_bytes`. `attrs`: `sentences`, what the table shows; `detectable`, the share by which a variant
     must be slower to be found; `num_passes`, of the variant that has most.
     """
-    kept = measured_of(frame, "step")
-    kept["peak_bytes"] = kept["peak_bytes"].fillna(kept["peak_allocated_bytes"])
+    measured = measured_of(frame, "step")
+    measured["peak_bytes"] = measured["peak_bytes"].fillna(measured["peak_allocated_bytes"])
     # A scenario without axes has one variant of no name; the scenario's own name says more than a blank.
-    kept["variant"] = kept["variant"].replace("", None).fillna(kept["scenario"]).replace("", None).fillna("step")
+    measured["variant"] = (
+        measured["variant"].replace("", None).fillna(measured["scenario"]).replace("", None).fillna("step")
+    )
     firsts: dict[str, int] = {}
-    references = [firsts.setdefault(str(key), row) for row, key in enumerate(kept["computes"])]
-    found = compare_passes(as_table(kept[PASSES].tolist()), references)
-    kept["speedup"], kept["speedup_low"], kept["speedup_high"] = 1 / found.ratio, 1 / found.high, 1 / found.low
-    kept["verdict"] = found.verdict
-    kept["held_against"] = kept["variant"].to_numpy()[references]
-    told = found.told("a variant", "its baseline")
-    if TOO_FEW not in found.verdict and told:
-        told.append("speed-ups hold for all rows together, against the first row that computes the same")
-    kept.attrs = {"told": told, "detectable": found.detectable, "num_passes": int(found.num_passes.max(initial=0))}
-    return kept
+    references = [firsts.setdefault(str(key), row) for row, key in enumerate(measured["computes"])]
+    comparison = compare_passes(as_table(measured[PASSES].tolist()), references)
+    measured["speedup"], measured["speedup_low"], measured["speedup_high"] = (
+        1 / comparison.ratio,
+        1 / comparison.high,
+        1 / comparison.low,
+    )
+    measured["verdict"] = comparison.verdict
+    measured["held_against"] = measured["variant"].to_numpy()[references]
+    sentences = comparison.sentences("a variant", "its baseline")
+    if TOO_FEW not in comparison.verdict and sentences:
+        sentences.append("speed-ups hold for all rows together, against the first row that computes the same")
+    measured.attrs = {
+        "sentences": sentences,
+        "detectable": comparison.detectable,
+        "num_passes": int(comparison.num_passes.max(initial=0)),
+    }
+    return measured
 
 
 def headline(reported: ReportedRun) -> list[str]:
@@ -181,7 +191,7 @@ def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
         # Forward and backward take turns in a pipeline's schedule.
         where_known += ("forward", "backward")
         notes.append(_about_idle(pipelines))
-    notes += measured.attrs["told"]
+    notes += measured.attrs["sentences"]
     at = 1 + [name for name, _ in TIMES].index("step")
     columns = (*TIMES[:at], (f"<step's {spread}", spread_text), *TIMES[at:])
     optional = ("load", "save", "optimizer", "rate", f"step's {spread}", "forward", "backward")

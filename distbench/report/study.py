@@ -360,8 +360,8 @@ def best_by_hand(study: Study) -> Tally | None:
     if not direct or not direct.mean[2] < 1:
         return None
     if everywhere:
-        one, other = (study.table.times[study.table.at(name)] for name in ("direct", everywhere[0]))
-        if not geometric_mean((one / other)[study.compared]) < 1:
+        direct_times, other_times = (study.table.times[study.table.at(name)] for name in ("direct", everywhere[0]))
+        if not geometric_mean((direct_times / other_times)[study.compared]) < 1:
             return None
     return direct
 
@@ -374,8 +374,8 @@ def _use_line(study: Study) -> str:
         return f"{on} no redistribution came out right, so there is nothing to compare."
     parts = []
     if by_hand:
-        what = "direct for redistributions that you write yourself"
-        parts.append(f"{what}: {_times_greedy(by_hand)} on the {by_hand.num_pairs} pairs that it can move")
+        advice = "direct for redistributions that you write yourself"
+        parts.append(f"{advice}: {_times_greedy(by_hand)} on the {by_hand.num_pairs} pairs that it can move")
     if everywhere:
         planner, compared = everywhere
         parts.append(f"{planner} for everything: {_times_greedy(compared)} over {compared.num_pairs} pairs")
@@ -446,15 +446,15 @@ def _prediction_line(study: Study) -> str:
 def _wrong_line(study: Study) -> str:
     ours = sum(study.outcomes[planner]["ok"] for planner in OUR_VARIANTS if planner in study.outcomes)
     bad = {planner: sum(counts[status] for status in BAD) for planner, counts in sorted(study.outcomes.items())}
-    own, theirs = (
+    own_wrong, theirs = (
         ", ".join(f"{name} on {count}" for name, count in bad.items() if count and (name in OUR_VARIANTS) is is_ours)
         for is_ours in (True, False)
     )
-    if not own and not theirs:
+    if not own_wrong and not theirs:
         return "Every value was checked, and right." if study.outcomes else ""
     parts = [f"torch's planners gave wrong values or broke: {theirs} cases"] if theirs else []
-    if own:
-        parts.append(f"OURS TOO: {own} cases")
+    if own_wrong:
+        parts.append(f"OURS TOO: {own_wrong} cases")
     elif ours:
         parts.append(f"distbench's own planners gave none wrong among the {ours} cases that they moved")
     return "; ".join(parts) + "."
@@ -548,10 +548,10 @@ def _means(study: Study) -> Table:
 def _wins(study: Study) -> Table:
     rows = []
     for planner in study.table.planners:
-        one, other = study.against(planner), study.against(planner, BETTER_OF_TORCH)
-        if one is None and other is None:
+        tally, other = study.against(planner), study.against(planner, BETTER_OF_TORCH)
+        if tally is None and other is None:
             continue
-        cells = [units.NOTHING] * 4 if one is None else one[:4]
+        cells = [units.NOTHING] * 4 if tally is None else tally[:4]
         more = [units.NOTHING] * 3 if other is None else [other.num_faster, other.num_slower, other.num_much_slower]
         rows.append((planner, *map(str, cells), *map(str, more)))
     columns = (
@@ -561,7 +561,7 @@ def _wins(study: Study) -> Table:
     notes = [
         "faster, slower: by passes, all pairs of two planners tested together",
         "better: the faster of torch's two, greedy and min_cost, as measured, pair by pair",
-        *dict.fromkeys(line for family in study.ratios.values() for line in family.told if "nothing" in line),
+        *dict.fromkeys(line for family in study.ratios.values() for line in family.sentences if "nothing" in line),
         *proof_lines([family for (_, other), family in study.ratios.items() if other == BASELINE]),
     ]
     title = f"Wins and losses beyond noise, pairs {study.focus_text}"
@@ -606,12 +606,12 @@ def _paths(study: Study) -> Table:
         share = units.percent_text(difference.num_differing / difference.num_pairs)
         return f"{share} ({difference.num_differing}/{difference.num_pairs})"
 
-    kinds = list(dict.fromkeys((planner, other) for planner, other, _, _ in study.differences))
+    kinds = list(dict.fromkeys((planner, reference) for planner, reference, _, _ in study.differences))
     rows = [
         (mesh, size, *(text(difference) if difference else units.NOTHING for difference in differences))
         for mesh, size, differences in _by_group(study, study.differences, kinds)
     ]
-    columns = ("<mesh", "<size", *(f"{planner}\nnot {other}'s" for planner, other in kinds))
+    columns = ("<mesh", "<size", *(f"{planner}\nnot {reference}'s" for planner, reference in kinds))
     return Table("How often another path is planned", columns, rows)
 
 
@@ -621,9 +621,9 @@ def _predictions(study: Study) -> Table:
     rows = []
     for planner in dict.fromkeys(planner for planner, _ in study.errors):
         errors = [study.errors.get((planner, size)) for size in sizes]
-        whole = study.errors.get((planner, ""))
+        overall = study.errors.get((planner, ""))
         cells = [units.percent_text(error.error) if error else units.NOTHING for error in errors]
-        rows.append((planner, *cells, units.decimal_text(whole.bias if whole else None)))
+        rows.append((planner, *cells, units.decimal_text(overall.bias if overall else None)))
     rank, notes = study.ranking, ["error: median of |predicted / measured - 1|"]
     if rank.num_plans:
         share, apart = units.percent_text(rank.num_right / rank.num_plans), units.percent_text(APART)
@@ -637,8 +637,8 @@ def _largest_gains(study: Study) -> Table:
     rows = [row for gain in study.largest_gains for row in _gain_rows(study.table, gain)]
     columns = ("<planner", "<path", "median", "coll.", "sent", "over\nbound", "<over greedy")
     notes = ["coll. = collectives; sent = bytes that one rank sends as executed; bound as above, none for Partial"]
-    what = f"The {len(study.largest_gains)} most striking pairs {study.focus_text}"
-    title = f"{what}: largest gains over greedy beyond noise"
+    subject = f"The {len(study.largest_gains)} most striking pairs {study.focus_text}"
+    title = f"{subject}: largest gains over greedy beyond noise"
     breaks = frozenset(range(2, len(rows), 2))
     return Table(title, columns, rows, notes, breaks, ("coll.", "over bound", "sent"), together=True)
 
@@ -665,13 +665,13 @@ def _tensor_text(facts: Any) -> str:
 
 
 def _outcomes(study: Study) -> Table:
-    seen = [status for status in STATUS_ORDER if any(counts[status] for counts in study.outcomes.values())]
+    statuses = [status for status in STATUS_ORDER if any(counts[status] for counts in study.outcomes.values())]
     rows = [
-        (name or "-", str(study.outcomes[name].total()), *(str(study.outcomes[name][status]) for status in seen))
+        (name or "-", str(study.outcomes[name].total()), *(str(study.outcomes[name][status]) for status in statuses))
         for name in dict.fromkeys([*study.table.planners, *study.outcomes])
     ]
     notes = ["every result is compared with a shard that is cut from the full tensor without DTensor"]
-    return Table("Values: every case of every suite", ("<planner", "cases", *seen), rows, notes)
+    return Table("Values: every case of every suite", ("<planner", "cases", *statuses), rows, notes)
 
 
 def _failures(study: Study) -> Table:

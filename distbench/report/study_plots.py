@@ -48,7 +48,7 @@ def cost_figure(study: Study) -> "Figure | None":
     """How much longer than the best measured planner of each pair every choice takes."""
     if not study.regrets:
         return None
-    regrets = sorted(study.regrets.items(), key=lambda one: one[1].mean)
+    regrets = sorted(study.regrets.items(), key=lambda planner_regret: planner_regret[1].mean)
     most = max(regret.num_pairs for _, regret in regrets)
     figure, (axes,) = style.new_figure(1, 9, 1.5 + 0.42 * len(regrets))
     places = range(len(regrets))
@@ -57,8 +57,8 @@ def cost_figure(study: Study) -> "Figure | None":
     for place, ((_, regret), value) in enumerate(zip(regrets, extra, strict=True)):
         few = f"  (on {regret.num_pairs} of the {most} pairs)" if regret.num_pairs < most else ""
         axes.annotate(f"+{value:.0f} %{few}", (value, place), xytext=(6, 0), textcoords="offset points", va="center")
-    said = [_regret_said(*one) for one in regrets]
-    hover(axes, [Spot(0, at - 0.33, said[at], value, 0.66) for at, value in enumerate(extra)])
+    texts = [_regret_said(*planner_regret) for planner_regret in regrets]
+    hover(axes, [Spot(0, at - 0.33, texts[at], value, 0.66) for at, value in enumerate(extra)])
     style.name_bars(axes, [planner for planner, _ in regrets])
     axes.set_xlim(0, max(*extra, 5) * 1.3)
     style.label_axis(axes.xaxis, lambda value: f"+{value:g} %" if value else "0 %")
@@ -74,13 +74,13 @@ def _regret_said(planner: str, regret: Regret) -> str:
 
 def ratio_figure(study: Study) -> "Figure | None":
     """Each planner's time over greedy's by size, one panel a mesh."""
-    found = {place: tally.mean for place, tally in study.tallies.items() if place[1] == BASELINE}
-    meshes = list(dict.fromkeys(mesh for _, _, mesh, _ in found if mesh))[:MAX_MESHES]
+    means = {place: tally.mean for place, tally in study.tallies.items() if place[1] == BASELINE}
+    meshes = list(dict.fromkeys(mesh for _, _, mesh, _ in means if mesh))[:MAX_MESHES]
     if not meshes:
         return None
     width = 1.6 + max(2.6, 0.9 * max(len(_sizes(study, mesh)) for mesh in meshes)) * len(meshes) * 1.4
     figure, axes = style.new_figure(len(meshes), min(max(width, 8), 14), 4.4)
-    bounds = [bound for (_, _, mesh, _), mean in found.items() if mesh for bound in mean if bound > 0]
+    bounds = [bound for (_, _, mesh, _), mean in means.items() if mesh for bound in mean if bound > 0]
     low, high = min(*bounds, 0.9) / 1.1, max(*bounds, 1.1) * 1.1
     axes[0].set_yscale("log")
     axes[0].set_ylim(low, high)
@@ -91,28 +91,28 @@ def ratio_figure(study: Study) -> "Figure | None":
     style.label_axis(axes[0].yaxis, lambda value: f"{value:g}")
     axes[0].set_ylabel("time over greedy's")
     style.title(figure, "Time over greedy's by size of the tensor: below the line is faster than greedy")
-    what = "geometric mean over the pairs that communicate; bars: its 95 % CI over pairs"
-    style.caption(figure, what + ("; direct: the pairs that it moved" if "direct" in study.table.planners else ""))
+    caption = "geometric mean over the pairs that communicate; bars: its 95 % CI over pairs"
+    style.caption(figure, caption + ("; direct: the pairs that it moved" if "direct" in study.table.planners else ""))
     return figure
 
 
 def _sizes(study: Study, mesh: str) -> list[str]:
     """The size classes of a mesh on which some planner is compared with greedy."""
-    known = {size for _, baseline, on, size in study.tallies if (baseline, on) == (BASELINE, mesh)}
-    return [size for on, size, _ in study.table.groups() if on == mesh and size in known]
+    sizes = {size for _, baseline, on, size in study.tallies if (baseline, on) == (BASELINE, mesh)}
+    return [size for on, size, _ in study.table.groups() if on == mesh and size in sizes]
 
 
 def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
     sizes = _sizes(study, mesh)
-    found = {
+    by_planner = {
         planner: [(place, tally.mean) for place, size in enumerate(sizes)
                   if (tally := study.tallies.get((planner, BASELINE, mesh, size)))]
         for planner in study.table.planners
     }  # fmt: skip
-    found = {planner: points for planner, points in found.items() if points}
+    by_planner = {planner: points for planner, points in by_planner.items() if points}
     axes.axhline(1, color=style.GREY, linewidth=1.4, zorder=1)
-    for number, (planner, points) in enumerate(found.items()):
-        shift = (number - (len(found) - 1) / 2) * 0.09
+    for number, (planner, points) in enumerate(by_planner.items()):
+        shift = (number - (len(by_planner) - 1) / 2) * 0.09
         means = np.array([mean for _, mean in points])
         below, above = means[:, 0] - means[:, 1], means[:, 2] - means[:, 0]
         axes.errorbar(
@@ -120,27 +120,27 @@ def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
             color=COLORS.get(planner, style.BLACK), marker=MARKERS.get(planner, "o"), markersize=6, linewidth=1.4,
             capsize=2,
         )  # fmt: skip
-        said = [f"{planner} over {BASELINE}, {sizes[place]} on {mesh}\n{ratio_text(*mean)}" for place, mean in points]
-        spots = zip(points, said, strict=True)
+        texts = [f"{planner} over {BASELINE}, {sizes[place]} on {mesh}\n{ratio_text(*mean)}" for place, mean in points]
+        spots = zip(points, texts, strict=True)
         hover(axes, [Spot(place + shift, mean[0], text) for (place, mean), text in spots])
     axes.set_xticks(range(len(sizes)), [size.replace(" to ", " to\n") for size in sizes])
     axes.set_xlim(-0.5, len(sizes) - 0.5)
     axes.grid(visible=True, axis="y")
     axes.set_title(f"mesh {mesh}", fontweight="normal")
-    ends = {BASELINE: 1.0} | {planner: points[-1][1][0] for planner, points in found.items()}
+    ends = {BASELINE: 1.0} | {planner: points[-1][1][0] for planner, points in by_planner.items()}
     style.label_ends(axes, ends, COLORS)
 
 
 def prediction_figure(study: Study) -> "Figure | None":
     """Measured against predicted, one dot a plan, one panel a planner."""
     predictions = {planner: study.predicted_pairs(planner) for planner in study.table.planners}
-    shown = [planner for planner, (pairs, _, _) in predictions.items() if pairs.size][:MAX_SCATTERS]
-    if not shown:
+    planners = [planner for planner, (pairs, _, _) in predictions.items() if pairs.size][:MAX_SCATTERS]
+    if not planners:
         return None
-    figure, axes = style.panels(len(shown), PER_ROW, (3.1, 3.5), (0.8, 0.8))
-    both = np.concatenate([part for planner in shown for part in predictions[planner][1:]])
-    low, high = float(both.min()) / 1.5, float(both.max()) * 1.5
-    for panel, planner in zip(axes, shown, strict=True):
+    figure, axes = style.panels(len(planners), PER_ROW, (3.1, 3.5), (0.8, 0.8))
+    times = np.concatenate([part for planner in planners for part in predictions[planner][1:]])
+    low, high = float(times.min()) / 1.5, float(times.max()) * 1.5
+    for panel, planner in zip(axes, planners, strict=True):
         pairs, predicted, measured = predictions[planner]
         _scatter(panel, planner, predicted, measured, low, high)
         places = zip(pairs.tolist(), predicted.tolist(), measured.tolist(), strict=True)

@@ -113,7 +113,7 @@ def _next(runs: Sequence[Run], scenario: str, report: str) -> list[Block]:
     }
     width = max(map(cells, commands))
     lines = [f"  {command}  the cases that it lacks" for command in resume]
-    lines += [f"  {command}{' ' * (width - cells(command))}  {what}" for command, what in commands.items()]
+    lines += [f"  {command}{' ' * (width - cells(command))}  {purpose}" for command, purpose in commands.items()]
     if max(map(cells, lines)) <= width_here():
         return [Lines(("next:", *lines))]
     return [Lines(("next:",)), Code((*resume, *commands))]

@@ -53,8 +53,11 @@ def median_step(trace: Trace) -> int:
 def lanes(trace: Trace) -> list[str]:
     """A rank's lanes, top down: compute, then each mesh dim in the order of the mesh."""
     mesh = list(trace.run.about.mesh or {})
-    found = dict.fromkeys(trace.rows["mesh_dim"].astype(str))
-    return [COMPUTE, *sorted(found, key=lambda name: (name not in mesh, mesh.index(name) if name in mesh else 0, name))]
+    mesh_dims = dict.fromkeys(trace.rows["mesh_dim"].astype(str))
+    return [
+        COMPUTE,
+        *sorted(mesh_dims, key=lambda name: (name not in mesh, mesh.index(name) if name in mesh else 0, name)),
+    ]
 
 
 def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
@@ -75,8 +78,8 @@ def timeline(trace: Trace) -> "Figure":
     phases = trace.phases[trace.phases["step"] == step]
     scale, unit = time_scale(float(phases["end_s"].max() - phases["start_s"].min()))
     for panel, rank in zip(axes, ranks, strict=True):
-        own = phases[phases["rank"] == rank]
-        _panel(panel, rows[rows["rank"] == rank], own, names, scale, _computing(trace, rank, step))
+        rank_phases = phases[phases["rank"] == rank]
+        _panel(panel, rows[rows["rank"] == rank], rank_phases, names, scale, _computing(trace, rank, step))
         panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", labelpad=8, fontweight="bold")
         panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
         panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
@@ -91,8 +94,8 @@ def _computing(trace: Trace, rank: int, step: int) -> list[Stretch] | None:
     """When a rank's operators run; None where that is not known."""
     if trace.computing is None:
         return None
-    own = trace.computing[(trace.computing["rank"] == rank) & (trace.computing["step"] == step)]
-    return list(zip(own["start_s"].tolist(), own["end_s"].tolist(), strict=True))
+    rank_rows = trace.computing[(trace.computing["rank"] == rank) & (trace.computing["step"] == step)]
+    return list(zip(rank_rows["start_s"].tolist(), rank_rows["end_s"].tolist(), strict=True))
 
 
 def _panel(
@@ -104,20 +107,20 @@ def _panel(
     computing: Sequence[Stretch] | None,
 ) -> None:
     timed = rows[rows["duration_s"].notna()]
-    taken = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
+    stretches = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
     for phase in records_of(phases):
-        whole = phase["start_s"], phase["end_s"]
+        span = phase["start_s"], phase["end_s"]
         # Where it is not known when operators run: whenever no collective does.
-        free = left_of(whole, taken) if computing is None else left_of(whole, left_of(whole, computing))
+        free = left_of(span, stretches) if computing is None else left_of(span, left_of(span, computing))
         _bars(axes, 0, free, PHASE_COLORS.get(str(phase["phase"]), style.GREY), scale)
-        said = f"{COMPUTE} in {phase['phase']}"
-        hover(axes, [_spot(0, stretch, f"{said}\n{_span_text(stretch, scale)}", scale) for stretch in free])
-    for (mesh_dim, kind), found in timed.groupby(["mesh_dim", "kind"], sort=False):
+        label = f"{COMPUTE} in {phase['phase']}"
+        hover(axes, [_spot(0, stretch, f"{label}\n{_span_text(stretch, scale)}", scale) for stretch in free])
+    for (mesh_dim, kind), kind_rows in timed.groupby(["mesh_dim", "kind"], sort=False):
         place = names.index(str(mesh_dim))
-        waiting, own = waiting_and_own(found)
+        waiting, transfers = waiting_and_own(kind_rows)
         _bars(axes, place, waiting, style.WAITING, scale)
-        _bars(axes, place, own, KIND_COLORS.get(str(kind), style.GREY), scale)
-        hover(axes, [_collective_spot(place, row, scale) for row in records_of(found)])
+        _bars(axes, place, transfers, KIND_COLORS.get(str(kind), style.GREY), scale)
+        hover(axes, [_collective_spot(place, row, scale) for row in records_of(kind_rows)])
     axes.set_yticks(range(len(names)), list(names), fontsize=8.5)
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.tick_params(axis="y", length=0)
@@ -128,8 +131,8 @@ def _panel(
 def _collective_spot(place: int, row: Row, scale: float) -> Spot:
     stretch = row["issued_s"], row["completed_s"]
     owner = str(row["owner"] or ROOT) if row["owner_known"] else NOBODY
-    what = f"{row['kind']} over {row['mesh_dim']}, {size_text(row['payload_bytes'])}"
-    lines = [what, f"{row['phase']}, {row['source']}: {owner}"]
+    collective = f"{row['kind']} over {row['mesh_dim']}, {size_text(row['payload_bytes'])}"
+    lines = [collective, f"{row['phase']}, {row['source']}: {owner}"]
     if row["redistribution"]:
         lines.append(f"redistributes {row['redistribution']}")
     lines.append(_span_text(stretch, scale))
@@ -163,23 +166,23 @@ def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, sc
 
 def _title(trace: Trace, step: int) -> str:
     times = trace.record.get("steps_s") or ()
-    taken = times[step] if step < len(times) else step_of(trace)
+    step_s = times[step] if step < len(times) else step_of(trace)
     simulated = "simulated, " if trace.is_simulated else ""
-    return f"{trace.name}: where each rank's time goes in one step ({simulated}{brief_time_text(taken)})"
+    return f"{trace.name}: where each rank's time goes in one step ({simulated}{brief_time_text(step_s)})"
 
 
 def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
     """Two rows above the first panel: what a rank does by itself, and the collectives."""
     from matplotlib.patches import Patch
 
-    shown = set(rows["kind"].astype(str))
-    own = {f"{COMPUTE}: {phase}": PHASE_COLORS[phase] for phase in PHASE_COLORS if phase in set(phases)}
+    shown_kinds = set(rows["kind"].astype(str))
+    phase_colors = {f"{COMPUTE}: {phase}": PHASE_COLORS[phase] for phase in PHASE_COLORS if phase in set(phases)}
     if (rows["straggler_s"] > 0).any():
-        own["waiting for the group's slowest rank"] = style.WAITING
-    kinds = {kind: color for kind, color in KIND_COLORS.items() if kind in shown}
-    kinds |= dict.fromkeys(sorted(shown - set(KIND_COLORS)), style.GREY)
+        phase_colors["waiting for the group's slowest rank"] = style.WAITING
+    kinds = {kind: color for kind, color in KIND_COLORS.items() if kind in shown_kinds}
+    kinds |= dict.fromkeys(sorted(shown_kinds - set(KIND_COLORS)), style.GREY)
     # A legend is filled by column.
-    pairs = [pair for column in zip_longest(own.items(), kinds.items()) for pair in column]
+    pairs = [pair for column in zip_longest(phase_colors.items(), kinds.items()) for pair in column]
     patches = [Patch(facecolor=pair[1], label=pair[0]) if pair else Patch(alpha=0.0, label=" ") for pair in pairs]
     axes.legend(
         handles=patches, loc="lower left", bbox_to_anchor=(0, 1.02), ncols=len(pairs) // 2, borderaxespad=0.2,
@@ -188,16 +191,16 @@ def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
 
 
 def _caption(figure: "Figure", trace: Trace) -> None:
-    said = [f"the median of {len(trace.steps)} traced steps; compute: what is in no collective"]
+    sentences = [f"the median of {len(trace.steps)} traced steps; compute: what is in no collective"]
     if trace.computing is not None:
-        said = [f"the median of {len(trace.steps)} traced steps; compute: some stage's forward or backward runs"]
+        sentences = [f"the median of {len(trace.steps)} traced steps; compute: some stage's forward or backward runs"]
     if trace.is_simulated:
-        said = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]
+        sentences = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]
     if len(trace.ranks) > MAX_RANKS:
-        said.append(f"ranks {trace.ranks[0]} to {trace.ranks[MAX_RANKS - 1]} of {len(trace.ranks)}")
+        sentences.append(f"ranks {trace.ranks[0]} to {trace.ranks[MAX_RANKS - 1]} of {len(trace.ranks)}")
     if not trace.record.get("clock_shared"):
-        said.append("ranks share no clock: each one's time counts from its own start")
-    style.caption(figure, "; ".join(said))
+        sentences.append("ranks share no clock: each one's time counts from its own start")
+    style.caption(figure, "; ".join(sentences))
 
 
 Event = dict[str, Any]
@@ -228,14 +231,14 @@ def chrome_events(trace: Trace) -> list[Event]:
                 events.append({**_complete(rank, COMPUTE, COMPUTE, begun, ended, {}), "tid": thread})
             thread += 1
         for mesh_dim in lanes(trace)[1:]:
-            found = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
+            collective_events = list(_collective_events(rank, rows[rows["mesh_dim"].astype(str) == mesh_dim], starts))
             # In whole nanoseconds, or the rounding of a sum would push neighbours apart.
-            spans = [(event["ts"], event["ts"] + event["dur"]) for event in found]
+            spans = [(event["ts"], event["ts"] + event["dur"]) for event in collective_events]
             used = lanes_of([(round(start * NANO), round(end * NANO)) for start, end in spans])
             for lane in range(max(used, default=0) + 1):
                 name = mesh_dim if lane == 0 else f"{mesh_dim}, at the same time"
                 events += _named(rank, "thread", thread + lane, name, thread + lane)
-            events += [{**event, "tid": thread + lane} for event, lane in zip(found, used, strict=True)]
+            events += [{**event, "tid": thread + lane} for event, lane in zip(collective_events, used, strict=True)]
             thread += max(used, default=0) + 1
     return sorted(events, key=lambda event: event["ph"] != "M")
 
@@ -253,10 +256,10 @@ def _starts(trace: Trace) -> dict[int, float]:
 
 
 def _named(rank: int, what: str, thread: int, name: str, place: int) -> list[Event]:
-    own = {"ph": "M", "pid": rank, "tid": thread, "ts": 0}
+    common = {"ph": "M", "pid": rank, "tid": thread, "ts": 0}
     return [
-        {**own, "name": f"{what}_name", "args": {"name": name}},
-        {**own, "name": f"{what}_sort_index", "args": {"sort_index": place}},
+        {**common, "name": f"{what}_name", "args": {"name": name}},
+        {**common, "name": f"{what}_sort_index", "args": {"sort_index": place}},
     ]
 
 
@@ -268,11 +271,11 @@ def _complete(rank: int, name: str, category: str, start_s: float, end_s: float,
 
 
 def _phase_events(rank: int, phases: "pd.DataFrame", starts: dict[int, float]) -> Iterator[Event]:
-    for step, found in phases.groupby("step"):
+    for step, step_phases in phases.groupby("step"):
         at = starts[int(str(step))]
-        span = float(found["start_s"].min()) + at, float(found["end_s"].max()) + at
+        span = float(step_phases["start_s"].min()) + at, float(step_phases["end_s"].max()) + at
         yield _complete(rank, f"step {step}", "step", *span, {"step": int(str(step))})
-        for phase in records_of(found):
+        for phase in records_of(step_phases):
             yield _complete(rank, str(phase["phase"]), "phase", phase["start_s"] + at, phase["end_s"] + at, {})
 
 

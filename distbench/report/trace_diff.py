@@ -50,45 +50,47 @@ ONE_LAUNCH = "one launch a side"
 PREDICTED = "predicted, not measured"
 
 
-def names_of(one: Trace, other: Trace) -> tuple[str, str]:
+def names_of(trace_a: Trace, trace_b: Trace) -> tuple[str, str]:
     """Short names that tell two traces apart: the plan, else the variant, the scenario, or the run file."""
     for name in NAMES:
-        names = name(one), name(other)
+        names = name(trace_a), name(trace_b)
         if all(names) and names[0] != names[1]:
             return names
-    return f"{one.case_id} of {one.run.path.name}", f"{other.case_id} of {other.run.path.name}"
+    return f"{trace_a.case_id} of {trace_a.run.path.name}", f"{trace_b.case_id} of {trace_b.run.path.name}"
 
 
 def _plan(trace: Trace) -> str:
     mesh = {name: size for name, size in (trace.run.about.mesh or {}).items() if size > 1}
-    known = [f"{word}{mesh[name]}" for name, word in PLAN_WORDS.items() if name in mesh]
-    return "x".join([*known, *(f"{name}{size}" for name, size in mesh.items() if name not in PLAN_WORDS)])
+    parts = [f"{word}{mesh[name]}" for name, word in PLAN_WORDS.items() if name in mesh]
+    return "x".join([*parts, *(f"{name}{size}" for name, size in mesh.items() if name not in PLAN_WORDS)])
 
 
 def _params(trace: Trace) -> Record:
     return (trace.case or {}).get("case", {}).get("params") or {}
 
 
-def step_change(one: Trace, other: Trace) -> StepChange | None:
+def step_change(trace_a: Trace, trace_b: Trace) -> StepChange | None:
     """From the cases' own timed samples, never the traced steps; None where a case has none that is right.
 
     A simulated step has its predicted time, and a ratio without an interval.
     """
-    cases = [trace.case or {} for trace in (one, other)]
-    samples = [_times_of(trace, case) for trace, case in zip((one, other), cases, strict=True)]
+    cases = [trace.case or {} for trace in (trace_a, trace_b)]
+    samples = [_times_of(trace, case) for trace, case in zip((trace_a, trace_b), cases, strict=True)]
     if not all(samples):
         return None
     one_s, other_s = map(median, samples)
-    if one.is_simulated or other.is_simulated:
+    if trace_a.is_simulated or trace_b.is_simulated:
         return StepChange(one_s, other_s, one_s / other_s, nan, nan, PREDICTED)
-    if one.run.path != other.run.path:
+    if trace_a.run.path != trace_b.run.path:
         return StepChange(one_s, other_s, one_s / other_s, nan, nan, ONE_LAUNCH)
     counts = [case.get("passes") or () for case in cases]
     num_passes = 1 + max((number for passes in counts for number, _ in passes), default=-1)
-    values = [pass_medians(taken, passes, num_passes) for taken, passes in zip(samples, counts, strict=True)]
-    found = compare_passes(as_table(values), (1, -1))
-    center, low, high = (float(part[0]) for part in (found.ratio, found.low, found.high))
-    return StepChange(one_s, other_s, center, low, high, found.verdict[0])
+    values = [
+        pass_medians(sample_times, passes, num_passes) for sample_times, passes in zip(samples, counts, strict=True)
+    ]
+    comparison = compare_passes(as_table(values), (1, -1))
+    center, low, high = (float(part[0]) for part in (comparison.ratio, comparison.low, comparison.high))
+    return StepChange(one_s, other_s, center, low, high, comparison.verdict[0])
 
 
 def _times_of(trace: Trace, case: Record) -> Sequence[float]:
@@ -107,16 +109,16 @@ NAMES: tuple[Callable[[Trace], str], ...] = (
 )
 
 
-def difference(one: Trace, other: Trace, keys: Sequence[str] = PATH) -> "pd.DataFrame":
+def difference(trace_a: Trace, trace_b: Trace, keys: Sequence[str] = PATH) -> "pd.DataFrame":
     """What a step of either spends on each combination of keys, side by side; 0 where a side has none of it.
 
     Columns: the keys, then of each of COMPARED `<name>_a` (one), `<name>_b` (other) and `<name>_more`, a minus b. In
     order of phase, then the largest change of time first.
     """
     sides = []
-    for trace, side in ((one, "a"), (other, "b")):
-        found = costs(trace, keys).set_index(list(keys))[list(COMPARED)]
-        sides.append(found.rename(columns={column: f"{column}_{side}" for column in COMPARED}))
+    for trace, side in ((trace_a, "a"), (trace_b, "b")):
+        side_costs = costs(trace, keys).set_index(list(keys))[list(COMPARED)]
+        sides.append(side_costs.rename(columns={column: f"{column}_{side}" for column in COMPARED}))
     joined = sides[0].join(sides[1], how="outer").reset_index()
     for side in ("a", "b"):
         # A path that a side does not take costs it nothing; a time that is not known stays so.
@@ -126,31 +128,33 @@ def difference(one: Trace, other: Trace, keys: Sequence[str] = PATH) -> "pd.Data
     return largest_first(joined, "time_s_more", "payload_bytes_more")
 
 
-def cautions(one: Trace, other: Trace) -> list[str]:
+def cautions(trace_a: Trace, trace_b: Trace) -> list[str]:
     """What makes two traces hard to compare, as sentences."""
-    ranks, other_ranks = (_num_ranks(trace) for trace in (one, other))
-    (machine, other_machine), (batch, other_batch), (run_id, other_id) = zip(*map(_facts, (one, other)), strict=True)
+    ranks, other_ranks = (_num_ranks(trace) for trace in (trace_a, trace_b))
+    (machine, other_machine), (batch, other_batch), (run_id, other_id) = zip(
+        *map(_facts, (trace_a, trace_b)), strict=True
+    )
     same_machine = machine == other_machine
-    said = {
-        f"{_simulated_sides(one, other)} simulated: times there are predictions": (
-            one.is_simulated or other.is_simulated
+    sentences = {
+        f"{_simulated_sides(trace_a, trace_b)} simulated: times there are predictions": (
+            trace_a.is_simulated or trace_b.is_simulated
         ),
         f"measured on different machines, {machine} and {other_machine}: compare no times": (
-            not same_machine and not (one.is_simulated or other.is_simulated)
+            not same_machine and not (trace_a.is_simulated or trace_b.is_simulated)
         ),
         "one launch a side: what differs between launches is not known, so times have no verdict; `distbench ab` or "
         "`distbench gate` over launches in turn gives one": (
-            same_machine and run_id != other_id and not one.is_simulated
+            same_machine and run_id != other_id and not trace_a.is_simulated
         ),
         f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
         f"{count_text(ranks, 'rank')} against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
     }
-    return [f"caution: {sentence}" for sentence, is_so in said.items() if is_so]
+    return [f"caution: {sentence}" for sentence, is_so in sentences.items() if is_so]
 
 
-def _simulated_sides(one: Trace, other: Trace) -> str:
-    found = [letter for letter, trace in zip("AB", (one, other), strict=True) if trace.is_simulated]
-    return f"{' and '.join(found)} {'are' if len(found) > 1 else 'is'}"
+def _simulated_sides(trace_a: Trace, trace_b: Trace) -> str:
+    letters = [letter for letter, trace in zip("AB", (trace_a, trace_b), strict=True) if trace.is_simulated]
+    return f"{' and '.join(letters)} {'are' if len(letters) > 1 else 'is'}"
 
 
 def _num_ranks(trace: Trace) -> int:
@@ -172,36 +176,38 @@ WHOLE = ("mesh_dim", "kind")
 LEAST = ("payload A", "payload B", "time A", "time B")
 
 
-def comparison_blocks(one: Trace, other: Trace) -> list[Block]:
+def comparison_blocks(trace_a: Trace, trace_b: Trace) -> list[Block]:
     """A against B: the sentence, the sides, what changed path by path, the tables."""
-    sides = list(zip("AB", names_of(one, other), (one, other), strict=True))
-    changes = path_changes(one, other)
+    sides = list(zip("AB", names_of(trace_a, trace_b), (trace_a, trace_b), strict=True))
+    changes = path_changes(trace_a, trace_b)
     return [
         Heading("what a step communicates, A against B", 1),
-        Lines((headline(one, other),)),
-        Lines((*(f"{letter}: {name}: {_side(trace)}" for letter, name, trace in sides), *cautions(one, other))),
+        Lines((headline(trace_a, trace_b),)),
+        Lines((*(f"{letter}: {name}: {_side(trace)}" for letter, name, trace in sides), *cautions(trace_a, trace_b))),
         Lines(tuple(changes) or ("every path is taken as often and moves as many bytes on both sides",)),
-        _paths_table(one, other),
-        _owners_table(one, other),
+        _paths_table(trace_a, trace_b),
+        _owners_table(trace_a, trace_b),
         Lines(tuple(f"{letter} {line}" for letter, _, trace in sides for line in method_lines(trace))),
     ]
 
 
-def headline(one: Trace, other: Trace) -> str:
+def headline(trace_a: Trace, trace_b: Trace) -> str:
     """`TP2xFSDP2 against FSDP4: +19 tp all_gather of 512 KiB, ..., step +12 % [+9 %, +15 %]`; + is what A has more."""
-    name, other_name = names_of(one, other)
-    rows = records_of(difference(one, other, WHOLE))
+    name, other_name = names_of(trace_a, trace_b)
+    rows = records_of(difference(trace_a, trace_b, WHOLE))
     # What one side has more of, then what it has less of, the most first.
     rows.sort(key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
-    parts = [text for row in rows if (text := change_text(row, _payloads(one, other, row, WHOLE)))]
-    return f"{name} against {other_name}: " + ", ".join([*(parts or ["the same communication"]), step_text(one, other)])
+    parts = [text for row in rows if (text := change_text(row, _payloads(trace_a, trace_b, row, WHOLE)))]
+    return f"{name} against {other_name}: " + ", ".join(
+        [*(parts or ["the same communication"]), step_text(trace_a, trace_b)]
+    )
 
 
-def path_changes(one: Trace, other: Trace) -> list[str]:
+def path_changes(trace_a: Trace, trace_b: Trace) -> list[str]:
     """A sentence for each path that is taken more or less often, or moves other bytes."""
     sentences = []
-    for row in records_of(difference(one, other)):
-        if text := change_text(row, _payloads(one, other, row, PATH)):
+    for row in records_of(difference(trace_a, trace_b)):
+        if text := change_text(row, _payloads(trace_a, trace_b, row, PATH)):
             seconds = row["time_s_more"]
             more = f", {_signed(seconds, brief_time_text)}" if known(seconds) and seconds else ""
             sentences.append(f"{row['phase']}, {row['source']}: {text}{more}")
@@ -213,20 +219,20 @@ def change_text(row: Row, payloads: Sequence[int]) -> str:
 
     `row` is of `difference`; `payloads` are the sizes of the collectives of a path that one side lacks.
     """
-    what = f"{row['mesh_dim']} {row['kind']}"
+    path_text = f"{row['mesh_dim']} {row['kind']}"
     more, more_bytes = row["count_more"], whole_bytes(row["payload_bytes_more"])
     if more:
         size = f" of {size_text(payloads[0])}" if len(payloads) == 1 else f" ({_signed(more_bytes, size_text)})"
-        return f"{_signed(more, number_text)} {what}{size}"
+        return f"{_signed(more, number_text)} {path_text}{size}"
     if more_bytes:
         now, before = (size_text(whole_bytes(row[f"payload_bytes_{side}"])) for side in ("a", "b"))
-        return f"{number_text(row['count_a'])} {what} of {now} in all instead of {before}"
+        return f"{number_text(row['count_a'])} {path_text} of {now} in all instead of {before}"
     return ""
 
 
-def step_text(one: Trace, other: Trace) -> str:
+def step_text(trace_a: Trace, trace_b: Trace) -> str:
     """`step +12 % [+9 %, +15 %]`, or why that cannot be said: `step +12 % (one launch a side: no verdict)`."""
-    change = step_change(one, other)
+    change = step_change(trace_a, trace_b)
     if change is None:
         return "step: not compared (a side has no right samples)"
     text = f"step {_percent(change.ratio)}"
@@ -279,23 +285,23 @@ SIDES = tuple(
 )
 
 
-def _paths_table(one: Trace, other: Trace) -> Table:
-    rows = records_of(difference(one, other))
-    kinds = {"simulated" if trace.is_simulated else "traced" for trace in (one, other)}
+def _paths_table(trace_a: Trace, trace_b: Trace) -> Table:
+    rows = records_of(difference(trace_a, trace_b))
+    kinds = {"simulated" if trace.is_simulated else "traced" for trace in (trace_a, trace_b)}
     notes = [f"times here are of {' and '.join(sorted(kinds))} steps, the median of them and the mean over ranks"]
-    if kinds != {"simulated"} and (change := step_change(one, other)):
-        taken, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
+    if kinds != {"simulated"} and (change := step_change(trace_a, trace_b)):
+        time_a, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
         of = "predicted where simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
-        notes.append(f"a step without tracing takes {taken} (A) against {other_taken} (B), {of}")
+        notes.append(f"a step without tracing takes {time_a} (A) against {other_taken} (B), {of}")
     columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
     breaks = changes_in([row["phase"] for row in rows])
     return capped(table_of("by path, a rank and step", columns, rows, notes, breaks, LEAST), MAX_ROWS)
 
 
-def _owners_table(one: Trace, other: Trace) -> Table:
-    found = difference(one, other, ("path_owner",))
-    rows = records_of(found.head(MAX_OWNERS))
+def _owners_table(trace_a: Trace, trace_b: Trace) -> Table:
+    frame = difference(trace_a, trace_b, ("path_owner",))
+    rows = records_of(frame.head(MAX_OWNERS))
     title = "by owner, those whose time changed most first"
-    if len(found) > len(rows):
-        title = f"the {len(rows)} of {len(found)} owners whose time changed most"
+    if len(frame) > len(rows):
+        title = f"the {len(rows)} of {len(frame)} owners whose time changed most"
     return table_of(title, (("<owner", lambda row: str(row["path_owner"])), *SIDES), rows, (), (), LEAST)

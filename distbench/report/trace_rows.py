@@ -112,13 +112,13 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
     """
     rows = _frame(record, TIMES)
     rows["duration_s"] = rows["completed_s"] - rows["issued_s"]
-    same = rows.groupby(["step", "group", "seq"], sort=False)["duration_s"]
-    is_whole = (same.transform("count") == rows["group_size"]) & (record.get(SIMULATED) is not True)
-    rows["straggler_s"] = (rows["duration_s"] - same.transform("min")).where(is_whole)
+    of_collective = rows.groupby(["step", "group", "seq"], sort=False)["duration_s"]
+    is_whole = (of_collective.transform("count") == rows["group_size"]) & (record.get(SIMULATED) is not True)
+    rows["straggler_s"] = (rows["duration_s"] - of_collective.transform("min")).where(is_whole)
     rows["rank_step_s"] = _rank_steps(rows, phases)
     rows["share_of_step"] = rows["duration_s"] / rows["rank_step_s"]
     owners = zip(rows["owner"], rows["owner_known"], strict=True)
-    rows["path_owner"] = [(folded(str(owner)) or ROOT) if known else NOBODY for owner, known in owners]
+    rows["path_owner"] = [(folded(str(owner)) or ROOT) if is_known else NOBODY for owner, is_known in owners]
     return rows
 
 
@@ -144,10 +144,10 @@ def _frame(table: dict[str, Any], times: Sequence[str]) -> "pd.DataFrame":
 Stretch = tuple[float, float]
 
 
-def left_of(whole: Stretch, taken: Iterable[Stretch]) -> list[Stretch]:
+def left_of(whole: Stretch, stretches: Iterable[Stretch]) -> list[Stretch]:
     """The parts of a stretch that none of the others covers, in order."""
     free, at = [], whole[0]
-    for start, end in sorted(taken):
+    for start, end in sorted(stretches):
         if start > at:
             free.append((at, min(start, whole[1])))
         at = max(at, end)
@@ -184,13 +184,13 @@ def bubble_shares(trace: Trace) -> dict[int, float]:
     way from when both ends asked for it; what came before was waiting. Of a simulated step its record says them, as
     shares of the step: what waits for the host is no bubble there.
     """
-    if (given := _simulated(trace)) is not None:
-        return given
-    found: dict[int, list[float]] = {}
-    for rank, whole, busy in _ranks_of_steps(trace):
-        free = sum(end - start for start, end in left_of(whole, busy))
-        found.setdefault(rank, []).append(free / (whole[1] - whole[0]))
-    return {rank: median(shares) for rank, shares in sorted(found.items())}
+    if (simulated := _simulated(trace)) is not None:
+        return simulated
+    rank_shares: dict[int, list[float]] = {}
+    for rank, span, busy in _ranks_of_steps(trace):
+        free = sum(end - start for start, end in left_of(span, busy))
+        rank_shares.setdefault(rank, []).append(free / (span[1] - span[0]))
+    return {rank: median(shares) for rank, shares in sorted(rank_shares.items())}
 
 
 def _simulated(trace: Trace) -> dict[int, float] | None:
@@ -209,13 +209,13 @@ def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]
     for step, of_step in phases.groupby("step"):
         all_ranks = of_step["start_s"].min(), of_step["end_s"].max()
         for row in records_of(of_step):
-            whole = all_ranks if trace.record.get("clock_shared") else (row["start_s"], row["end_s"])
+            span = all_ranks if trace.record.get("clock_shared") else (row["start_s"], row["end_s"])
             busy: list[Stretch] = []
             for table in (trace.computing, moved):
-                own = table[(table["rank"] == row["rank"]) & (table["step"] == step)]
-                busy += zip(own["start_s"].tolist(), own["end_s"].tolist(), strict=True)
-            if whole[1] > whole[0]:
-                yield int(row["rank"]), whole, busy
+                rank_rows = table[(table["rank"] == row["rank"]) & (table["step"] == step)]
+                busy += zip(rank_rows["start_s"].tolist(), rank_rows["end_s"].tolist(), strict=True)
+            if span[1] > span[0]:
+                yield int(row["rank"]), span, busy
 
 
 def bubbles_text(trace: Trace) -> str | None:
@@ -257,27 +257,27 @@ def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = No
     if only is not None:
         return _costs(trace, keys, trace.rows[only])
     # A report asks for the same again and again.
-    if (known := tuple(keys)) not in trace.summed:
-        trace.summed[known] = _costs(trace, keys, trace.rows)
-    return trace.summed[known].copy()
+    if (key := tuple(keys)) not in trace.summed:
+        trace.summed[key] = _costs(trace, keys, trace.rows)
+    return trace.summed[key].copy()
 
 
-def _costs(trace: Trace, keys: Sequence[str], kept: "pd.DataFrame") -> "pd.DataFrame":
-    rows = kept.assign(count=1.0, time_s=kept["duration_s"], everything="")
+def _costs(trace: Trace, keys: Sequence[str], selected: "pd.DataFrame") -> "pd.DataFrame":
+    rows = selected.assign(count=1.0, time_s=selected["duration_s"], everything="")
     by = list(keys) or ["everything"]
     sums = rows.groupby([*by, "step"], sort=False, dropna=False)[list(SUMMED)].sum(min_count=1)
     sums /= 1 if "rank" in keys else len(trace.ranks)
     counts = sums["count"].unstack("step").reindex(columns=trace.steps)
-    found = counts.notna().sum(axis=1).to_frame("in_steps")
+    frame = counts.notna().sum(axis=1).to_frame("in_steps")
     for name in SUMMED:
-        each = sums[name].unstack("step").reindex(columns=trace.steps)
-        found[name] = each.where(counts.notna(), 0.0).median(axis=1)
+        by_step = sums[name].unstack("step").reindex(columns=trace.steps)
+        frame[name] = by_step.where(counts.notna(), 0.0).median(axis=1)
     for name, part in (("straggler_share", "straggler_s"), ("exposed_share", "exposed_s")):
-        known = rows.assign(whole=rows["time_s"].where(rows[part].notna())).groupby(by, sort=False, dropna=False)
-        found[name] = (known[part].sum(min_count=1) / known["whole"].sum(min_count=1)).replace(
+        grouped = rows.assign(whole=rows["time_s"].where(rows[part].notna())).groupby(by, sort=False, dropna=False)
+        frame[name] = (grouped[part].sum(min_count=1) / grouped["whole"].sum(min_count=1)).replace(
             [np.inf, -np.inf], np.nan
         )
-    ordered = largest_first(found.reset_index().drop(columns="in_steps"), "time_s", "payload_bytes")
+    ordered = largest_first(frame.reset_index().drop(columns="in_steps"), "time_s", "payload_bytes")
     return ordered if keys else ordered.drop(columns="everything")
 
 
@@ -312,8 +312,8 @@ def largest_first(frame: "pd.DataFrame", *columns: str) -> "pd.DataFrame":
 
 def step_of(trace: Trace) -> float:
     """Seconds of the median traced step on its slowest rank; nan where steps were not timed."""
-    taken = [value for value in trace.record.get("steps_s") or () if isinstance(value, int | float)]
-    return float(np.median(taken)) if taken else float("nan")
+    seconds = [value for value in trace.record.get("steps_s") or () if isinstance(value, int | float)]
+    return float(np.median(seconds)) if seconds else float("nan")
 
 
 def busy_share(trace: Trace) -> float:
@@ -325,11 +325,11 @@ def busy_share(trace: Trace) -> float:
     timed = trace.rows[trace.rows["duration_s"].notna()]
     by_rank = dict(iter(timed.groupby(["step", "rank"])))
     for (step, rank), phases in trace.phases.groupby(["step", "rank"]):
-        rows, whole = by_rank.get((step, rank)), (phases["start_s"].min(), phases["end_s"].max())
-        if rows is not None and whole[1] > whole[0]:
-            taken = zip(rows["issued_s"], rows["completed_s"], strict=True)
-            free = sum(end - start for start, end in left_of(whole, taken))
-            shares.setdefault(step, []).append(1 - free / (whole[1] - whole[0]))
+        rows, span = by_rank.get((step, rank)), (phases["start_s"].min(), phases["end_s"].max())
+        if rows is not None and span[1] > span[0]:
+            stretches = zip(rows["issued_s"], rows["completed_s"], strict=True)
+            free = sum(end - start for start, end in left_of(span, stretches))
+            shares.setdefault(step, []).append(1 - free / (span[1] - span[0]))
     of_steps = [sum(of_step) / len(trace.ranks) for of_step in shares.values()]
     return float(np.median(of_steps)) if of_steps else float("nan")
 
@@ -342,13 +342,17 @@ def doubts(trace: Trace) -> list[str]:
     # What one rank sends another one receives.
     rows = trace.rows.assign(kind_of_both=trace.rows["kind"].replace("recv", "send"))
     silent = sorted(set(trace.ranks) - set(rows["rank"].tolist())) if len(rows) else []
-    same = rows.groupby(["step", "group", "seq"], sort=False)
-    num_ranks, sizes, kinds = same["rank"].nunique(), same["group_size"].first(), same["kind_of_both"].nunique()
+    of_collective = rows.groupby(["step", "group", "seq"], sort=False)
+    num_ranks, sizes, kinds = (
+        of_collective["rank"].nunique(),
+        of_collective["group_size"].first(),
+        of_collective["kind_of_both"].nunique(),
+    )
     alone, mixed = int((num_ranks != sizes).sum()), int((kinds > 1).sum())
     of = f"of {count_text(len(sizes), 'collective')}"
-    said = {
+    sentences = {
         f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too": silent,
         f"{alone} {of} were not seen on every rank of their group: no straggler share": alone,
         f"{mixed} {of} are of another kind on another rank: ranks ran different steps": mixed,
     }
-    return [sentence for sentence, is_so in said.items() if is_so]
+    return [sentence for sentence, is_so in sentences.items() if is_so]

@@ -81,23 +81,23 @@ def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
     """What a step spends on each combination of some columns of the rows."""
     keys = tuple(dict.fromkeys(by))
     title = f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}"
-    found = records_of(costs(trace, keys))
-    return capped(table_of(title, (*key_columns(keys), *COST_COLUMNS), found, (), (), LEAST_OF_COSTS), MAX_PATHS)
+    rows = records_of(costs(trace, keys))
+    return capped(table_of(title, (*key_columns(keys), *COST_COLUMNS), rows, (), (), LEAST_OF_COSTS), MAX_PATHS)
 
 
 def _opening(trace: Trace) -> tuple[str, ...]:
     case = f"case {trace.case_id}"
     if trace.rows.empty:
         return (case, "this step communicates nothing")
-    (whole,) = records_of(costs(trace, ()))
-    spent = f"a traced step takes {brief_time_text(step_of(trace))} on {count_text(len(trace.ranks), 'rank')}"
+    (totals,) = records_of(costs(trace, ()))
+    sentence = f"a traced step takes {brief_time_text(step_of(trace))} on {count_text(len(trace.ranks), 'rank')}"
     if trace.is_simulated:
-        spent = f"a simulated step takes {brief_time_text(step_of(trace))}, {_ranks_text(trace)}"
+        sentence = f"a simulated step takes {brief_time_text(step_of(trace))}, {_ranks_text(trace)}"
     if known(busy := busy_share(trace)):
-        spent += f"; a collective is under way on a rank in {percent_text(busy)} of it"
-    if known(waited := whole["straggler_share"]):
-        spent += f"; {percent_text(waited)} of collectives' time is waiting for the group's slowest rank"
-    return case, spent, *([bubbles] if (bubbles := bubbles_text(trace)) else [])
+        sentence += f"; a collective is under way on a rank in {percent_text(busy)} of it"
+    if known(waited := totals["straggler_share"]):
+        sentence += f"; {percent_text(waited)} of collectives' time is waiting for the group's slowest rank"
+    return case, sentence, *([bubbles] if (bubbles := bubbles_text(trace)) else [])
 
 
 def _ranks_text(trace: Trace) -> str:
@@ -116,16 +116,16 @@ def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
 def _paths_table(trace: Trace) -> Table:
     executed = _executed(trace)
     marks = {kind: f"{kind}^" for kind, _ in executed}
-    found = costs(trace, PATH)
+    path_costs = costs(trace, PATH)
     rows: list[Row] = []
     breaks: list[int] = []
     for phase in records_of(costs(trace, ("phase",))):
         breaks.append(len(rows))
         rows.append({**phase, "source": phase["phase"], "kind": "", "mesh_dim": ""})
-        for path in records_of(found[found["phase"] == phase["phase"]].head(MAX_PATHS)):
+        for path in records_of(path_costs[path_costs["phase"] == phase["phase"]].head(MAX_PATHS)):
             rows.append({**path, "source": f" {path['source']}", "kind": marks.get(path["kind"], path["kind"])})
-    (whole,) = records_of(costs(trace, ()))
-    rows.append({**whole, "source": "whole step", "kind": "", "mesh_dim": ""})
+    (totals,) = records_of(costs(trace, ()))
+    rows.append({**totals, "source": "whole step", "kind": "", "mesh_dim": ""})
     notes = [f"^ {kind} runs as {ran} on {backend}" for (kind, ran), backend in executed.items()]
     if trace.record.get("exposed_reason"):
         notes.append(f"no exposed share: {trace.record['exposed_reason']}")
@@ -135,7 +135,7 @@ def _paths_table(trace: Trace) -> Table:
         notes.append(f"time is what the hardware file gives; {waits}")
     else:
         notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
-    if whole["share_of_step"] > busy_share(trace) + OVERLAP:
+    if totals["share_of_step"] > busy_share(trace) + OVERLAP:
         notes.append("some collectives are under way at the same time: each counts whole, so shares add up to more")
     columns = (
         ("<phase, source", lambda row: str(row["source"])),
@@ -161,13 +161,13 @@ def seen_of(trace: Trace) -> str:
 def _executed(trace: Trace) -> dict[tuple[str, str], str]:
     """(kind, what the backend runs for it) where the two differ, to the backend's name."""
     backend = str((trace.case or {}).get("backend") or "this backend")
-    other = trace.rows[trace.rows["backend_op"].notna() & (trace.rows["backend_op"] != trace.rows["kind"])]
-    pairs = other[["kind", "backend_op"]].drop_duplicates().itertuples(index=False)
+    differing = trace.rows[trace.rows["backend_op"].notna() & (trace.rows["backend_op"] != trace.rows["kind"])]
+    pairs = differing[["kind", "backend_op"]].drop_duplicates().itertuples(index=False)
     return {(str(kind), str(ran)): backend for kind, ran in pairs}
 
 
 def _owners_table(trace: Trace) -> Table:
-    found, parts = costs(trace, ("path_owner",)), costs(trace, ("path_owner", *PATH))
+    owners, parts = costs(trace, ("path_owner",)), costs(trace, ("path_owner", *PATH))
 
     def most(row: Row) -> str:
         of_owner = _costliest_first(parts[parts["path_owner"] == row["path_owner"]])
@@ -175,8 +175,8 @@ def _owners_table(trace: Trace) -> Table:
 
     owner: TableColumns = (("<owner", lambda row: str(row["path_owner"])),)
     columns = (*owner, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
-    rows = records_of(found.head(MAX_OWNERS))
-    title = f"the {len(rows)} most expensive of {len(found)} owners" if len(found) > len(rows) else "by owner"
+    rows = records_of(owners.head(MAX_OWNERS))
+    title = f"the {len(rows)} most expensive of {len(owners)} owners" if len(owners) > len(rows) else "by owner"
     title += seen_of(trace)
     owned = trace.rows["owner_known"].astype(bool)
     notes = [
@@ -187,8 +187,8 @@ def _owners_table(trace: Trace) -> Table:
     return table_of(title, columns, rows, notes, (), ("straggler", "payload", "of step", "count"))
 
 
-def _costliest_first(found: "pd.DataFrame") -> list[Row]:
-    return records_of(found.sort_values(["time_s", "payload_bytes"], ascending=False, kind="stable"))
+def _costliest_first(frame: "pd.DataFrame") -> list[Row]:
+    return records_of(frame.sort_values(["time_s", "payload_bytes"], ascending=False, kind="stable"))
 
 
 def _first_of(names: Sequence[str]) -> str:
@@ -200,12 +200,12 @@ def _redistributions_table(trace: Trace) -> list[Table]:
     moved = trace.rows["redistribution"].fillna("").astype(str) != ""
     if not moved.any():
         return []
-    named = ("redistribution", "explicit", "mesh_dim", "kind")
-    owners = costs(trace, (*named, "path_owner"), moved)
+    keys = ("redistribution", "explicit", "mesh_dim", "kind")
+    owners = costs(trace, (*keys, "path_owner"), moved)
 
     def mostly_of(row: Row) -> str:
-        same = (owners[list(named)] == [row[name] for name in named]).all(axis=1)
-        return _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[same])])
+        is_same = (owners[list(keys)] == [row[name] for name in keys]).all(axis=1)
+        return _first_of([str(owner["path_owner"]) for owner in _costliest_first(owners[is_same])])
 
     columns: TableColumns = (
         ("<redistribution", lambda row: str(row["redistribution"])),
@@ -214,7 +214,7 @@ def _redistributions_table(trace: Trace) -> list[Table]:
         *(COUNT, PAYLOAD, TIME),
         ("<mostly of", mostly_of),
     )
-    rows = _costliest_first(costs(trace, named, moved))
+    rows = _costliest_first(costs(trace, keys, moved))
     notes = [IMPLICIT] if any(row["explicit"] is False for row in rows[:MAX_OWNERS]) else []
     title, optional = "where it came from a redistribution of DTensor", ("count", "payload", "asked for")
     return [capped(table_of(title, columns, rows, notes, (), optional), MAX_OWNERS)]
@@ -234,24 +234,24 @@ def _overhead(record: dict[str, Any]) -> str:
     overhead = record.get("overhead") or {}
     if not known(overhead.get("ratio")):
         return f"traced by {method}; what that adds to a step was not measured"
-    said = f"traced by {method}: {overhead['ratio']:.2f} times a bare step's CPU time"
+    sentence = f"traced by {method}: {overhead['ratio']:.2f} times a bare step's CPU time"
     bare, traced = overhead.get("bare_cpu_s") or (), overhead.get("traced_cpu_s") or ()
     ratios = [with_trace / without for without, with_trace in zip(bare, traced, strict=False) if without]
     if ratios:
-        said += f" (median of {len(ratios)} interleaved rounds, {min(ratios):.2f} to {max(ratios):.2f})"
-    return f"{said}; the case's own times are of steps without it"
+        sentence += f" (median of {len(ratios)} interleaved rounds, {min(ratios):.2f} to {max(ratios):.2f})"
+    return f"{sentence}; the case's own times are of steps without it"
 
 
 def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
     agreement = record.get("agreement")
     if not isinstance(agreement, dict) or not agreement.get("method"):
         return ("no second method looked at the same step",)
-    found = [str(sentence) for sentence in agreement.get("differences") or ()]
-    if not found:
+    sentences = [str(sentence) for sentence in agreement.get("differences") or ()]
+    if not sentences:
         rows = f"all {agreement.get('num_rows')} collectives of a rank's step"
         return (f"{agreement['method']}, a second method, saw the same kind, group and bytes in {rows}",)
     head = f"caution: {agreement['method']}, a second method, saw something else in the same step:"
-    return (head, *capped_lines(found, MAX_DIFFERENCES, "... {} more differences"))
+    return (head, *capped_lines(sentences, MAX_DIFFERENCES, "... {} more differences"))
 
 
 def _memory(record: dict[str, Any]) -> tuple[str, ...]:

@@ -37,20 +37,24 @@ class SelectedTraces:
     failed: list[str]  # one for each trace that failed or cannot be read
 
 
-def chosen(named: Sequence[Path], out: Path | None) -> SelectedTraces:
+def chosen(targets: Sequence[Path], out: Path | None) -> SelectedTraces:
     """The traces of run files and folders, each with or without `::PART`; of the latest run under `out` for none."""
-    asked = [_split(given) for given in named]
-    runs, warnings = collect(tuple(path for path, _ in asked), out)
+    paths_and_parts = [_split(target) for target in targets]
+    runs, warnings = collect(tuple(path for path, _ in paths_and_parts), out)
     traces, failed = traces_of(runs)
     if not traces:
-        of = ", ".join(map(str, named)) or f"the latest run under {out}"
+        of = ", ".join(map(str, targets)) or f"the latest run under {out}"
         why = f" ({'; '.join(failed)})" if failed else ""
         raise UserError(f"{of} holds no trace of a step{why}; {HOW_TO_TRACE}")
-    for path, part in asked:
+    for path, part in paths_and_parts:
         if not any(_is_meant(trace, path, part) for trace in traces) and part:
             raise UserError(f"no traced case of {path} has {part!r} in its id; {_there_are(traces)}")
-    kept = [trace for trace in traces if not asked or any(_is_meant(trace, path, part) for path, part in asked)]
-    return SelectedTraces(runs, kept, any(part for _, part in asked), warnings, failed)
+    kept = [
+        trace
+        for trace in traces
+        if not paths_and_parts or any(_is_meant(trace, path, part) for path, part in paths_and_parts)
+    ]
+    return SelectedTraces(runs, kept, any(part for _, part in paths_and_parts), warnings, failed)
 
 
 def selected_trace(given: Path) -> tuple[Trace, list[str]]:
@@ -58,13 +62,13 @@ def selected_trace(given: Path) -> tuple[Trace, list[str]]:
 
     A PART that is the whole end of one case's id means that case, whatever else holds it.
     """
-    found = chosen((given,), None)
+    selected = chosen((given,), None)
     path, part = _split(given)
-    traces = [trace for trace in found.traces if part and trace.case_id.endswith(f"/{part}")] or found.traces
+    traces = [trace for trace in selected.traces if part and trace.case_id.endswith(f"/{part}")] or selected.traces
     if len(traces) > 1:
         how = f"give {path}{SEPARATOR}PART with a part of one's case id"
         raise UserError(f"{given} holds {len(traces)} traces; {how}; {_there_are(traces)}")
-    return traces[0], [*found.warnings, *found.failed]
+    return traces[0], [*selected.warnings, *selected.failed]
 
 
 def _split(given: Path) -> tuple[Path, str]:
@@ -81,12 +85,12 @@ def _is_meant(trace: Trace, path: Path, part: str) -> bool:
 
 
 def _there_are(traces: Sequence[Trace]) -> str:
-    shown = ", ".join(trace.case_id for trace in traces[:8])
-    return f"there are: {shown}" + (", ..." if len(traces) > 8 else "")
+    case_ids = ", ".join(trace.case_id for trace in traces[:8])
+    return f"there are: {case_ids}" + (", ..." if len(traces) > 8 else "")
 
 
 def render_paths(
-    named: tuple[Path, ...],
+    targets: tuple[Path, ...],
     out: Path,
     form: str,
     plots: Path | None = None,
@@ -105,39 +109,41 @@ def render_paths(
         chrome: file for one trace as Chrome's trace events.
         by: columns of the rows to sum by, instead of the usual tables and rows; empty for these.
     """
-    found = chosen(named, out)
-    traces = found.traces
+    selected = chosen(targets, out)
+    traces = selected.traces
     data = frame_of_traces(traces, by)
     messages = [_write_chrome(chrome, traces)] if chrome else []
-    written = draw(timeline_figures(traces), plots) if plots else []
-    messages += [write_page(page, _page(found))] if page else []
+    figure_files = draw(timeline_figures(traces), plots) if plots else []
+    messages += [write_page(page, _page(selected))] if page else []
 
     def blocks() -> list[Block]:
-        shown = [block for trace in traces for block in ([grouped_table(trace, by)] if by else trace_blocks(trace))]
-        return [*shown, Lines(tuple(found.failed))]
+        shown_blocks = [
+            block for trace in traces for block in ([grouped_table(trace, by)] if by else trace_blocks(trace))
+        ]
+        return [*shown_blocks, Lines(tuple(selected.failed))]
 
     if form in DATA_FORMS:
-        messages += found.failed
-    return rendered(form, lambda: data, blocks, found.warnings, written, messages)
+        messages += selected.failed
+    return rendered(form, lambda: data, blocks, selected.warnings, figure_files, messages)
 
 
-def _page(found: SelectedTraces) -> Iterable[PageBlock]:
-    if not found.is_part:
-        return page_blocks(Contents.of(found.runs, frame_of(found.runs)))
-    title = f"distbench: traced steps of {', '.join(dict.fromkeys(trace.run.scenario for trace in found.traces))}"
-    return [Heading(title, 1), *(block for trace in found.traces for block in traced_blocks(trace))]
+def _page(selected: SelectedTraces) -> Iterable[PageBlock]:
+    if not selected.is_part:
+        return page_blocks(Contents.of(selected.runs, frame_of(selected.runs)))
+    title = f"distbench: traced steps of {', '.join(dict.fromkeys(trace.run.scenario for trace in selected.traces))}"
+    return [Heading(title, 1), *(block for trace in selected.traces for block in traced_blocks(trace))]
 
 
-def render_difference(one: Path, other: Path, form: str, page: Path | None = None) -> Rendered:
+def render_difference(target: Path, other_target: Path, form: str, page: Path | None = None) -> Rendered:
     """How one traced step (`RUN` or `RUN::PART`) differs from another; "csv" and "json" give one row a path.
 
     `page` is an HTML file for the same, and for what each of the two steps spends.
     """
-    (one_side, warnings), (other_side, other_warnings) = selected_trace(one), selected_trace(other)
+    (one_side, warnings), (other_side, other_warnings) = selected_trace(target), selected_trace(other_target)
 
     def on_page() -> Iterator[PageBlock]:
-        heading, verdict, *others = comparison_blocks(one_side, other_side)
-        yield from (heading, Verdict(verdict.texts) if isinstance(verdict, Lines) else verdict, *others)
+        heading, verdict, *more_blocks = comparison_blocks(one_side, other_side)
+        yield from (heading, Verdict(verdict.texts) if isinstance(verdict, Lines) else verdict, *more_blocks)
         yield from (block for side in (one_side, other_side) for block in traced_blocks(side))
 
     return rendered(

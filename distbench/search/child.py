@@ -50,7 +50,7 @@ class LeftOut(msgspec.Struct):
 def code_of_file(file: Path) -> list[Any]:
     """What a result of a scenario's file depends on: that file and those beside it, where a model may be, and the
     versions of torch and of this program."""
-    code = {str(one): digest_of(one) for one in {file, *file.parent.glob("*.py")}}
+    code = {str(path): digest_of(path) for path in {file, *file.parent.glob("*.py")}}
     return [__version__, installed_torch(), *sorted(code.items())]
 
 
@@ -100,10 +100,10 @@ class SweepChild:
         """
         waiting = dict(enumerate(questions))
         for place, question in enumerate(questions):
-            if (known := self._known(question)) is not None:
+            if (recorded := self._known(question)) is not None:
                 self.num_reused += 1
                 del waiting[place]
-                yield place, known
+                yield place, recorded
         for place, question in waiting.items():
             self._send(place, question)
         while waiting:
@@ -151,8 +151,8 @@ class SweepChild:
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
         """Its name says what was recorded: the scenario's file and those beside it, the variant, the mesh, and the
         versions of torch and of this program."""
-        what = [*self._code, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
-        return self._folder / (digest(what) + suffix)
+        parts = [*self._code, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
+        return self._folder / (digest(parts) + suffix)
 
     def _send(self, place: int, question: Question) -> None:
         process = self._process or self._started()
@@ -198,11 +198,11 @@ class SweepChild:
     def _failed(self) -> UserError:
         assert self._process is not None and self._said is not None
         self._said.seek(0)
-        said = self._said.read().decode("utf-8", "replace").splitlines()
+        lines = self._said.read().decode("utf-8", "replace").splitlines()
         with contextlib.suppress(subprocess.TimeoutExpired):
             self._process.wait(END_S)  # its pipe is closed before its exit code is there
         code = self._process.returncode or 0
-        why = f"its process was {ended_text(code, said)}" if code < 0 else last_words(said)
+        why = f"its process was {ended_text(code, lines)}" if code < 0 else last_words(lines)
         why = why or "its process printed no answer"
         return UserError(f"no step of {self._scenario} was recorded: {why}; see whether distbench check passes it")
 

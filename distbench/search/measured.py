@@ -68,8 +68,10 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
         return
     sweep = read_record(file, SweepFile, Format("sweep file", "give another --out"))
     if sweep != _identity(setup):
-        what = f"{sweep.scenario} ({sweep.file}) on {count_text(sweep.world, 'rank')}"
-        raise UserError(f"--out {out} holds a sweep of {what}, which this one would overwrite; give another --out")
+        description = f"{sweep.scenario} ({sweep.file}) on {count_text(sweep.world, 'rank')}"
+        raise UserError(
+            f"--out {out} holds a sweep of {description}, which this one would overwrite; give another --out"
+        )
 
 
 def claim_folder(out: Path, setup: Setup) -> None:
@@ -99,8 +101,8 @@ def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
     if not file.is_file():
         return None
     advice = "delete it, and --resume measures that round again"
-    known = read_record(file, RoundFile, Format("round file", advice))
-    return (Path(known.run_file), known.labels) if known.code == code else None
+    record = read_record(file, RoundFile, Format("round file", advice))
+    return (Path(record.run_file), record.labels) if record.code == code else None
 
 
 KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
@@ -133,26 +135,28 @@ def num_affordable(each_s: float, left_s: float, most: int) -> int:
     return max(min(most, max(LEAST_CHANGES, int(left_s / 2 / each_s)) if each_s else most), 0)
 
 
-def combined(ranked: Sequence[RankedPlan], known: Mapping[Candidate, RankedPlan]) -> list[Candidate]:
+def combined(ranked: Sequence[RankedPlan], plans: Mapping[Candidate, RankedPlan]) -> list[Candidate]:
     """The two best changes of the best mesh that are each faster than the plan as written, both at once."""
     if not ranked:
         return []
     sizes = ranked[0].candidate.sizes
-    written = known.get(Candidate(sizes))
+    written_plan = plans.get(Candidate(sizes))
     different: dict[str, Any] = {}
     for plan in ranked:
         is_single = plan.candidate.sizes == sizes and len(plan.candidate.choices) == 1
-        if is_single and (written is None or plan.step_s < written.step_s):
+        if is_single and (written_plan is None or plan.step_s < written_plan.step_s):
             different.setdefault(*plan.candidate.choices[0])
     both = Candidate(sizes, tuple(sorted(list(different.items())[:2])))
-    return [both] if len(different) > 1 and both not in known else []
+    return [both] if len(different) > 1 and both not in plans else []
 
 
-def with_written(kept: Sequence[Candidate], written: Candidate | None, known: Container[Candidate]) -> list[Candidate]:
+def with_written(
+    kept: Sequence[Candidate], as_written: Candidate | None, measured: Container[Candidate]
+) -> list[Candidate]:
     """The best and the plan as written, where that works: in place of the last of more than two."""
-    if written is None or written in kept or written not in known:
+    if as_written is None or as_written in kept or as_written not in measured:
         return [*kept]
-    return [*(kept[:-1] if len(kept) > 2 else kept), written]
+    return [*(kept[:-1] if len(kept) > 2 else kept), as_written]
 
 
 class Rounds:
@@ -196,7 +200,9 @@ class Rounds:
                 again = replace(SCREENING, min_samples=6, max_samples=6, passes=3)
                 self._round(ranks, 2, [*kept, *more], again)
                 measured_twice = {*kept, *more}
-                kept = [one for one in self._best(len(state.measured)) if one in measured_twice][:NUM_FINAL]
+                kept = [candidate for candidate in self._best(len(state.measured)) if candidate in measured_twice][
+                    :NUM_FINAL
+                ]
             if not state.interrupted and kept:
                 # As many as there is time for; two at least, for a verdict.
                 each_s = self._final_s()
@@ -249,11 +255,11 @@ class Rounds:
 
     def _round(self, ranks: RankProcesses, number: int, candidates: Sequence[Candidate], settings: Settings) -> None:
         variants = [candidate.variant(self._setup.base) for candidate in candidates]
-        axes = list(dict.fromkeys([MESH, *(name for one in candidates for name, _ in one.choices)]))
+        axes = list(dict.fromkeys([MESH, *(name for varied in candidates for name, _ in varied.choices)]))
         is_final = number == len(ROUNDS) - 1
         job = replace(self._jobs[number], variants=variants, axes=axes, settings=settings, profile=None, note="")
         job = replace(job, trace_paths=is_final)
-        labels = {variant_text(variant, axes): one for variant, one in zip(variants, candidates, strict=True)}
+        labels = {variant_text(variant, axes): varied for variant, varied in zip(variants, candidates, strict=True)}
         before = self._before(number)
         run_file = before[0] if labels and before and before[1] == [*labels] and before[0].is_file() else None
         if self._state.num_reused is not None:
@@ -295,9 +301,9 @@ class Rounds:
         if is_final and plans:
             state.final = judged(plans, rows[PASSES].tolist())
             traced = (
-                (labels.get(str(one.case["case"]["params"].get("variant"))), one)
-                for one in traces_of([run])[0]
-                if one.case
+                (labels.get(str(step_trace.case["case"]["params"].get("variant"))), step_trace)
+                for step_trace in traces_of([run])[0]
+                if step_trace.case
             )
             state.traces = {candidate: trace for candidate, trace in traced if candidate is not None}
 
@@ -305,5 +311,5 @@ class Rounds:
 def _plan(row: Mapping[Any, Any], candidate: Candidate) -> RankedPlan:
     memory = row["peak_bytes"]
     rate = row["tokens_per_s"] if math.isfinite(row["tokens_per_s"]) else row["samples_per_s"]
-    known = float(memory) if math.isfinite(memory) else None
-    return RankedPlan(candidate, float(row["median_s"]), float(rate), known, "measured", True)
+    memory_bytes = float(memory) if math.isfinite(memory) else None
+    return RankedPlan(candidate, float(row["median_s"]), float(rate), memory_bytes, "measured", True)

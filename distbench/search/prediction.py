@@ -76,8 +76,8 @@ def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | Non
     Args:
         swept: parameters that take several values, which candidates differ by.
     """
-    found = (name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1])
-    return next((name for name in found if name not in swept), None)
+    names = (name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1])
+    return next((name for name in names if name not in swept), None)
 
 
 def with_memory(hardware: Hardware, memory_bytes: float | None) -> Hardware:
@@ -111,7 +111,7 @@ def predicted(
     (few, low), (more, high) = points
     share = (num_layers - few) / (more - few)
     live = _line(low.live_bytes, high.live_bytes, share)
-    found = replace(
+    prediction = replace(
         high,
         step_s=_line(low.step_s, high.step_s, share),
         parts_s=_lines(low.parts_s, high.parts_s, share),
@@ -125,7 +125,7 @@ def predicted(
     # Estimates may be a tenth too large or too small, so only what is alive rules a plan out.
     fits = False if live > hardware.usable_bytes else None
     is_near = fits is False and live <= hardware["memory_bytes"]
-    return replace(found, fits=fits, is_tight=False, takes_reserve=is_near)
+    return replace(prediction, fits=fits, is_tight=False, takes_reserve=is_near)
 
 
 def _of(
@@ -168,8 +168,8 @@ def _line(low: float, high: float, share: float) -> float:
 
 def _lines(low: Mapping[Any, float], high: Mapping[Any, float], share: float) -> dict[Any, float]:
     keys = [*low, *(key for key in high if key not in low)]
-    found = {key: _line(low.get(key, 0.0), high.get(key, 0.0), share) for key in keys}
-    return {key: max(value, 0.0) for key, value in found.items()}
+    values = {key: _line(low.get(key, 0.0), high.get(key, 0.0), share) for key in keys}
+    return {key: max(value, 0.0) for key, value in values.items()}
 
 
 def require_same_work(first: Prediction, other: Prediction) -> str | None:
@@ -208,13 +208,15 @@ def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardw
     memory_bytes, reserve = hardware["memory_bytes"], reserve_text(hardware)
     need = nearest.reserved_bytes
     about = "" if nearest.is_whole else "about "
-    what = f"no plan of {scenario} on {count_text(world, 'device')} was found that fits into {disk_text(memory_bytes)}"
-    why = "; ".join(one for one in (reserve and f"of which {reserve}", stopped) if one)
-    what += f" ({why})" if why else ""
+    problem = (
+        f"no plan of {scenario} on {count_text(world, 'device')} was found that fits into {disk_text(memory_bytes)}"
+    )
+    why = "; ".join(reason for reason in (reserve and f"of which {reserve}", stopped) if reason)
+    problem += f" ({why})" if why else ""
     near = f"the nearest ({nearest.candidate.text}) needs {about}{disk_text(need)}"
     unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
     enough = f"{math.ceil(memory_for(hardware, need * SURELY) / unit)}{name}"
-    return UserError(f"{what}; {near}; give --memory {enough} or more, a larger --world, or a smaller batch")
+    return UserError(f"{problem}; {near}; give --memory {enough} or more, a larger --world, or a smaller batch")
 
 
 @dataclass

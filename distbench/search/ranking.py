@@ -72,12 +72,12 @@ def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPla
 
 def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
     """Those that fit and that no other one beats in both time and memory, the fastest first."""
-    known = [plan for plan in plans if plan.memory_bytes is not None and plan.fits is not False]
-    found: list[RankedPlan] = []
-    for plan in sorted(known, key=lambda one: (one.step_s, one.memory_bytes)):
-        if not found or float(plan.memory_bytes or 0) < float(found[-1].memory_bytes or 0):
-            found.append(plan)
-    return found
+    sized_plans = [plan for plan in plans if plan.memory_bytes is not None and plan.fits is not False]
+    front: list[RankedPlan] = []
+    for plan in sorted(sized_plans, key=lambda sized_plan: (sized_plan.step_s, sized_plan.memory_bytes)):
+        if not front or float(plan.memory_bytes or 0) < float(front[-1].memory_bytes or 0):
+            front.append(plan)
+    return front
 
 
 def cost_a_step(price: float, world: int, step_s: float) -> float:
@@ -90,11 +90,11 @@ def cost_a_billion(price: float, world: int, tokens_per_s: float) -> float:
     return price * world / HOUR_S * 1e9 / tokens_per_s if tokens_per_s else math.inf
 
 
-def reasons(best: RankedPlan, other: RankedPlan) -> list[str]:
+def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
     """Where the other one spends more or less, the largest differences first."""
-    if best.prediction is None or other.prediction is None:
+    if best.prediction is None or other_plan.prediction is None:
         return []
-    ours, theirs = best.prediction, other.prediction
+    ours, theirs = best.prediction, other_plan.prediction
     if not ours.exposed_s and not theirs.exposed_s and not ours.parts_s:
         return []
     parts = {
@@ -102,12 +102,12 @@ def reasons(best: RankedPlan, other: RankedPlan) -> list[str]:
         IDLE: "idle time, in which the host has issued nothing yet",
         BUBBLE: "bubble, in which another stage is waited for",
     }
-    found = [(theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called) for name, called in parts.items()]
+    changes = [(theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called) for name, called in parts.items()]
     for key in {*ours.exposed_s, *theirs.exposed_s}:
         mesh_dim, kind, owner = key
         change = theirs.exposed_s.get(key, 0.0) - ours.exposed_s.get(key, 0.0)
-        found.append((change, f"exposed {kind} over {mesh_dim} of {owner or 'the root'}"))
-    ranked = sorted(found, key=lambda item: -abs(item[0]))
+        changes.append((change, f"exposed {kind} over {mesh_dim} of {owner or 'the root'}"))
+    ranked = sorted(changes, key=lambda item: -abs(item[0]))
     least = LEAST_SHARE * best.step_s
     return [
         f"{brief_time_text(abs(change))} {'more' if change > 0 else 'less'} {called}"
@@ -184,34 +184,34 @@ class Change:
 
 
 def changes_of(
-    plans: Sequence[RankedPlan], written: Candidate | None, codes: Mapping[Candidate, PlanCode]
+    plans: Sequence[RankedPlan], as_written: Candidate | None, codes: Mapping[Candidate, PlanCode]
 ) -> list[Change]:
     """Every plan but the one as written, compared with that one, the most worth making first."""
-    own = next((plan for plan in plans if plan.candidate == written), None)
-    if own is None:
+    written_plan = next((plan for plan in plans if plan.candidate == as_written), None)
+    if written_plan is None:
         return []
     changes = []
     for plan in plans:
-        if plan is not own:
-            both = plan.memory_bytes is not None and own.memory_bytes is not None
-            more = float(plan.memory_bytes or 0) - float(own.memory_bytes or 0) if both else None
+        if plan is not written_plan:
+            is_known = plan.memory_bytes is not None and written_plan.memory_bytes is not None
+            more = float(plan.memory_bytes or 0) - float(written_plan.memory_bytes or 0) if is_known else None
             code = codes.get(plan.candidate, PlanCode([], [], []))
             lines = code.changes
-            if plan.candidate.sizes != own.candidate.sizes:
+            if plan.candidate.sizes != written_plan.candidate.sizes:
                 lines = [f"mesh = {plan.candidate.mesh!r}"]
-            changes.append(Change(code.imports, lines, plan.step_s / own.step_s - 1, more, plan))
+            changes.append(Change(code.imports, lines, plan.step_s / written_plan.step_s - 1, more, plan))
     return sorted(changes, key=lambda change: (change.plan.fits is False, change.time_share))
 
 
-def layouts_of(written: Prediction | None) -> list[str]:
+def layouts_of(prediction: Prediction | None) -> list[str]:
     """Redistributions that nobody asked for, and what could be saved at most by keeping what they undo."""
-    if written is None:
+    if prediction is None:
         return []
-    ranked = sorted(written.implicit_s.items(), key=lambda item: -item[1])
+    ranked = sorted(prediction.implicit_s.items(), key=lambda item: -item[1])
     return [
         f"{owner or 'the root'}: {moved or 'a redistribution'} is implicit; at most "
-        f"{100 * seconds / written.step_s:.1f} % of the step could be saved by keeping the layout between the two "
+        f"{100 * seconds / prediction.step_s:.1f} % of the step could be saved by keeping the layout between the two "
         "modules (use_local_output=False)"
         for (owner, moved), seconds in ranked[:3]
-        if seconds > LEAST_SHARE * written.step_s
+        if seconds > LEAST_SHARE * prediction.step_s
     ]

@@ -85,49 +85,54 @@ class Space:
     def meshes(self) -> list[Candidate]:
         """One a mesh that the batch can be split over, as written: those that shard most parameters over few fast
         links first."""
-        return [one for one in self._all_meshes if self._splits(one.mesh, self.facts["microbatches"])]
+        return [candidate for candidate in self._all_meshes if self._splits(candidate.mesh, self.facts["microbatches"])]
 
     @cached_property
     def unsplit_meshes(self) -> list[Candidate]:
         """The meshes that the batch cannot be split over, in the same order."""
-        return [one for one in self._all_meshes if one not in self.meshes]
+        return [candidate for candidate in self._all_meshes if candidate not in self.meshes]
 
     @cached_property
     def _all_meshes(self) -> list[Candidate]:
-        names, found = self._ordered_dims(), []
+        names, candidates = self._ordered_dims(), []
         for sizes in factorizations(self.world, len(names)):
             mesh = dict(zip(names, sizes, strict=True))
-            found.append(Candidate(tuple((name, n) for name, n in mesh.items() if n > 1 or name in self.declared)))
-        return sorted(found, key=_link_needs)
+            candidates.append(Candidate(tuple((name, n) for name, n in mesh.items() if n > 1 or name in self.declared)))
+        return sorted(candidates, key=_link_needs)
 
     def _ordered_dims(self) -> list[str]:
         """The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
         MESH_DIMS: torch takes several of a mesh, those of hybrid sharding say, in its order alone."""
         names = list(self.declared)
-        for name in (one for one in reversed(MESH_DIMS) if one in self.mesh_dims and one not in names):
+        for name in (
+            mesh_dim for mesh_dim in reversed(MESH_DIMS) if mesh_dim in self.mesh_dims and mesh_dim not in names
+        ):
             inner = MESH_DIMS[MESH_DIMS.index(name) + 1 :]
-            names.insert(next((place for place, one in enumerate(names) if one in inner), len(names)), name)
+            names.insert(next((place for place, mesh_dim in enumerate(names) if mesh_dim in inner), len(names)), name)
         return names
 
     def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
         """What may be changed in a candidate: name to all values, the one as written first."""
         mesh, facts = candidate.mesh, self.facts
-        found: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
-        written = facts["microbatches"]
-        found["plan.microbatches"] = [written, *(n for n in MICROBATCHES if n != written and self._splits(mesh, n))]
+        choices: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
+        microbatches = facts["microbatches"]
+        choices["plan.microbatches"] = [
+            microbatches,
+            *(n for n in MICROBATCHES if n != microbatches and self._splits(mesh, n)),
+        ]
         if facts["checkpointable"]:
             is_whole = facts["checkpoint"] and not facts["is_selective"]
-            others = [*(["none"] if facts["checkpoint"] else []), *([] if is_whole else ["full"])]
-            found["plan.checkpoint"] = [AS_WRITTEN, *others]
+            checkpoints = [*(["none"] if facts["checkpoint"] else []), *([] if is_whole else ["full"])]
+            choices["plan.checkpoint"] = [AS_WRITTEN, *checkpoints]
         if (fsdp := facts["fsdp"]) is not None:
-            found |= self._of_fsdp(fsdp)
+            choices |= self._of_fsdp(fsdp)
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
-            found["plan.rotate"] = [cp["rotate"], *(one for one in ROTATIONS if one != cp["rotate"])]
-            found["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
+            choices["plan.rotate"] = [cp["rotate"], *(rotation for rotation in ROTATIONS if rotation != cp["rotate"])]
+            choices["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
         # A change that an axis of the scenario makes is made by that axis alone.
         by_axes = {f"{PREFIX}{name}" for name in self.axes}
         left_out = self.pinned | by_axes
-        return {name: values for name, values in found.items() if len(values) > 1 and name not in left_out}
+        return {name: values for name, values in choices.items() if len(values) > 1 and name not in left_out}
 
     def neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
         """The candidates that differ from one by one change."""
@@ -136,20 +141,22 @@ class Space:
             now = chosen.get(name, values[0])
             for value in values:
                 if value != now:
-                    without = Candidate(candidate.sizes, tuple(one for one in candidate.choices if one[0] != name))
+                    without = Candidate(
+                        candidate.sizes, tuple(choice for choice in candidate.choices if choice[0] != name)
+                    )
                     yield without if value == values[0] else without.with_choice(name, value)
 
     def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
         """The candidates whose mesh differs by one factor that another mesh dim has taken over."""
         sizes = candidate.mesh
-        found = []
-        for other in self.meshes:
-            names = set(sizes) | set(other.mesh)
-            ratios = [other.mesh.get(name, 1) / sizes.get(name, 1) for name in names]
+        by_ratio = []
+        for other_candidate in self.meshes:
+            names = set(sizes) | set(other_candidate.mesh)
+            ratios = [other_candidate.mesh.get(name, 1) / sizes.get(name, 1) for name in names]
             if sum(ratio != 1 for ratio in ratios) == 2:
-                found.append((max(ratios), replace(other, choices=candidate.choices)))
-        least = min((ratio for ratio, _ in found), default=1.0)
-        return [other for ratio, other in found if ratio == least]
+                by_ratio.append((max(ratios), replace(other_candidate, choices=candidate.choices)))
+        least = min((ratio for ratio, _ in by_ratio), default=1.0)
+        return [other_candidate for ratio, other_candidate in by_ratio if ratio == least]
 
     def around(self, candidate: Candidate) -> list[Candidate]:
         """The candidates that differ from one by one change, or by one factor of the mesh."""
@@ -157,14 +164,14 @@ class Space:
 
     def _of_fsdp(self, fsdp: Mapping[str, Any]) -> dict[str, list[Any]]:
         reshards = fsdp["reshard_after_forward"]
-        found: dict[str, list[Any]] = {
+        choices: dict[str, list[Any]] = {
             "plan.reshard_after_forward": [reshards, True] if reshards is False else [reshards, False]
         }
         if not fsdp["prefetch"]:
-            found["plan.prefetch"] = [None, AHEAD]
+            choices["plan.prefetch"] = [None, AHEAD]
         if not fsdp["mixed_precision"]:
-            found["plan.mixed_precision"] = ["none", "bf16"]
-        return found
+            choices["plan.mixed_precision"] = ["none", "bf16"]
+        return choices
 
     def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
         return self.facts["batch_size"] % num_parts(mesh, microbatches) == 0
@@ -204,7 +211,8 @@ def all_of(space: Space) -> Iterator[Candidate]:
         for values in itertools.product(*options.values()):
             changes = zip(options.items(), values, strict=True)
             yield replace(
-                candidate, choices=tuple(sorted((name, value) for (name, known), value in changes if value != known[0]))
+                candidate,
+                choices=tuple(sorted((name, value) for (name, all_values), value in changes if value != all_values[0])),
             )
 
 
@@ -253,19 +261,19 @@ class Setup:
         if not space.meshes:
             batch = space.facts["batch_size"]
             names = ", ".join(dict.fromkeys([*self.entry.mesh, *space.mesh_dims]))
-            what = (
+            problem = (
                 f"no mesh over {names} has {count_text(self.world, 'rank')} that a global batch of "
                 f"{batch} can be split over"
             )
-            raise UserError(f"{what}; {self._other_batch(space)}")
+            raise UserError(f"{problem}; {self._other_batch(space)}")
 
     def unsplit_text(self, space: Space) -> str:
         """Return why the batch rules meshes out, and which batch would not; empty where it rules none out."""
         if not (unsplit := space.unsplit_meshes):
             return ""
-        what = f"a global batch of {space.facts['batch_size']} cannot be split over {unsplit[0].mesh_text}"
+        problem = f"a global batch of {space.facts['batch_size']} cannot be split over {unsplit[0].mesh_text}"
         num_all = len(unsplit) + len(space.meshes)
-        return f"{what} ({len(unsplit)} of {num_all} meshes; {self._other_batch(space)})"
+        return f"{problem} ({len(unsplit)} of {num_all} meshes; {self._other_batch(space)})"
 
     def _other_batch(self, space: Space) -> str:
         """The nearest batch that can be split over the first mesh that the batch rules out."""
@@ -285,8 +293,8 @@ class Setup:
         names = dict.fromkeys([*self.entry.mesh, *space.mesh_dims])
         if strange := [name for name in sizes if name not in names]:
             raise UserError(f"--mesh: the plan does not use mesh dim {strange[0]!r}; it uses {', '.join(names)}")
-        what = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
-        raise UserError(f"{what}; give another --mesh, or a batch with --set")
+        problem = f"a batch of {space.facts['batch_size']} cannot be split over mesh {format_mesh(self.mesh)}"
+        raise UserError(f"{problem}; give another --mesh, or a batch with --set")
 
     def command(self, candidate: Candidate) -> str:
         """The `distbench run` that measures a candidate, and no other value of an axis."""
@@ -300,7 +308,7 @@ class Setup:
     def _target(self) -> str:
         from distbench.spec import list_entries
 
-        is_shipped = any(one.file == self.entry.file for one in list_entries())
+        is_shipped = any(entry.file == self.entry.file for entry in list_entries())
         return self.entry.name if is_shipped else f"{self.entry.file}::{self.entry.name}"
 
 
@@ -329,23 +337,23 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     swept |= {name: tuple(values) for name, values in chosen.items()}
     several = {name: values for name, values in swept.items() if len(values) > 1}
     axes = {name: tuple(sorted(values, key=lambda one: one != base[name])) for name, values in several.items()}
-    note, given = _scaled_batch(entry, base, chosen, size, quick), list(texts)
+    note, all_texts = _scaled_batch(entry, base, chosen, size, quick), list(texts)
     if note:
         name = next(name for name in BATCH_NAMES if name in base)
-        given.append(f"{name}={base[name]}")
+        all_texts.append(f"{name}={base[name]}")
     fitted = {**dict.fromkeys(entry.mesh, 1), **mesh} if mesh else fit_mesh(declared, size)
-    return Setup(entry, base, axes, size, fitted, tuple(given), quick, note)
+    return Setup(entry, base, axes, size, fitted, tuple(all_texts), quick, note)
 
 
 def _scaled_batch(entry: Entry, base: dict[str, Any], chosen: Mapping[str, Any], world: int, quick: bool) -> str:
     """The batch grown with the world, where the user gave none: what a rank has stays as it was."""
     name = next((name for name in BATCH_NAMES if type(base.get(name)) is int), None)
-    own = mesh_size(entry.quick_mesh if quick and entry.quick_mesh else entry.mesh)
-    if name is None or name in chosen or world <= own or world % own:
+    num_ranks = mesh_size(entry.quick_mesh if quick and entry.quick_mesh else entry.mesh)
+    if name is None or name in chosen or world <= num_ranks or world % num_ranks:
         return ""
     before = base[name]
-    base[name] = before * world // own
+    base[name] = before * world // num_ranks
     return (
-        f"{name}={base[name]}, as {before} on the {count_text(own, 'rank')} that {entry.name} is "
+        f"{name}={base[name]}, as {before} on the {count_text(num_ranks, 'rank')} that {entry.name} is "
         f"written for; --set {name}=N else"
     )

@@ -223,8 +223,8 @@ def require_ranks(setup: Setup) -> None:
         raise UserError(f"{name} is a model at its real size, which no CPU runs; predict it: --hardware h100")
     most = device_count(device) if device != "cpu" else RANKS_PER_CPU * (os.cpu_count() or 1)
     if setup.world > most:
-        what = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
-        raise UserError(f"{what}; predict it with --hardware, or give a smaller --world")
+        problem = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
+        raise UserError(f"{problem}; predict it with --hardware, or give a smaller --world")
 
 
 class RecordingProgress:
@@ -233,11 +233,11 @@ class RecordingProgress:
     def __init__(self, display: Display) -> None:
         self._display, self._num_asked = display, 0
 
-    def __call__(self, asked: int, answered: int) -> None:
+    def __call__(self, asked: int, num_answered: int) -> None:
         """So many more."""
         if asked:
             self._num_asked += asked
             self._display.event({"event": "plan", "num_cases": self._num_asked})
             self._display.event({"event": "case", "id": "sweep/recording steps"})
-        for _ in range(answered):
+        for _ in range(num_answered):
             self._display.event({"event": "done", "id": "", "status": "ok"})

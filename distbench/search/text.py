@@ -57,45 +57,49 @@ def recommendation(result: SweepResult) -> str:
 def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
     capacity_bytes = result.capacity_bytes
     if is_tight(plan) and capacity_bytes:
-        need, there = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - result.reserve_bytes)
-        return f"{need} at the peak, squeezed into {there} because the allocator gives back what it cached"
+        need, room = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - result.reserve_bytes)
+        return f"{need} at the peak, squeezed into {room} because the allocator gives back what it cached"
     of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
-    kept = f" ({size_text(result.reserve_bytes)} are kept free)" if of and result.reserve_bytes else ""
-    return f"{memory_text(plan)}{of} at the peak{kept}"
+    reserve_text = f" ({size_text(result.reserve_bytes)} are kept free)" if of and result.reserve_bytes else ""
+    return f"{memory_text(plan)}{of} at the peak{reserve_text}"
 
 
 def why(result: SweepResult) -> list[str]:
     """How the next plan differs."""
-    best, other = result.best, result.runner_up
-    if other is None:
+    best, next_plan = result.best, result.runner_up
+    if next_plan is None:
         return [
             "no other plan that was tried fits" if result.plans[1:] else "there is no other plan to hold it against"
         ]
-    said = []
-    if other.measured is not None:
-        said.append(f"next, {other.candidate.text}: {ratio_text(*other.measured)} times its time ({other.verdict})")
+    sentences = []
+    if next_plan.measured is not None:
+        sentences.append(
+            f"next, {next_plan.candidate.text}: {ratio_text(*next_plan.measured)} times its time ({next_plan.verdict})"
+        )
     else:
-        more = other.step_s / best.step_s - 1
+        more = next_plan.step_s / best.step_s - 1
         near = ", too near to tell: measure both" if abs(more) <= CLOSE else ""
-        said.append(f"next, {other.candidate.text}: {100 * more:+.1f} % time{near}{_more_memory(best, other)}")
-    if differences := _other_paths(result, best, other) or reasons(best, other):
-        said.append("against the recommended plan it has " + "; ".join(differences))
-    return said
+        sentences.append(
+            f"next, {next_plan.candidate.text}: {100 * more:+.1f} % time{near}{_more_memory(best, next_plan)}"
+        )
+    if differences := _other_paths(result, best, next_plan) or reasons(best, next_plan):
+        sentences.append("against the recommended plan it has " + "; ".join(differences))
+    return sentences
 
 
-def _more_memory(best: RankedPlan, other: RankedPlan) -> str:
+def _more_memory(best: RankedPlan, next_plan: RankedPlan) -> str:
     """What decides between plans whose times are too near to tell."""
-    more = (other.memory_bytes or 0) - (best.memory_bytes or 0)
-    if other.step_s > best.step_s or more <= 0 or not best.memory_bytes:
+    more = (next_plan.memory_bytes or 0) - (best.memory_bytes or 0)
+    if next_plan.step_s > best.step_s or more <= 0 or not best.memory_bytes:
         return ""
     return f"; it takes {size_text(more)} more memory"
 
 
-def _other_paths(result: SweepResult, best: RankedPlan, other: RankedPlan) -> list[str]:
+def _other_paths(result: SweepResult, best: RankedPlan, next_plan: RankedPlan) -> list[str]:
     """What the other one communicates more or less of, where both were traced."""
-    if best.candidate not in result.traces or other.candidate not in result.traces:
+    if best.candidate not in result.traces or next_plan.candidate not in result.traces:
         return []
-    return path_changes(result.traces[other.candidate], result.traces[best.candidate])[:MAX_REASONS]
+    return path_changes(result.traces[next_plan.candidate], result.traces[best.candidate])[:MAX_REASONS]
 
 
 def record_of_result(result: SweepResult) -> dict[str, Any]:
@@ -191,11 +195,11 @@ def _of_estimates(estimates: Sequence[float]) -> str:
     """How far memory that was extended from few layers is off: on nine sampled plans, and on those of this sweep."""
     low, high = SAMPLED
     sampled = f"{100 * low:+.0f} to {100 * high:+.0f} % off on nine plans of Llama 3 8B"
-    said = f"memory with ~ is extended from few layers: {sampled}"
+    text = f"memory with ~ is extended from few layers: {sampled}"
     if estimates:
-        here = f"{100 * (min(estimates) - 1):+.0f} to {100 * (max(estimates) - 1):+.0f} %"
-        said += f", {here} on the {count_text(len(estimates), 'plan')} of this sweep that were recorded whole"
-    return said
+        own_range = f"{100 * (min(estimates) - 1):+.0f} to {100 * (max(estimates) - 1):+.0f} %"
+        text += f", {own_range} on the {count_text(len(estimates), 'plan')} of this sweep that were recorded whole"
+    return text
 
 
 def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Table:
@@ -226,8 +230,8 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
     if any(plan.fits is False and not takes_reserve(plan) for plan in plans):
         notes.append("(no): it does not fit")
     if any(map(takes_reserve, plans)):
-        kept = size_text(result.reserve_bytes)
-        notes.append(f"(reserve): not recommended, it leaves less than the {kept} that are kept free")
+        reserve = size_text(result.reserve_bytes)
+        notes.append(f"(reserve): not recommended, it leaves less than the {reserve} that are kept free")
     if any(map(is_tight, plans)):
         notes.append("(tight): it fits because the allocator gives back what it cached, whose time is not counted")
     table = table_of(title, columns, plans, notes, (), (f"{result.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
@@ -242,25 +246,33 @@ def pareto_figures(
     title: str, plans: Sequence[RankedPlan], best: RankedPlan, capacity_bytes: float | None
 ) -> "Iterator[tuple[str, Figure]]":
     """One figure, where the memory of some plan is known."""
-    known = [plan for plan in plans if plan.memory_bytes is not None]
-    if not known:
+    sized_plans = [plan for plan in plans if plan.memory_bytes is not None]
+    if not sized_plans:
         return
-    front = undominated(known)
+    front = undominated(sized_plans)
     figure, (axes,) = style.new_figure(1, 9.5, 5.4)
     scale, unit = (1.0, "s") if best.step_s >= 1 else (1e-3, "ms")
-    size, memory_unit = _memory_unit(max(float(plan.memory_bytes or 0) for plan in known))
+    size, memory_unit = _memory_unit(max(float(plan.memory_bytes or 0) for plan in sized_plans))
 
     def place(plan: RankedPlan) -> tuple[float, float]:
         return float(plan.memory_bytes or 0) / size, plan.step_s / scale
 
-    others = [plan for plan in known if plan not in front]
-    beyond = [one for one in others if one.fits is not False and float(one.memory_bytes or 0) > (capacity_bytes or inf)]
+    dominated = [plan for plan in sized_plans if plan not in front]
+    beyond = [
+        other_plan
+        for other_plan in dominated
+        if other_plan.fits is not False and float(other_plan.memory_bytes or 0) > (capacity_bytes or inf)
+    ]
     layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
-        ("does not fit", [one for one in others if one.fits is False], {"marker": "x", "color": style.LIGHT, "s": 34}),
+        (
+            "does not fit",
+            [other_plan for other_plan in dominated if other_plan.fits is False],
+            {"marker": "x", "color": style.LIGHT, "s": 34},
+        ),
         ("may not fit", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
         (
             "dominated",
-            [one for one in others if one.fits is not False and one not in beyond],
+            [other_plan for other_plan in dominated if other_plan.fits is not False and other_plan not in beyond],
             {"color": style.GREY, "s": 26},
         ),
         ("none is both faster and smaller", front, {"color": style.BLUE, "s": 46}),
@@ -270,16 +282,18 @@ def pareto_figures(
         if chosen:
             x, y = zip(*map(place, chosen), strict=True)
             axes.scatter(x, y, label=f"{label} ({len(chosen)})", **look)
-    hover(axes, [Spot(*place(plan), _said(plan)) for plan in known])
+    hover(axes, [Spot(*place(plan), _said(plan)) for plan in sized_plans])
     steps = sorted(front, key=lambda plan: float(plan.memory_bytes or 0))
     if len(steps) > 1:
         x, y = zip(*map(place, steps), strict=True)
         axes.step(x, y, where="post", color=style.BLUE, linewidth=1, alpha=0.5, zorder=0)
-    named = front[:MAX_NAMED]
-    for number, plan in enumerate(named, start=1):
+    numbered = front[:MAX_NAMED]
+    for number, plan in enumerate(numbered, start=1):
         axes.annotate(str(number), place(plan), xytext=(0, -15), textcoords="offset points", ha="center", fontsize=9)
-    style.caption(figure, "\n".join(f"{number}: {plan.candidate.text}" for number, plan in enumerate(named, start=1)))
-    if capacity_bytes is not None and max(x for x, _ in map(place, known)) > 0.6 * capacity_bytes / size:
+    style.caption(
+        figure, "\n".join(f"{number}: {plan.candidate.text}" for number, plan in enumerate(numbered, start=1))
+    )
+    if capacity_bytes is not None and max(x for x, _ in map(place, sized_plans)) > 0.6 * capacity_bytes / size:
         axes.axvline(capacity_bytes / size, color=style.ORANGE, linewidth=1.2, linestyle="--")
         axes.annotate(
             "memory", (capacity_bytes / size, 1), xycoords=("data", "axes fraction"), color=style.ORANGE, ha="right",
@@ -289,11 +303,11 @@ def pareto_figures(
     axes.set_xlabel(f"peak memory a device ({memory_unit})")
     axes.set_ylabel(f"time a step ({unit})")
     axes.set_xlim(left=0, right=axes.get_xlim()[1] * 1.15)
-    if max(plan.step_s for plan in known) > 6 * best.step_s:
+    if max(plan.step_s for plan in sized_plans) > 6 * best.step_s:
         axes.set_yscale("log")
         style.label_axis(axes.yaxis, lambda value: f"{value:g}")
     else:
-        low, high = (choose(plan.step_s for plan in known) / scale for choose in (min, max))
+        low, high = (choose(plan.step_s for plan in sized_plans) / scale for choose in (min, max))
         axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # room for the numbers
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5, handletextpad=0.3)
     style.title(figure, title)

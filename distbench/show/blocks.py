@@ -45,11 +45,11 @@ class Rows(Sequence[tuple[str, ...]]):
     @overload
     def __getitem__(self, which: slice) -> "Rows": ...
 
-    def __getitem__(self, which: int | slice) -> "tuple[str, ...] | Rows":
+    def __getitem__(self, key: int | slice) -> "tuple[str, ...] | Rows":
         """One row's cells, or the rows of a slice, still not written."""
-        if isinstance(which, slice):
-            return Rows(self._records[which], self._cells)
-        return self._cells(self._records[which])
+        if isinstance(key, slice):
+            return Rows(self._records[key], self._cells)
+        return self._cells(self._records[key])
 
 
 @dataclass(frozen=True)
@@ -169,7 +169,7 @@ def code_span(text: str) -> str:
 
 def fenced(lines: Iterable[str], language: str = "") -> str:
     """Lines of code in Markdown, within a fence that none of them can end."""
-    kept = list(lines)
-    longest = max((len(run) for line in kept for run in re.findall("`+", line)), default=0)
+    all_lines = list(lines)
+    longest = max((len(run) for line in all_lines for run in re.findall("`+", line)), default=0)
     fence = "`" * max(longest + 1, 3)
-    return "\n".join([f"{fence}{language}", *kept, fence])
+    return "\n".join([f"{fence}{language}", *all_lines, fence])

@@ -26,19 +26,19 @@ def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
     The text stands in the message and in the body, since readers show one or the other.
     """
     root = ElementTree.Element("testsuites", name=TOOL, tests=str(len(outcomes)))
-    for name in dict.fromkeys(one.suite for one in outcomes):
-        members = [one for one in outcomes if one.suite == name]
+    for name in dict.fromkeys(outcome.suite for outcome in outcomes):
+        members = [outcome for outcome in outcomes if outcome.suite == name]
         suite = ElementTree.SubElement(root, "testsuite", {"name": _legal(name), **_counts(members)})
-        for one in members:
-            _add(ElementTree.SubElement(suite, "testcase", classname=_legal(name), name=_legal(one.name)), one)
+        for outcome in members:
+            _add(ElementTree.SubElement(suite, "testcase", classname=_legal(name), name=_legal(outcome.name)), outcome)
     ElementTree.indent(root)
     return '<?xml version="1.0" encoding="utf-8"?>\n' + ElementTree.tostring(root, encoding="unicode")
 
 
 def _counts(outcomes: Sequence[CiOutcome]) -> dict[str, str]:
-    tags = [one.tag for one in outcomes]
-    named = {"failures": "failure", "errors": "error", "skipped": "skipped"}
-    return {"tests": str(len(tags)), **{name: str(tags.count(tag)) for name, tag in named.items()}}
+    tags = [outcome.tag for outcome in outcomes]
+    counted_tags = {"failures": "failure", "errors": "error", "skipped": "skipped"}
+    return {"tests": str(len(tags)), **{name: str(tags.count(tag)) for name, tag in counted_tags.items()}}
 
 
 def _add(element: ElementTree.Element, outcome: CiOutcome) -> None:
@@ -59,14 +59,14 @@ def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
 
     The last of a level says how many were left out.
     """
-    return [line for level, found in levels.items() for line in _of_level(level, list(found))]
+    return [line for level, messages in levels.items() for line in _of_level(level, list(messages))]
 
 
-def _of_level(level: str, found: Sequence[tuple[str, str]]) -> list[str]:
-    room = MAX_ANNOTATIONS if len(found) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
-    lines = [annotation(level, title, message) for title, message in found[:room]]
-    if len(found) > room:
-        lines.append(annotation(level, TOOL, f"{len(found) - room} more; the job's summary has them all"))
+def _of_level(level: str, messages: Sequence[tuple[str, str]]) -> list[str]:
+    room = MAX_ANNOTATIONS if len(messages) <= MAX_ANNOTATIONS else MAX_ANNOTATIONS - 1
+    lines = [annotation(level, title, message) for title, message in messages[:room]]
+    if len(messages) > room:
+        lines.append(annotation(level, TOOL, f"{len(messages) - room} more; the job's summary has them all"))
     return lines
 
 

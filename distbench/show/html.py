@@ -49,10 +49,10 @@ def svg_of(figure: "Figure", prefix: str) -> str:
     """The figure with its spots; ids begin with `prefix`, so that several can stand in one page."""
     import matplotlib as mpl
 
-    written = io.StringIO()
+    buffer = io.StringIO()
     with mpl.rc_context({"svg.fonttype": "none"}):
-        figure.savefig(written, format="svg", metadata={"Date": None}, transparent=True)
-    text = written.getvalue()
+        figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    text = buffer.getvalue()
     text = text[text.index("<svg") :]
     for unneeded in (r"<metadata>.*?</metadata>", r"<!--.*?-->", r"<style .*?</style>"):
         text = re.sub(unneeded, "", text, flags=re.DOTALL)
@@ -61,7 +61,7 @@ def svg_of(figure: "Figure", prefix: str) -> str:
     # The page's own font: nobody has to have ours.
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", text)
     # A hundredth of a point is less than anybody sees, and a third of the file.
-    text = _PATHS.sub(lambda found: re.sub(r"(\.\d\d)\d+", r"\1", found[0]), text)
+    text = _PATHS.sub(lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), text)
     text = re.sub(r"\s*\n\s*", " ", text)
     width, height = figure.get_size_inches() * 72
     opening = f'<svg class="plot" role="img" aria-label="{html.escape(clean(figure.get_suptitle() or "figure"))}"'
@@ -71,8 +71,8 @@ def svg_of(figure: "Figure", prefix: str) -> str:
 
 
 def _spot(spot: Spot) -> str:
-    said = "\n".join(map(clean, cut(spot.text).split("\n")))
-    title = f"<title>{html.escape(said)}</title>"
+    text = "\n".join(map(clean, cut(spot.text).split("\n")))
+    title = f"<title>{html.escape(text)}</title>"
     if not spot.width and not spot.height:
         return f'<circle class="spot" cx="{spot.x:.1f}" cy="{spot.y:.1f}" r="{DOT_RADIUS:g}">{title}</circle>'
     size = f'width="{max(spot.width, MIN_BAR):.1f}" height="{max(spot.height, MIN_BAR):.1f}"'

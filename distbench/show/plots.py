@@ -98,10 +98,10 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
 def save_figure(figure: "Figure", path: Path) -> None:
     """Write it whole, as .png or .svg; the same figure gives the same file. An OSError where it cannot be written."""
-    drawn, form = io.BytesIO(), path.suffix[1:]
+    buffer, form = io.BytesIO(), path.suffix[1:]
     metadata: dict[str, Any] = {"Software": None} if form == "png" else {"Date": None}
-    figure.savefig(drawn, format=form, dpi=DPI, metadata=metadata)
-    write_whole(path, drawn.getvalue())
+    figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
+    write_whole(path, buffer.getvalue())
 
 
 def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:

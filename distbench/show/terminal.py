@@ -115,9 +115,9 @@ def fitted(table: Table, width: int) -> Fitted:
         columns = [column for column in columns if column.name != table.prose]
     for shorten, sentence in ((without_shared, "every {}: {}"), (without_names, "{} is {}")):
         if _total(columns) > width:
-            columns, said = _fold_shared_cells(columns, shorten, sentence)
-            above += said
-    wanted, left_out = _total(columns), []
+            columns, sentences = _fold_shared_cells(columns, shorten, sentence)
+            above += sentences
+    full_width, left_out = _total(columns), []
     for name in table.optional:
         if _total(columns) > width and any(column.name == name for column in columns):
             left_out.append(name)
@@ -127,7 +127,11 @@ def fitted(table: Table, width: int) -> Fitted:
         left_out.append(columns.pop().name)
     below = []
     if left_out:
-        how = f"--width {-(-wanted // 10) * 10} shows them" if wanted <= MAX_WIDTH else f"they take {wanted} characters"
+        how = (
+            f"--width {-(-full_width // 10) * 10} shows them"
+            if full_width <= MAX_WIDTH
+            else f"they take {full_width} characters"
+        )
         below.append(f"columns left out: {', '.join(left_out)}; {how}")
     return Fitted(columns, above, below, prose)
 
@@ -160,10 +164,10 @@ def _fold_shared_cells(
     """Texts without what `shorten` takes out of all of them, and a sentence on that for each column."""
     shorter, above = [], []
     for column in columns:
-        cells, said = shorten(column.cells) if column.is_text else (column.cells, [])
+        cells, removed = shorten(column.cells) if column.is_text else (column.cells, [])
         shorter.append(replace(column, cells=tuple(cells)))
-        if said:
-            above.append(sentence.format(column.name, ", ".join(said)))
+        if removed:
+            above.append(sentence.format(column.name, ", ".join(removed)))
     return shorter, above
 
 
@@ -199,8 +203,8 @@ def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
 
 
 def _without_remark(text: str) -> tuple[str, str]:
-    found = _REMARK.fullmatch(text)
-    return (found[1], found[2] or "") if found else (text, "")
+    match = _REMARK.fullmatch(text)
+    return (match[1], match[2] or "") if match else (text, "")
 
 
 def _left(pieces: Sequence[str], shared: Sequence[str]) -> str:
@@ -261,8 +265,8 @@ def _text_block(block: Block, width: int) -> str:
 
 def _paragraph(text: str, width: int) -> str:
     """One paragraph; what it begins with, all its lines are indented by."""
-    own = text[: len(text) - len(text.lstrip(" "))]
-    return "\n".join(own + line for line in wrap(clean(text).strip(), width - len(own), INDENT))
+    leading = text[: len(text) - len(text.lstrip(" "))]
+    return "\n".join(leading + line for line in wrap(clean(text).strip(), width - len(leading), INDENT))
 
 
 def table_lines(table: Table, width: int) -> list[str]:

@@ -100,21 +100,21 @@ class CachingAllocator:
         place = bisect.bisect_left(fitting, (size, -1))
         if place == len(fitting):
             return None
-        found = self._by_address[fitting[place][1]]
-        if found is self._tails.get(pool) and place + 1 < len(fitting):
+        piece = self._by_address[fitting[place][1]]
+        if piece is self._tails.get(pool) and place + 1 < len(fitting):
             # The end of a segment that can grow counts as large as it can get: any other that fits is the better fit.
-            found = self._by_address[fitting[place + 1][1]]
-        return found
+            piece = self._by_address[fitting[place + 1][1]]
+        return piece
 
     def _segment(self, pool: Pool, size: int) -> _Piece:
         """A new segment, as `get_allocation_size` sizes it."""
-        wanted = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
+        segment_bytes = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
         if size >= MIN_LARGE_BYTES:
-            wanted = -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
-        self._reserve(wanted)
+            segment_bytes = -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
+        self._reserve(segment_bytes)
         self.num_segments += 1
-        block = _Piece(self._next_address, wanted, pool)
-        self._next_address += wanted
+        block = _Piece(self._next_address, segment_bytes, pool)
+        self._next_address += segment_bytes
         self._put(block)
         return block
 
@@ -161,13 +161,13 @@ class CachingAllocator:
     def _shrink(self, block: _Piece) -> None:
         page = SMALL_SEGMENT_BYTES if block.pool[1] else LARGE_SEGMENT_BYTES
         start = block.address % (1 << 50)
-        kept = -(-start // page) * page - start  # pages begin where the segment does
-        if kept >= block.num_bytes:
+        kept_bytes = -(-start // page) * page - start  # pages begin where the segment does
+        if kept_bytes >= block.num_bytes:
             return
         self._take(block)
-        self.reserved_bytes -= block.num_bytes - kept
-        block.num_bytes = kept
-        if kept:
+        self.reserved_bytes -= block.num_bytes - kept_bytes
+        block.num_bytes = kept_bytes
+        if kept_bytes:
             self._put(block)
         elif block.before is not None:
             block.before.after = None
@@ -177,11 +177,11 @@ class CachingAllocator:
 
     def _split(self, block: _Piece, size: int) -> None:
         """What is left over is a block of its own where it is worth it: `should_split`."""
-        left = block.num_bytes - size
+        left_bytes = block.num_bytes - size
         least = ROUND_BYTES if block.pool[1] or self.expandable else SMALL_BYTES + 1
-        if left < least:
+        if left_bytes < least:
             return
-        rest = _Piece(block.address + size, left, block.pool, before=block, after=block.after)
+        rest = _Piece(block.address + size, left_bytes, block.pool, before=block, after=block.after)
         if rest.after is not None:
             rest.after.before = rest
         block.after, block.num_bytes = rest, size
@@ -189,19 +189,19 @@ class CachingAllocator:
             self._tails[block.pool] = rest
         self._put(rest)
 
-    def _absorb(self, block: _Piece, other: _Piece) -> None:
+    def _absorb(self, block: _Piece, neighbour: _Piece) -> None:
         """Make a free neighbour part of a block."""
-        self._take(other)
-        if other is block.before:
-            block.address, block.before = other.address, other.before
+        self._take(neighbour)
+        if neighbour is block.before:
+            block.address, block.before = neighbour.address, neighbour.before
             if block.before is not None:
                 block.before.after = block
         else:
-            block.after = other.after
+            block.after = neighbour.after
             if block.after is not None:
                 block.after.before = block
-        block.num_bytes += other.num_bytes
-        if self._tails.get(block.pool) is other:
+        block.num_bytes += neighbour.num_bytes
+        if self._tails.get(block.pool) is neighbour:
             self._tails[block.pool] = block
 
     def _put(self, block: _Piece) -> None:
@@ -263,14 +263,14 @@ def replay_memory(events: Iterable[Event], *, expandable: bool = False, capacity
                 allocator.free(event.block)
         if place == where_peak:
             at_peak = dict(alive)
-    held: dict[tuple[str, str], int] = {}
+    bytes_alive: dict[tuple[str, str], int] = {}
     for block in at_peak.values():
-        held[block.held, block.owner] = held.get((block.held, block.owner), 0) + block.num_bytes
+        bytes_alive[block.held, block.owner] = bytes_alive.get((block.held, block.owner), 0) + block.num_bytes
     return MemoryUse(
         allocator.peak_reserved_bytes,
         allocator.peak_allocated_bytes,
         peak,
-        held,
+        bytes_alive,
         allocator.num_segments,
         allocator.num_retries,
         failed,

@@ -147,26 +147,26 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
         UserError: a message has no other end, or ranks wait for one another for ever.
     """
     if hardware.host is not None:
-        if any(one.head.pipeline is not None for one in recordings):
+        if any(of_rank.head.pipeline is not None for of_rank in recordings):
             raise UserError(
                 f"hardware file {hardware.name} is a CPU's, whose messages between stages nobody has measured; give "
                 "--hardware an accelerator's"
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
     exchanges = Exchanges()
-    found: dict[int, TimedStep] = {}
-    running = [_replay(recording, hardware, exchanges, found) for recording in recordings]
+    steps: dict[int, TimedStep] = {}
+    running = [_replay(recording, hardware, exchanges, steps) for recording in recordings]
     while running:
         before = exchanges.num_posted, len(running)
         running = [rank for rank in running if next(rank, None) is not None]
         if before == (exchanges.num_posted, len(running)):
-            lacking = ", ".join(str(one.head.rank) for one in recordings if one.head.rank not in found)
+            lacking = ", ".join(str(of_rank.head.rank) for of_rank in recordings if of_rank.head.rank not in steps)
             raise UserError(
                 f"rank {lacking} waits for a message whose other end is not recorded, or stands behind one that waits "
                 "for it; record the step anew, all ranks of its pipeline together"
             )
-    last_s = max(timed.step_s for timed in found.values())
-    return [_until(found[recording.head.rank], last_s) for recording in recordings]
+    last_s = max(timed.step_s for timed in steps.values())
+    return [_until(steps[recording.head.rank], last_s) for recording in recordings]
 
 
 def _until(timed: TimedStep, last_s: float) -> TimedStep:
@@ -176,9 +176,9 @@ def _until(timed: TimedStep, last_s: float) -> TimedStep:
 
 
 def _replay(
-    recording: Recording, hardware: Hardware, exchanges: Exchanges, found: dict[int, TimedStep]
+    recording: Recording, hardware: Hardware, exchanges: Exchanges, steps: dict[int, TimedStep]
 ) -> Iterator[bool]:
-    """Replay one rank into `found`; yields whenever it cannot go on before other ranks have."""
+    """Replay one rank into `steps`; yields whenever it cannot go on before other ranks have."""
     events, rank = recording.step, recording.head.rank
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
@@ -218,7 +218,7 @@ def _replay(
             streams[event.stream] = max(streams[event.stream], happened.get(event.event, 0.0))
         elif isinstance(event, HostWaited):
             now = max(now, streams[event.stream])
-    found[rank] = TimedStep(max([now, *streams.values()]), host, spans, awaited)
+    steps[rank] = TimedStep(max([now, *streams.values()]), host, spans, awaited)
 
 
 def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
@@ -241,10 +241,10 @@ def _passed_on(
     posted = [exchanges.post(rank, message, ready_s) for message in batch]
     while not all(exchange.has_both for exchange in posted):
         yield True
-    found = []
+    events = []
     for message, exchange in zip(batch, posted, strict=True):
-        found.append(TimedEvent(exchange.start_s, exchange.start_s + message_s(message, rank, hardware), message))
-    return found
+        events.append(TimedEvent(exchange.start_s, exchange.start_s + message_s(message, rank, hardware), message))
+    return events
 
 
 def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
@@ -300,11 +300,14 @@ def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
 
     Of several at once, that is the one that began first.
     """
-    computed, found, until = Cover(computing_of(timed)), [], 0.0
-    for span in sorted((one for one in timed.spans if isinstance(one.what, Collective)), key=lambda one: one.start_s):
+    computed, exposed, until = Cover(computing_of(timed)), [], 0.0
+    for span in sorted(
+        (timed_event for timed_event in timed.spans if isinstance(timed_event.what, Collective)),
+        key=lambda timed_event: timed_event.start_s,
+    ):
         start, alone_s = max(span.start_s, until), 0.0
         if span.end_s > start:
             until = span.end_s
             alone_s = max(span.end_s - start - computed.seconds((start, span.end_s)), 0.0)
-        found.append((span, alone_s))
-    return found
+        exposed.append((span, alone_s))
+    return exposed

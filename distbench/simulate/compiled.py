@@ -39,23 +39,23 @@ def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int
         Place in `events` to bytes, for every operator of a run: all of them at its last one, 0 at the others.
     """
     freed_at = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
-    found: dict[int, int] = {}
+    fused: dict[int, int] = {}
     for run in _runs(events, compiled):
-        made: set[int] = set()
+        made_blocks: set[int] = set()
         reads: dict[int, int] = {}
         writes: dict[int, int] = {}
         for operator in (events[place] for place in run.places):
             assert isinstance(operator, Operator)
             for block, num_bytes in operator.reads:
-                if block not in made:
+                if block not in made_blocks:
                     reads[block] = max(reads.get(block, 0), num_bytes)
             for block, num_bytes in operator.writes:
-                made.add(block)
+                made_blocks.add(block)
                 writes[block] = max(writes.get(block, 0), num_bytes)
         outliving = (num_bytes for block, num_bytes in writes.items() if freed_at.get(block, run.end + 1) > run.end)
-        found |= dict.fromkeys(run.places, 0)
-        found[run.places[-1]] = sum(reads.values()) + sum(outliving)
-    return found
+        fused |= dict.fromkeys(run.places, 0)
+        fused[run.places[-1]] = sum(reads.values()) + sum(outliving)
+    return fused
 
 
 def compiled_memory(recording: Recording) -> Sequence[Event]:
@@ -85,7 +85,7 @@ def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_FusedRu
     if not compiled:
         return ()
     inside = set(compiled)
-    found: list[_FusedRun] = []
+    runs: list[_FusedRun] = []
     run: list[int] = []
     for place, event in enumerate(events):
         if isinstance(event, _BETWEEN):
@@ -93,9 +93,9 @@ def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_FusedRu
         if _is_fusible(event, inside):
             run.append(place)
         elif run:
-            found.append(_FusedRun(run, place))
+            runs.append(_FusedRun(run, place))
             run = []
-    return [*found, _FusedRun(run, len(events))] if run else found
+    return [*runs, _FusedRun(run, len(events))] if run else runs
 
 
 def _is_fusible(event: Event, compiled: Set[str]) -> bool:
@@ -144,11 +144,11 @@ def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Eve
         elif maker.phase == "forward" and uses.freed >= begins and _is_dispensable(uses, maker, run, uses_of, dropped):
             dropped.add(block)
             changes.drop(block, uses, events, [place for place in uses.backward if place not in run_of])
-    found: list[Event] = []
+    compiled_events: list[Event] = []
     for place, event in enumerate(events):
-        found += () if place in changes.gone else (event,)
-        found += changes.added.get(place, ())
-    return found
+        compiled_events += () if place in changes.gone else (event,)
+        compiled_events += changes.added.get(place, ())
+    return compiled_events
 
 
 def _is_dispensable(
@@ -191,14 +191,14 @@ def _uses(events: Sequence[Event]) -> dict[int, _Uses]:
     """Of the blocks that are allocated and freed here and that some operator writes first."""
     allocated = {event.block: place for place, event in enumerate(events) if isinstance(event, Allocated)}
     freed = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
-    made: dict[int, int] = {}
+    written_at: dict[int, int] = {}
     forward: dict[int, int] = {}
     backward: dict[int, list[int]] = defaultdict(list)
     for place, event in enumerate(events):
         if not isinstance(event, Operator):
             continue
         for block, _ in event.writes:
-            made.setdefault(block, place)
+            written_at.setdefault(block, place)
         for block in dict.fromkeys(block for block, _ in (*event.reads, *event.writes)):
             if event.phase == "forward":
                 forward[block] = place
@@ -206,7 +206,7 @@ def _uses(events: Sequence[Event]) -> dict[int, _Uses]:
                 backward[block].append(place)
     return {
         block: _Uses(allocated[block], place, forward.get(block, place), backward[block], freed[block])
-        for block, place in made.items()
+        for block, place in written_at.items()
         if block in allocated and block in freed
     }
 
@@ -215,17 +215,17 @@ def _as_first(second: Sequence[Event], first: Sequence[Event]) -> list[Event]:
     """The first step, allocating what the second one does: its blocks have other numbers, and what it leaves behind is
     what the first step left: all of it to begin with, the optimizer's state where the optimizer begins."""
     freed = {event.block for event in first if isinstance(event, Freed)}
-    left = [event for event in first if isinstance(event, Allocated) and event.block not in freed]
-    found: list[Event] = [event for event in left if event.held != "optimizer"]
-    state: list[Event] = [event for event in left if event.held == "optimizer"]
+    leftovers = [event for event in first if isinstance(event, Allocated) and event.block not in freed]
+    new_events: list[Event] = [event for event in leftovers if event.held != "optimizer"]
+    state: list[Event] = [event for event in leftovers if event.held == "optimizer"]
     numbers = itertools.count(max(event.block for event in (*first, *second) if isinstance(event, Allocated)) + 1)
-    own: dict[int, int] = {}
+    new_blocks: dict[int, int] = {}
     for event in second:
         if isinstance(event, Allocated):
-            own[event.block] = next(numbers)
-            found.append(event._replace(block=own[event.block]))
-        elif isinstance(event, Freed) and event.block in own:
-            found.append(Freed(own.pop(event.block)))
+            new_blocks[event.block] = next(numbers)
+            new_events.append(event._replace(block=new_blocks[event.block]))
+        elif isinstance(event, Freed) and event.block in new_blocks:
+            new_events.append(Freed(new_blocks.pop(event.block)))
         elif _phase(event) == "optimizer":
-            found, state = [*found, *state], []
-    return [*found, *state, *(Freed(block) for block in own.values())]
+            new_events, state = [*new_events, *state], []
+    return [*new_events, *state, *(Freed(block) for block in new_blocks.values())]

@@ -113,10 +113,10 @@ def ranks_of(loops: Touched) -> list[int]:
     """The ranks of `Collective.ranks`."""
     if loops and all(count == 1 for count, _ in loops):
         return [rank for _, rank in loops]
-    found = [0]
+    ranks = [0]
     for count, stride in loops:
-        found = [base + at * stride for base in found for at in range(count)]
-    return found
+        ranks = [base + at * stride for base in ranks for at in range(count)]
+    return ranks
 
 
 FSDP, DDP = "fsdp", "ddp"
@@ -139,8 +139,8 @@ def on_host(event: Operator | Collective, host: HostFigures) -> OnHost:
     if isinstance(event, Collective):
         if event.group_size == 1:
             return OnHost(0.0, 0.0)
-        own = host[OF_HOST.get(event.source, "redistribution_s")]
-        return OnHost(own * factor, collective_on_host(event, host) * factor)
+        seconds = host[OF_HOST.get(event.source, "redistribution_s")]
+        return OnHost(seconds * factor, collective_on_host(event, host) * factor)
     if not event.num_bytes and not event.flops:
         return OnHost(0.0, 0.0)
     return OnHost(_host_s(event, host) * factor, operator_on_host(event, host) * host["operator_factor"] * factor)
@@ -213,14 +213,14 @@ def nearest_curve(kind: str, group_size: int, host: HostFigures) -> tuple[Curve,
 
 def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
     """What a reader must know of a step on such a machine: what is extrapolated, and by how much of the step."""
-    said = []
+    sentences = []
     if recording.world_size != host.num_ranks:
-        said.append(
+        sentences.append(
             f"its times are those of {count_text(host.num_ranks, 'rank')} that share this machine, and this step has "
             f"{recording.world_size}: a guess; calibrate with as many ranks"
         )
     if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
-        said.append("a CPU reduces DDP's buckets beside backward, not after it: the step may be shorter than this")
+        sentences.append("a CPU reduces DDP's buckets beside backward, not after it: the step may be shorter than this")
     beyond: dict[str, float] = {}
     total = 0.0
     for event in recording.step:
@@ -228,12 +228,12 @@ def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
             continue
         took = on_host(event, host)
         total += took.host_s + took.seconds
-        if what := _beyond(event, host):
-            beyond[what] = beyond.get(what, 0.0) + took.seconds
-    for what, seconds in beyond.items():
+        if part := _beyond(event, host):
+            beyond[part] = beyond.get(part, 0.0) + took.seconds
+    for part, seconds in beyond.items():
         if seconds > WORTH_SAYING * total:
-            said.append(f"extrapolated: {what} ({100 * seconds / total:.0f} % of the step)")
-    return said
+            sentences.append(f"extrapolated: {part} ({100 * seconds / total:.0f} % of the step)")
+    return sentences
 
 
 def _beyond(event: Operator | Collective, host: HostFigures) -> str:

@@ -49,8 +49,8 @@ def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:
     if not all(patterns):
         raise UserError(f"--float8 {text!r} names no modules; give glob patterns, such as --float8 'layers.*'")
     if not hardware.figures.keys() & {"peak_fp8_flops", "matmul_fp8_flops"}:
-        what = f"hardware file {hardware.name} has no float8 rate (peak_fp8_flops)"
-        raise UserError(f"{what}; leave --float8 out, or give --hardware that has one, such as h100")
+        problem = f"hardware file {hardware.name} has no float8 rate (peak_fp8_flops)"
+        raise UserError(f"{problem}; leave --float8 out, or give --hardware that has one, such as h100")
     return patterns
 
 
@@ -68,8 +68,8 @@ def in_float8_by(recording: Recording, patterns: Sequence[str]) -> Recording:
         near = nearest(patterns[0], sorted({folded(name) for name in names if name}))
         raise UserError(f"--float8 {','.join(patterns)} matches no module with a matmul ({near})")
     if not any(event.dtype in LOW for event in chosen):
-        what = f"--float8 {','.join(patterns)}: those modules compute in {chosen[0].dtype}"
-        raise UserError(f"{what}, and float8 takes the place of {' or '.join(LOW)}; give the plan mixed precision")
+        problem = f"--float8 {','.join(patterns)}: those modules compute in {chosen[0].dtype}"
+        raise UserError(f"{problem}, and float8 takes the place of {' or '.join(LOW)}; give the plan mixed precision")
     return in_float8(recording, sorted(modules))
 
 
@@ -92,7 +92,7 @@ def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
         for block, _ in (*event.reads, *event.writes)
     }
     copies = _Copies(1 + max((event.block for event in recording.events if isinstance(event, Allocated)), default=0))
-    found: list[Event] = []
+    new_events: list[Event] = []
     for event in recording.events:
         if isinstance(event, StepBegun):
             copies.of.clear()
@@ -101,8 +101,8 @@ def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
         elif isinstance(event, Operator):
             for block, _ in event.writes:
                 copies.of.pop(block, None)
-        found += _changed(event, inside, gathered, copies)
-    return replace(recording, events=list(_with_memory(found, copies.first)))
+        new_events += _changed(event, inside, gathered, copies)
+    return replace(recording, events=list(_with_memory(new_events, copies.first)))
 
 
 @dataclass
@@ -141,7 +141,7 @@ def _changed(event: Event, modules: Set[str], gathered: Set[int], copies: _Copie
 def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Event]:
     """A matmul in float8, after the casts of what it reads. The gradient of a weight reads no weight."""
     of_weight = not any(block in gathered for block, _ in event.reads)
-    found: list[Event] = []
+    operators: list[Event] = []
     reads: list[Sequence[int]] = []
     for block, num_bytes in event.reads:
         copy, half = block, num_bytes // 2
@@ -150,20 +150,22 @@ def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Ev
             if phase != event.phase:
                 copy = copies.next()
                 copies.of[block] = event.phase, copy
-                found += _casts(event, block, num_bytes, copy)
+                operators += _casts(event, block, num_bytes, copy)
         if of_weight:
             transposed = copies.next()
-            found.append(_kernel(event, num_bytes, [(copy, half)], [(transposed, half)]))  # a byte an element each way
+            operators.append(
+                _kernel(event, num_bytes, [(copy, half)], [(transposed, half)])
+            )  # a byte an element each way
             copy = transposed
         reads.append((copy, half))
-    read = sum(num_bytes for _, num_bytes in event.reads)
-    return (*found, event._replace(dtype=FLOAT8, num_bytes=max(event.num_bytes - read // 2, 0), reads=reads))
+    read_bytes = sum(num_bytes for _, num_bytes in event.reads)
+    return (*operators, event._replace(dtype=FLOAT8, num_bytes=max(event.num_bytes - read_bytes // 2, 0), reads=reads))
 
 
 def _casts(matmul: Operator, block: int, num_bytes: int, copy: int) -> Sequence[Operator]:
-    read, half = [(block, num_bytes)], num_bytes // 2
-    largest = _kernel(matmul, num_bytes, read, [])._replace(name="float8.largest")
-    return (largest, _kernel(matmul, num_bytes + half, read, [(copy, half)]))
+    reads, half = [(block, num_bytes)], num_bytes // 2
+    largest = _kernel(matmul, num_bytes, reads, [])._replace(name="float8.largest")
+    return (largest, _kernel(matmul, num_bytes + half, reads, [(copy, half)]))
 
 
 def _kernel(matmul: Operator, num_bytes: int, reads: Touched, writes: Touched) -> Operator:
@@ -184,8 +186,8 @@ def _with_memory(events: Sequence[Event], first: int) -> Iterator[Event]:
         ends[place].append(block)
     for place, event in enumerate(events):
         if isinstance(event, Operator) and event.name == OWN_KERNEL:
-            held = "activations" if event.phase == "forward" else "backward"
+            kind = "activations" if event.phase == "forward" else "backward"
             for block, num_bytes in event.writes:
-                yield Allocated(block, num_bytes, event.stream, held, event.owner)
+                yield Allocated(block, num_bytes, event.stream, kind, event.owner)
         yield event
         yield from (Freed(block) for block in ends.get(place, ()))

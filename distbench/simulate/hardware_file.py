@@ -337,8 +337,8 @@ def load_hardware(name: str) -> Hardware:
     if name in shipped_hardware():
         path = FOLDER / f"{name}.json"
     elif path.suffix != ".json":
-        known = nearest(name, shipped_hardware())
-        raise UserError(f"--hardware {name!r} is unknown ({known}); give one of those, or a path to a .json file")
+        suggestion = nearest(name, shipped_hardware())
+        raise UserError(f"--hardware {name!r} is unknown ({suggestion}); give one of those, or a path to a .json file")
     return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 
 

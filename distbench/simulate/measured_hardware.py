@@ -83,7 +83,7 @@ def rising(points: Iterable[tuple[float, float]]) -> Points:
 def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, MeasuredStep]:
     """Each part of scenario `calibrate_steps`: measured, and recorded."""
     by_variant = {recording.head.variant: recording for recording in recordings}
-    found = {}
+    steps = {}
     for record in run.cases:
         variant = record["case"].get("params", {}).get("variant")
         # A report's baseline is measured a second time, under a name that nobody recorded.
@@ -93,10 +93,10 @@ def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Measu
             # Each phase is that of its slowest rank, which is not always the same one.
             share = step_s / sum(phases.values())
             phases = {name: seconds * share for name, seconds in phases.items()}
-            found[variant.rpartition("=")[2]] = MeasuredStep(phases, step_s, by_variant[variant])
-    if missing := [part for part in (*TINY, *WHOLE) if part not in found]:
+            steps[variant.rpartition("=")[2]] = MeasuredStep(phases, step_s, by_variant[variant])
+    if missing := [part for part in (*TINY, *WHOLE) if part not in steps]:
         raise UserError(f"{run.path} has no step {missing[0]}; measure it with distbench calibrate")
-    return found
+    return steps
 
 
 def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[str, float]:
@@ -104,21 +104,21 @@ def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[st
     rows, values = [], []
     for part in TINY:
         step = steps[part]
-        own = sum(seconds for name, seconds in step.phases_s.items() if name != OPTIMIZER)
-        left = own - parts_s(step.recording, blank, optimizer=False)
-        rows.append([count / own for count in _counts(step.recording)])
-        values.append(max(left, 0.0) / own)
+        model_s = sum(seconds for name, seconds in step.phases_s.items() if name != OPTIMIZER)
+        host_s = model_s - parts_s(step.recording, blank, optimizer=False)
+        rows.append([count / model_s for count in _counts(step.recording)])
+        values.append(max(host_s, 0.0) / model_s)
     solution, _ = nonnegative_least_squares(np.array(rows, dtype=float), np.array(values))
-    found = dict(zip(HOST_COSTS, map(float, solution), strict=True))
+    costs = dict(zip(HOST_COSTS, map(float, solution), strict=True))
     listed = left_s = 0.0
     for part in TINY:
         step = steps[part]
-        if any(one.phase == OPTIMIZER for one in _communicating(step.recording)):
+        if any(event.phase == OPTIMIZER for event in _communicating(step.recording)):
             continue  # its time is that of its collectives
-        listed += sum(num_listed(one) for one in _operators(step.recording) if is_listed(one))
+        listed += sum(num_listed(event) for event in _operators(step.recording) if is_listed(event))
         others_s = parts_s(step.recording, blank, optimizer=True)
         left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - others_s, 0.0)
-    return {**found, "listed_s": left_s / max(listed, 1)}
+    return {**costs, "listed_s": left_s / max(listed, 1)}
 
 
 def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> dict[str, float]:
@@ -128,21 +128,23 @@ def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> di
     Args:
         host: without factors.
     """
-    found = {}
+    factors = {}
     for part in WHOLE:
         events = [event for event in steps[part].recording.step if isinstance(event, Operator | Collective)]
         took = [on_host(event, host) for event in events]
         operators_s = sum(one.seconds for event, one in zip(events, took, strict=True) if isinstance(event, Operator))
         rest_s = sum(one.host_s + one.seconds for one in took) - operators_s
-        found[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
-    return found
+        factors[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
+    return factors
 
 
 def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:
     """Operators and collectives of the optimizer, or of the rest, seconds without the host's own."""
-    operators = (operator_on_host(one, host) for one in _operators(recording) if _is_of_optimizer(one) == optimizer)
+    operators = (
+        operator_on_host(event, host) for event in _operators(recording) if _is_of_optimizer(event) == optimizer
+    )
     collectives = (
-        collective_on_host(one, host) for one in _communicating(recording) if _is_of_optimizer(one) == optimizer
+        collective_on_host(event, host) for event in _communicating(recording) if _is_of_optimizer(event) == optimizer
     )
     return sum(operators) + sum(collectives)
 
@@ -156,14 +158,14 @@ def _operators(recording: Recording) -> list[Operator]:
 
 
 def _communicating(recording: Recording) -> list[Collective]:
-    return [one for one in recording.collectives if one.group_size > 1]
+    return [collective for collective in recording.collectives if collective.group_size > 1]
 
 
 def _counts(recording: Recording) -> tuple[int, int, int]:
     """Operators, FSDP2's collectives, others; the optimizer's left out."""
-    operators = sum(one.phase != OPTIMIZER for one in _operators(recording))
-    collectives = [one for one in _communicating(recording) if one.phase != OPTIMIZER]
-    of_fsdp = sum(one.source == FSDP for one in collectives)
+    operators = sum(event.phase != OPTIMIZER for event in _operators(recording))
+    collectives = [event for event in _communicating(recording) if event.phase != OPTIMIZER]
+    of_fsdp = sum(event.source == FSDP for event in collectives)
     return operators, of_fsdp, len(collectives) - of_fsdp
 
 
@@ -198,7 +200,7 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
 def _by_line(part: Any) -> str:
     if isinstance(part, dict):
         return "{\n" + ",\n".join(f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in part.items()) + "}"
-    return "[\n" + ",\n".join(f"    {json.dumps(one)}" for one in part) + "]"
+    return "[\n" + ",\n".join(f"    {json.dumps(entry)}" for entry in part) + "]"
 
 
 def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
@@ -206,10 +208,10 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     operators, collectives = measured_curves(of_operators)
-    whole = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
-    if whole is None:
-        what = f"all_gather of all {count_text(num_ranks, 'rank')}"
-        raise UserError(f"{of_operators.path} has no {what}; measure it with distbench calibrate")
+    world_points = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
+    if world_points is None:
+        collective = f"all_gather of all {count_text(num_ranks, 'rank')}"
+        raise UserError(f"{of_operators.path} has no {collective}; measure it with distbench calibrate")
     steps, hosts = measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
     record: dict[str, Any] = {
@@ -217,7 +219,7 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
         "name": str(environment["machine"]),
         "summary": f"{environment.get('cpu_model') or environment['device']}, {count_text(num_ranks, 'rank')} on "
         f"{count_text(environment['num_cpus'], 'core')}, {environment['backend']}, torch {environment['torch']}",
-        "figures": _device_figures(environment, operators, whole, source),
+        "figures": _device_figures(environment, operators, world_points, source),
         "host": {
             "num_ranks": num_ranks,
             "figures": _figures(dict.fromkeys(HOST_FIGURES.keys() - LEFT_OUT.keys(), 0.0), "measured", source),
@@ -237,8 +239,10 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
     costs = host_costs(steps, blank.host)
     factors = operator_factors(steps, replace(blank.host, figures=LEFT_OUT | costs))
     parts = ", ".join(f"{_what(steps[part])} {factor:.2f}" for part, factor in factors.items())
-    said = f"operators in whole steps over alone: {parts}; their geometric mean; run {of_steps.header['run_id']}"
-    factor = _figure(math.prod(factors.values()) ** (1 / len(factors)), "fitted", said)
+    factor_source = (
+        f"operators in whole steps over alone: {parts}; their geometric mean; run {of_steps.header['run_id']}"
+    )
+    factor = _figure(math.prod(factors.values()) ** (1 / len(factors)), "fitted", factor_source)
     record["host"]["figures"] = {**_figures(costs, "measured", source), "operator_factor": factor}
     record["figures"]["host_s"]["value"] = _short(costs["operator_s"])
     return record

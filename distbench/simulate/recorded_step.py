@@ -57,20 +57,20 @@ def recorded_ranks(
 ) -> list[Recording]:
     """The second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all ranks that
     have its other stages. Raises as `recorded`."""
-    found: dict[int, RecordedRank] = {}
+    by_rank: dict[int, RecordedRank] = {}
     waiting = [0] if ranks is None else list(ranks)
     while waiting:
         rank = waiting.pop(0)
-        if rank in found:
+        if rank in by_rank:
             continue
-        found[rank] = recorded(scenario, name, variant, mesh, rank)
-        if (facts := found[rank].recording.head.pipeline) is not None:
+        by_rank[rank] = recorded(scenario, name, variant, mesh, rank)
+        if (facts := by_rank[rank].recording.head.pipeline) is not None:
             waiting += ranks_of_pipeline(mesh, facts.mesh_dim, rank)
         if ranks is None:
-            waiting += found[rank].differing
-        if len(found) + len({*waiting} - {*found}) > MAX_RANKS:
+            waiting += by_rank[rank].differing
+        if len(by_rank) + len({*waiting} - {*by_rank}) > MAX_RANKS:
             raise UserError(f"more than {MAX_RANKS} ranks would have to be recorded; give a smaller mesh")
-    return [found[rank].recording for rank in sorted(found)]
+    return [by_rank[rank].recording for rank in sorted(by_rank)]
 
 
 def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], rank: int = 0) -> RecordedRank:
@@ -93,8 +93,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         shapes = ShapesOnly()
         with shapes.on():
             batch = batch_of(scenario)
-        if found := problems(built.model, batch, scenario.step_plan, context):
-            raise UserError("; ".join(found))
+        if sentences := problems(built.model, batch, scenario.step_plan, context):
+            raise UserError("; ".join(sentences))
         compiled = fused_modules(built.model, compile_plan)
         case = step_case(scenario, f"{name}/{variant}" if variant else name, built, batch)
         num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
@@ -182,8 +182,8 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
         recorder.tracker = tracker
 
         def stamp() -> None:
-            found = [*(parameter.grad for parameter in step.model.parameters()), *recorder.reducers.on_device]
-            gradients.update(_blocks(recorder, found, "gradients"))
+            tensors = [*(parameter.grad for parameter in step.model.parameters()), *recorder.reducers.on_device]
+            gradients.update(_blocks(recorder, tensors, "gradients"))
             tracker.stamp()
 
         with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
@@ -202,11 +202,11 @@ def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
     }
     if step.cache_tensors:
         kinds["cache"] = step.cache_tensors
-    return {block: kind for kind, found in kinds.items() for block in _blocks(recorder, found, kind)}
+    return {block: kind for kind, tensors in kinds.items() for block in _blocks(recorder, tensors, kind)}
 
 
-def _blocks(recorder: Recorder, found: Any, kind: str) -> dict[int, str]:
+def _blocks(recorder: Recorder, tree: Any, kind: str) -> dict[int, str]:
     """This rank's parts of DTensors are what has memory."""
-    tensors: list[Any] = tensors_in(found)
+    tensors: list[Any] = tensors_in(tree)
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return {number: kind for tensor in local if (number := recorder.block_of(tensor)) is not None}

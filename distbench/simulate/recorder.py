@@ -93,8 +93,8 @@ def costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[t
         return True
     if writes or not outputs:
         return False
-    given = {id(tensor.untyped_storage()) for tensor in inputs}
-    return all(id(tensor.untyped_storage()) in given for tensor in outputs)
+    storages = {id(tensor.untyped_storage()) for tensor in inputs}
+    return all(id(tensor.untyped_storage()) in storages for tensor in outputs)
 
 
 def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str]:
@@ -105,11 +105,11 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str]:
     """
     forward, backward = is_attention(func)
     if forward or backward:
-        given = arguments_of(func, args, kwargs)
-        batch, heads, queries, head_dim = given["query"].shape
-        keys = given["key"].shape[-2]
+        arguments = arguments_of(func, args, kwargs)
+        batch, heads, queries, head_dim = arguments["query"].shape
+        keys = arguments["key"].shape[-2]
         flops = 4 * batch * heads * queries * keys * head_dim
-        if given.get("is_causal", False):
+        if arguments.get("is_causal", False):
             flops //= 2
         return (flops * 5 // 2, ATTENTION_BACKWARD) if backward else (flops, ATTENTION)
     if func.overloadpacket in FLOP_FORMULAS:
@@ -121,8 +121,8 @@ def shape_of_attention(func: Any, args: Any, kwargs: Any) -> list[int]:
     """Queries, keys, and 1 where it is causal; nothing of other operators."""
     if not any(is_attention(func)):
         return []
-    given = arguments_of(func, args, kwargs)
-    return [given["query"].shape[-2], given["key"].shape[-2], int(given.get("is_causal", False))]
+    arguments = arguments_of(func, args, kwargs)
+    return [arguments["query"].shape[-2], arguments["key"].shape[-2], int(arguments.get("is_causal", False))]
 
 
 def workspace_bytes(func: Any, args: Any, kwargs: Any) -> int:
@@ -141,21 +141,21 @@ def bytes_touched(
     Operators that touch only a part of what they are given are counted by that part.
     """
     name = f"{func.namespace}::{func.overloadpacket.__name__}"
-    made = sum(map(num_bytes, outputs))
+    output_bytes = sum(map(num_bytes, outputs))
     if name == "fsdp::all_gather_copy_in":
         # Its outputs are the whole gathered buffer, and this rank's part of it, which is what is copied.
-        return 2 * (made - max(map(num_bytes, outputs)))
+        return 2 * (output_bytes - max(map(num_bytes, outputs)))
     if name in {"aten::embedding", "aten::index"}:
-        return 2 * made
+        return 2 * output_bytes
     if name == "aten::nll_loss_backward":
-        return made
+        return output_bytes
     if name == "aten::nll_loss_forward":
         return sum(map(num_bytes, inputs[1:])) * 2
-    seen, touched = set(), 0
+    seen_keys, touched = set(), 0
     for tensor in (*inputs, *outputs):
         key = (id(tensor.untyped_storage()), tensor.storage_offset(), tuple(tensor.shape))
-        if key not in seen:
-            seen.add(key)
+        if key not in seen_keys:
+            seen_keys.add(key)
             touched += num_bytes(tensor)
     if name not in OVERWRITES:
         touched += sum(map(num_bytes, written_by(func, args, kwargs)))
@@ -184,8 +184,8 @@ def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankConte
     lengths: dict[tuple[int, ...], set[int]] = {}
     for ranks, length in (*_cuts_of_parameters(step), *_cuts_of_sequence(step, inputs, context)):
         lengths.setdefault(ranks, set()).add(length)
-    found = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
-    return tuple(sorted({*found, *busier_ranks(step, context)}))
+    last_ranks = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
+    return tuple(sorted({*last_ranks, *busier_ranks(step, context)}))
 
 
 def busier_ranks(step: TrainingStep, context: RankContext) -> tuple[int, ...]:
@@ -203,11 +203,11 @@ def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]
     >>> differing_along((0, 1, 2, 3), {10})
     [3]
     """
-    seen: dict[tuple[int, ...], int] = {}
+    first_ranks: dict[tuple[int, ...], int] = {}
     for place, rank in enumerate(ranks):
         chunks = ((length, -(-length // len(ranks))) for length in sorted(lengths))
-        seen.setdefault(tuple(min(max(length - place * chunk, 0), chunk) for length, chunk in chunks), rank)
-    return [rank for rank in seen.values() if rank != ranks[0]]
+        first_ranks.setdefault(tuple(min(max(length - place * chunk, 0), chunk) for length, chunk in chunks), rank)
+    return [rank for rank in first_ranks.values() if rank != ranks[0]]
 
 
 def _cuts_of_parameters(step: TrainingStep) -> Iterator[Cut]:
@@ -215,12 +215,12 @@ def _cuts_of_parameters(step: TrainingStep) -> Iterator[Cut]:
         placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
         # In the order in which they share a tensor dim out: TP's shards are cut by FSDP2, whose mesh dim is the outer.
         order = sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim]))
-        left = list(parameter.shape)
+        local_shape = list(parameter.shape)
         for mesh_dim in order:
             tensor_dim = getattr(placements[mesh_dim], "dim", None)
             if mesh is not None and tensor_dim is not None:
-                yield _ranks_along(mesh.mesh, mesh_dim), left[tensor_dim]
-                left[tensor_dim] = -(-left[tensor_dim] // mesh.size(mesh_dim))
+                yield _ranks_along(mesh.mesh, mesh_dim), local_shape[tensor_dim]
+                local_shape[tensor_dim] = -(-local_shape[tensor_dim] // mesh.size(mesh_dim))
 
 
 def _cuts_of_sequence(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> Iterator[Cut]:
@@ -243,14 +243,16 @@ def nested_ranks(ranks: Sequence[int]) -> Touched:
     lowest = min(ranks)
     ordered = [rank - lowest for rank in sorted(ranks)]
     loops: list[tuple[int, int]] = []
-    left = ordered
-    while len(left) > 1:
-        stride = left[1] - left[0]
-        count = next((at for at in range(1, len(left)) if left[at] != left[0] + at * stride), len(left))
-        if len(left) % count:
+    ranks_left = ordered
+    while len(ranks_left) > 1:
+        stride = ranks_left[1] - ranks_left[0]
+        count = next(
+            (at for at in range(1, len(ranks_left)) if ranks_left[at] != ranks_left[0] + at * stride), len(ranks_left)
+        )
+        if len(ranks_left) % count:
             return [(1, rank) for rank in ordered]
         loops.insert(0, (count, stride))
-        left = left[::count]
+        ranks_left = ranks_left[::count]
     again = [0]
     for count, stride in loops:
         again = [base + at * stride for base in again for at in range(count)]
@@ -314,33 +316,33 @@ class ReducersOnHost:
         if func.namespace == "c10d":
             return self._communicate(func, args, kwargs, record)
         tensors, name = tensors_in([args, kwargs]), func.overloadpacket.__name__
-        counted = [tensor for tensor in tensors if id(tensor.untyped_storage()) in self._on_host]
-        if self._is_counted(counted, tensors, kwargs):
+        host_tensors = [tensor for tensor in tensors if id(tensor.untyped_storage()) in self._on_host]
+        if self._is_counted(host_tensors, tensors, kwargs):
             return self._with_values(func, args, kwargs)
         for tensor in tensors:
             if (work := self._running.get(id(tensor.untyped_storage()))) is not None:
                 work.wait()
-        is_copied_back = name == COPIES and counted and counted[0] is args[0]
+        is_copied_back = name == COPIES and host_tensors and host_tensors[0] is args[0]
         if self._sent is not None and (is_copied_back or (name == ASKS and self._count)):
             STREAMS.current.synchronize()
             return self._with_values(func, (*args[:1], self._sent) if is_copied_back else (self._sent,), {})
-        if counted:
+        if host_tensors:
             # On the device it has no values; torch would keep those of a small tensor.
-            self._sent = sent = counted[0]
-            args = [torch.empty(sent.shape, dtype=sent.dtype) if one is sent else one for one in args]
+            self._sent = sent = host_tensors[0]
+            args = [torch.empty(sent.shape, dtype=sent.dtype) if argument is sent else argument for argument in args]
         out = record(func, args, kwargs)
         if self._count and not tensors:
             self.on_device.update(tensors_in(out))
         return out
 
-    def _is_counted(self, counted: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], kwargs: Any) -> bool:
+    def _is_counted(self, host_tensors: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], kwargs: Any) -> bool:
         """Whether an operator works on nothing but what is counted, or makes what is.
 
         Which parameters were used goes to the device from pinned memory, which is made in the middle of backward.
         """
-        if (kwargs.get("device") or CPU).type != CPU.type or len(counted) != len(tensors):
+        if (kwargs.get("device") or CPU).type != CPU.type or len(host_tensors) != len(tensors):
             return False
-        return bool(counted) or self._count or bool(kwargs.get(PINNED) and kwargs.get("dtype") is torch.int32)
+        return bool(host_tensors) or self._count or bool(kwargs.get(PINNED) and kwargs.get("dtype") is torch.int32)
 
     def _with_values(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func.overloadpacket.__name__ == IS_PINNED:
@@ -356,13 +358,13 @@ class ReducersOnHost:
         """A collective; one that runs beside has a work that is waited for when C++ asks, or, of the future that it
         asks for instead, where it looks into the result."""
         out = record(func, args, kwargs)
-        made = [tensor for tensor in tensors_in(out) if tensor.device.type == DEVICE_TYPE]
-        if not made or not is_async(func, args, kwargs):
+        outputs = [tensor for tensor in tensors_in(out) if tensor.device.type == DEVICE_TYPE]
+        if not outputs or not is_async(func, args, kwargs):
             return out
-        keys = [id(tensor.untyped_storage()) for tensor in made]
+        keys = [id(tensor.untyped_storage()) for tensor in outputs]
 
         def wait() -> None:
-            self._use(made)
+            self._use(outputs)
             for key in keys:
                 self._running.pop(key, None)
 
@@ -538,31 +540,33 @@ class Recorder:
             return out
         call = call_of(func, args, kwargs)
         # Asked before it runs: what it makes has no owner yet.
-        found = self.tracker.communication(call, self.tracker.issue_context()) if self.tracker and call else None
+        communication = (
+            self.tracker.communication(call, self.tracker.issue_context()) if self.tracker and call else None
+        )
         self.use(tensors)
         out = func(*args, **kwargs)
-        made = [tensor for tensor in tensors_in(out) if tensor.device.type == DEVICE_TYPE]
-        for tensor in made:
+        outputs = [tensor for tensor in tensors_in(out) if tensor.device.type == DEVICE_TYPE]
+        for tensor in outputs:
             self._see(tensor)
-        if call is None or found is None or not tensors:
+        if call is None or communication is None or not tensors:
             return out
-        fields = {name: getattr(found, name) for name in Collective._fields if hasattr(found, name)}
+        fields = {name: getattr(communication, name) for name in Collective._fields if hasattr(communication, name)}
         issued = Collective(stream=STREAMS.current.number, ranks=nested_ranks(call.ranks), **fields)
         if func.namespace == "c10d" and not is_async(func, args, kwargs):
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them
         else:
-            self._issue_aside(issued, call.ranks, made)
+            self._issue_aside(issued, call.ranks, outputs)
             if func.overloadpacket.__name__ == WAITS_ITSELF:
-                self._await(made)
+                self._await(outputs)
         return out
 
-    def _issue_aside(self, issued: Collective, ranks: tuple[int, ...], made: Sequence[torch.Tensor]) -> None:
+    def _issue_aside(self, issued: Collective, ranks: tuple[int, ...], outputs: Sequence[torch.Tensor]) -> None:
         """As NCCL does: on a stream of the communicator's, after what was issued before; who waits, waits for it."""
         stream = self._of_groups.setdefault(ranks, SimStream())
         stream.wait_stream(STREAMS.current)
         self.events.append(issued._replace(stream=stream.number))
         event = stream.record_event()
-        for tensor in made:
+        for tensor in outputs:
             self._pending[id(tensor.untyped_storage())] = event
 
     def _touched(self, tensors: Sequence[torch.Tensor]) -> Touched:
@@ -662,8 +666,8 @@ class StageMessages:
         stream.wait_stream(STREAMS.current)
         for message in messages:
             assert message.peer is not None
-            found = tracker.communication(message, tracker.issue_context(message))
-            fields = {name: getattr(found, name) for name in Collective._fields if hasattr(found, name)}
+            communication = tracker.communication(message, tracker.issue_context(message))
+            fields = {name: getattr(communication, name) for name in Collective._fields if hasattr(communication, name)}
             ends = nested_ranks((self._rank, message.peer))
             issued = Collective(stream=stream.number, ranks=ends, **fields)
             recorder.events.append(issued._replace(peer=message.peer, batch=self._num_batches))

@@ -237,10 +237,10 @@ class Recording:
     @property
     def world_size(self) -> int:
         """Ranks of the whole mesh."""
-        found = 1
+        num_ranks = 1
         for size in self.head.mesh.values():
-            found *= size
-        return found
+            num_ranks *= size
+        return num_ranks
 
 
 # The file of a recording: JSON line by line, the first its `Head`, each further one an event; of several ranks, one
@@ -280,8 +280,8 @@ def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
 
 
 def _lines_of(recording: Recording) -> Iterator[str]:
-    counted = {"recording_version": VERSION, "num_events": len(recording.events)}
-    yield json.dumps({**counted, **asdict(recording.head)})
+    counts = {"recording_version": VERSION, "num_events": len(recording.events)}
+    yield json.dumps({**counts, **asdict(recording.head)})
     yield from (json.dumps({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events)
 
 
@@ -428,14 +428,14 @@ def record_steps(
             timeout_s=timeout_s,
             failure=f"no step of {names} was recorded: {{why}}; see whether distbench check passes it",
         )
-        found = []
+        steps = []
         for of_job in answer:
             left_out = {one["label"]: one["left_out"] for one in of_job if "left_out" in one}
             files = [Path(one["file"]) for one in of_job if "file" in one]
             if not files:
                 raise UserError("; ".join(_reasons(left_out)))
-            found.append(RecordedSteps([one for file in files for one in load_recordings(file)], left_out))
-        return found
+            steps.append(RecordedSteps([one for file in files for one in load_recordings(file)], left_out))
+        return steps
 
 
 def _reasons(left_out: Mapping[str, str]) -> Iterator[str]:
@@ -443,5 +443,5 @@ def _reasons(left_out: Mapping[str, str]) -> Iterator[str]:
     of_reason: dict[str, list[str]] = {}
     for label, reason in left_out.items():
         of_reason.setdefault(reason, []).append(label)
-    for reason, (first, *others) in of_reason.items():
-        yield f"{first}{f' (and {len(others)} more variants)' if others else ''}: {reason}"
+    for reason, (first, *other_labels) in of_reason.items():
+        yield f"{first}{f' (and {len(other_labels)} more variants)' if other_labels else ''}: {reason}"

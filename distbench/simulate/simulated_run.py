@@ -35,7 +35,7 @@ def write_simulated_run(
     Raises:
         UserError: the folder cannot be written, or a step takes longer than a run file can say.
     """
-    longest_s = max(one.timed.step_s for one in simulations)
+    longest_s = max(simulation.timed.step_s for simulation in simulations)
     if longest_s > DAY_S:
         raise UserError(
             f"a step would take {longest_s:.3g} s, more than a day; look at the hardware file, or at --mesh"
@@ -70,7 +70,7 @@ def _header(
         SIMULATED: {
             "hardware": {"name": hardware.name, "summary": hardware.summary, "figures": _figures(hardware)},
             "expandable_segments": simulations[0].expandable,
-            "ranks": sorted({one.recording.head.rank for one in simulations}),
+            "ranks": sorted({simulation.recording.head.rank for simulation in simulations}),
             **{basis: sorted(hardware.of_basis(basis)) for basis in ("guess", "fitted")},
             "extrapolated": hardware.extrapolated,
             "not_simulated": list(simulations[0].not_simulated),
@@ -112,8 +112,8 @@ def _case(ranks: Sequence[Simulation]) -> Record:
     step, memory = slowest(ranks), fullest(ranks)
     head, parts, used = step.recording.head, step.parts, memory.memory
     by_kind: Counter[str] = Counter()
-    for (held, _), num_bytes in memory.alive.items():
-        by_kind[held] += num_bytes
+    for (kind, _), num_bytes in memory.alive.items():
+        by_kind[kind] += num_bytes
     alive = sorted(memory.alive.items(), key=lambda item: -item[1])
     fits = memory.memory_here.out_of_memory is None
     return {
@@ -139,7 +139,7 @@ def _case(ranks: Sequence[Simulation]) -> Record:
             "peak_bytes": used.live_bytes,
             "peak_reserved_bytes": used.reserved_bytes,
             "peak_by_kind": dict(by_kind),
-            "alive": [[held, owner, num_bytes] for (held, owner), num_bytes in alive[:MAX_ALIVE]],
+            "alive": [[kind, owner, num_bytes] for (kind, owner), num_bytes in alive[:MAX_ALIVE]],
             "fits": fits,
             "num_retries": memory.memory_here.num_retries,
         },
@@ -153,7 +153,7 @@ def _bubbles(ranks: Sequence[Simulation]) -> Record:
         return {}
     return {
         "bubble_s": slowest(ranks).parts.bubble_s,
-        "bubble_shares": [one.parts.bubble_s / one.timed.step_s for one in ranks],
+        "bubble_shares": [simulation.parts.bubble_s / simulation.timed.step_s for simulation in ranks],
         "least_idle_share": pipeline.least_idle_share,
     }
 
@@ -165,30 +165,30 @@ def case_id(head: Head) -> str:
 
 def _params(head: Head) -> Record:
     tokens = {} if head.num_tokens is None else {"num_tokens": head.num_tokens}
-    known = {"scenario": head.scenario, "variant": head.variant, "batch_size": head.batch_size, **tokens}
-    return {**known, **head.params}
+    params = {"scenario": head.scenario, "variant": head.variant, "batch_size": head.batch_size, **tokens}
+    return {**params, **head.params}
 
 
 def _phases(step: Simulation) -> dict[str, float]:
     """Seconds of each phase: until its last operator on the default stream has ended, and the next one's begins."""
-    found: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     for phase, start, end in _phase_spans(step):
-        found[phase] += end - start
-    return dict(found)
+        seconds[phase] += end - start
+    return dict(seconds)
 
 
 def _phase_spans(step: Simulation) -> list[tuple[str, float, float]]:
     """(phase, start, end) one after another; together the step. Those of several micro-batches are in turn."""
-    found: list[tuple[str, float, float]] = []
-    own = [span for span in step.timed.spans if isinstance(span.what, Operator) and span.what.stream == 0]
-    phases = [_phase(span.what.phase, step.recording.head) for span in own]
+    spans: list[tuple[str, float, float]] = []
+    operator_spans = [span for span in step.timed.spans if isinstance(span.what, Operator) and span.what.stream == 0]
+    phases = [_phase(span.what.phase, step.recording.head) for span in operator_spans]
     begun = 0.0
-    for span, phase, following in zip(own, phases, [*phases[1:], None], strict=True):
+    for span, phase, following in zip(operator_spans, phases, [*phases[1:], None], strict=True):
         if following != phase:
             end = step.timed.step_s if following is None else span.end_s
-            found.append((phase, begun, end))
+            spans.append((phase, begun, end))
             begun = end
-    return found
+    return spans
 
 
 def _phase(of_operator: str, head: Head) -> str:
@@ -198,8 +198,8 @@ def _phase(of_operator: str, head: Head) -> str:
 
 def _trace(ranks: Sequence[Simulation]) -> Record:
     """As `worker.tracing` has it, of the ranks that were simulated."""
-    phases = [[_rank(one), 0, *span] for one in ranks for span in _phase_spans(one)]
-    computing = [[_rank(one), 0, *stretch] for one in ranks for stretch in _computing(one)]
+    phases = [[_rank(simulation), 0, *span] for simulation in ranks for span in _phase_spans(simulation)]
+    computing = [[_rank(simulation), 0, *stretch] for simulation in ranks for stretch in _computing(simulation)]
     return {
         "type": "trace",
         SIMULATED: True,
@@ -212,7 +212,7 @@ def _trace(ranks: Sequence[Simulation]) -> Record:
         "phases": {"columns": PHASE_COLUMNS, "rows": phases},
         "computing": {"columns": COMPUTING_COLUMNS, "rows": computing},
         "columns": TRACE_COLUMNS,
-        "rows": [row for one in ranks for row in _rows(one)],
+        "rows": [row for simulation in ranks for row in _rows(simulation)],
     }
 
 
@@ -229,19 +229,19 @@ def _rank(step: Simulation) -> int:
 
 def _computing(step: Simulation) -> list[tuple[float, float]]:
     """When operators run; short pauses between them are left out."""
-    found: list[tuple[float, float]] = []
+    stretches: list[tuple[float, float]] = []
     for start, end in computing_of(step.timed):
-        if found and start - found[-1][1] < LEAST_PAUSE * step.timed.step_s:
-            found[-1] = found[-1][0], end
+        if stretches and start - stretches[-1][1] < LEAST_PAUSE * step.timed.step_s:
+            stretches[-1] = stretches[-1][0], end
         else:
-            found.append((start, end))
-    return found
+            stretches.append((start, end))
+    return stretches
 
 
 def _rows(step: Simulation) -> list[list[Any]]:
     """One a collective, in the order of issue."""
     exposed_s = {id(span): seconds for span, seconds in exposed_spans(step.timed)}
-    seen: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     rows = []
     for span in step.timed.spans:
         if not isinstance(span.what, Collective):
@@ -253,14 +253,14 @@ def _rows(step: Simulation) -> list[list[Any]]:
             "rank": _rank(step),
             "step": 0,
             "group": group,
-            "seq": seen[group],
+            "seq": counts[group],
             "backend_op": span.what.kind,
             "wire_bytes": wire_bytes(span.what.kind, span.what.payload_bytes, span.what.group_size),
             "issued_s": span.start_s,
             "completed_s": span.end_s,
             "exposed_s": exposed_s[id(span)],
         }
-        seen[group] += 1
+        counts[group] += 1
         rows.append([values[name] for name in TRACE_COLUMNS])
     return rows
 

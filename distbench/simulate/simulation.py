@@ -30,7 +30,7 @@ class SimulatedRanks:
     def timed(self) -> dict[int, TimedStep]:
         """Each rank's step. Raises as `replay_together`."""
         steps = replay_together(self.recordings, self.hardware)
-        return {one.head.rank: timed for one, timed in zip(self.recordings, steps, strict=True)}
+        return {recording.head.rank: timed for recording, timed in zip(self.recordings, steps, strict=True)}
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,11 @@ class Simulation:
         cls, recordings: Sequence[Recording], hardware: Hardware, expandable: bool, float8: tuple[str, ...]
     ) -> "list[Simulation]":
         """Some ranks and variants, those of a pipeline together, with modules in float8 where any are named."""
-        changed = [in_float8_by(one, float8) if float8 else one for one in recordings]
+        changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
         pipelines = {name: SimulatedRanks(ranks, hardware) for name, ranks in _pipelines(changed).items()}
-        return [cls(one, hardware, expandable, float8, pipelines.get(_pipeline(one))) for one in changed]
+        return [
+            cls(recording, hardware, expandable, float8, pipelines.get(_pipeline(recording))) for recording in changed
+        ]
 
     @cached_property
     def timed(self) -> TimedStep:
@@ -113,18 +115,18 @@ class Simulation:
     @property
     def exposed_s(self) -> dict[Exposed, float]:
         """Exposed communication, modules of one stack together."""
-        found: dict[Exposed, float] = defaultdict(float)
+        exposed: dict[Exposed, float] = defaultdict(float)
         for key, seconds in self.parts.exposed_s.items():
-            found[key._replace(owner=folded(key.owner))] += seconds
-        return dict(found)
+            exposed[key._replace(owner=folded(key.owner))] += seconds
+        return dict(exposed)
 
     @property
     def alive(self) -> dict[tuple[str, str], int]:
         """What is alive at the peak: (what it is, whose, for activations) to bytes, modules of one stack together."""
-        found: dict[tuple[str, str], int] = defaultdict(int)
-        for (held, owner), num_bytes in self.memory.alive.items():
-            found[held, folded(owner) if held in ("activations", "backward") else ""] += num_bytes
-        return dict(found)
+        alive: dict[tuple[str, str], int] = defaultdict(int)
+        for (kind, owner), num_bytes in self.memory.alive.items():
+            alive[kind, folded(owner) if kind in ("activations", "backward") else ""] += num_bytes
+        return dict(alive)
 
     def to_record(self) -> dict[str, Any]:
         """All figures as plain data: s, bytes, shares of one."""
@@ -155,8 +157,8 @@ class Simulation:
                 "fits": self.memory_here.out_of_memory is None,
                 "num_retries": self.memory_here.num_retries,
                 "alive": [
-                    {"held": held, "owner": owner, "num_bytes": num_bytes}
-                    for (held, owner), num_bytes in self.alive.items()
+                    {"held": kind, "owner": owner, "num_bytes": num_bytes}
+                    for (kind, owner), num_bytes in self.alive.items()
                 ],
             },
             "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
@@ -180,7 +182,7 @@ class Simulation:
     def _flops(self, phase: str | None = None) -> int:
         """Of one rank; of a pipeline's ranks, the mean."""
         ranks = self.ranks.recordings if self.ranks is not None else [self.recording]
-        operators = [event for one in ranks for event in one.step if isinstance(event, Operator)]
+        operators = [event for recording in ranks for event in recording.step if isinstance(event, Operator)]
         return sum(operator.flops for operator in operators if phase in (None, operator.phase)) // len(ranks)
 
 
@@ -193,38 +195,38 @@ def _pipeline(recording: Recording) -> tuple[str, tuple[int, ...]] | None:
 
 
 def _pipelines(recordings: Sequence[Recording]) -> "dict[tuple[str, tuple[int, ...]] | None, list[Recording]]":
-    found: dict[tuple[str, tuple[int, ...]] | None, list[Recording]] = defaultdict(list)
-    for one in recordings:
-        if (name := _pipeline(one)) is not None:
-            found[name].append(one)
-    return dict(found)
+    pipelines: dict[tuple[str, tuple[int, ...]] | None, list[Recording]] = defaultdict(list)
+    for recording in recordings:
+        if (name := _pipeline(recording)) is not None:
+            pipelines[name].append(recording)
+    return dict(pipelines)
 
 
 def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
     """Exposed seconds by mesh dim."""
-    found: dict[str, float] = defaultdict(float)
+    seconds_by_dim: dict[str, float] = defaultdict(float)
     for key, seconds in exposed.items():
-        found[key.mesh_dim] += seconds
-    return dict(found)
+        seconds_by_dim[key.mesh_dim] += seconds
+    return dict(seconds_by_dim)
 
 
 def slowest(simulations: Sequence[Simulation]) -> Simulation:
     """The rank whose step takes longest, the first of several, out of those of one step: others wait for it. A
     pipeline's ranks take as long."""
-    return max(simulations, key=lambda one: one.timed.step_s)
+    return max(simulations, key=lambda simulation: simulation.timed.step_s)
 
 
 def fullest(simulations: Sequence[Simulation]) -> Simulation:
     """The rank that reserves most memory, of several the one with most of it alive."""
-    return max(simulations, key=lambda one: (one.memory.reserved_bytes, one.memory.live_bytes))
+    return max(simulations, key=lambda simulation: (simulation.memory.reserved_bytes, simulation.memory.live_bytes))
 
 
 def steps_of(simulations: Sequence[Simulation]) -> list[list[Simulation]]:
     """Put together what is of one step: the ranks of one variant."""
-    found: dict[str, list[Simulation]] = {}
-    for one in simulations:
-        found.setdefault(one.recording.head.label, []).append(one)
-    return list(found.values())
+    by_label: dict[str, list[Simulation]] = {}
+    for simulation in simulations:
+        by_label.setdefault(simulation.recording.head.label, []).append(simulation)
+    return list(by_label.values())
 
 
 NOT_SIMULATED = (

@@ -59,16 +59,16 @@ def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
 
 def _ranks(ranks: Sequence[Simulation]) -> Table:
     """Ranks that differ, side by side."""
-    bubble = ("bubble", lambda one: _share(one.parts.bubble_s, one.timed.step_s))
+    bubble = ("bubble", lambda simulation: _share(simulation.parts.bubble_s, simulation.timed.step_s))
     is_pipeline = ranks[0].recording.head.pipeline is not None
     columns: TableColumns = (
-        ("rank", lambda one: f"{one.recording.head.rank:,}"),
-        ("step", lambda one: time_text(one.timed.step_s)),
-        ("compute", lambda one: time_text(one.parts.compute_s)),
-        ("exposed", lambda one: time_text(sum(one.parts.exposed_s.values()))),
+        ("rank", lambda simulation: f"{simulation.recording.head.rank:,}"),
+        ("step", lambda simulation: time_text(simulation.timed.step_s)),
+        ("compute", lambda simulation: time_text(simulation.parts.compute_s)),
+        ("exposed", lambda simulation: time_text(sum(simulation.parts.exposed_s.values()))),
         *([bubble] if is_pipeline else []),
-        ("reserved", lambda one: size_text(one.memory.reserved_bytes)),
-        ("alive", lambda one: size_text(one.memory.live_bytes)),
+        ("reserved", lambda simulation: size_text(simulation.memory.reserved_bytes)),
+        ("alive", lambda simulation: size_text(simulation.memory.live_bytes)),
     )
     notes = ["a step takes what its slowest rank takes; all other ranks are like one of these"]
     return table_of("ranks of the pipeline" if is_pipeline else "ranks that differ", columns, ranks, notes)
@@ -90,7 +90,7 @@ def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulat
     )
     who: tuple[str, ...] = ()
     if len(ranks) > 1 or head.rank:
-        listed = ", ".join(f"{one.recording.head.rank:,}" for one in ranks)
+        listed = ", ".join(f"{of_rank.recording.head.rank:,}" for of_rank in ranks)
         who = (f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full.recording.head.rank:,}",)
     if head.pipeline is not None:
         who = (_of_pipeline(ranks, full),)
@@ -102,7 +102,7 @@ def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulat
 def _of_pipeline(ranks: Sequence[Simulation], full: Simulation) -> str:
     pipeline = ranks[0].recording.head.pipeline
     assert pipeline is not None
-    shares = [one.parts.bubble_s / one.timed.step_s for one in ranks]
+    shares = [simulation.parts.bubble_s / simulation.timed.step_s for simulation in ranks]
     parts = count_text(pipeline.microbatches, "micro-batch", "micro-batches")
     stages = f"{pipeline.schedule} of {count_text(pipeline.num_stages, 'stage')} and {parts}"
     least = f"; {100 * least:.1f} % where stages take as long" if (least := pipeline.least_idle_share) else ""
@@ -117,13 +117,13 @@ def _nodes(simulation: Simulation) -> str:
 
 def _fits(simulation: Simulation) -> str:
     capacity = size_text(simulation.hardware["memory_bytes"])
-    here = simulation.memory_here
-    if here.out_of_memory is not None:
-        return f"out of memory: within {capacity} there is no room for {size_text(here.out_of_memory)} more"
-    if here.num_retries:
-        times = "once" if here.num_retries == 1 else f"{here.num_retries} times"
+    memory = simulation.memory_here
+    if memory.out_of_memory is not None:
+        return f"out of memory: within {capacity} there is no room for {size_text(memory.out_of_memory)} more"
+    if memory.num_retries:
+        times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
         return f"it fits into {capacity} only because the allocator gives back {times} what it cached"
-    if here.reserved_bytes > simulation.hardware.usable_bytes:
+    if memory.reserved_bytes > simulation.hardware.usable_bytes:
         reserve = size_text(simulation.hardware["reserve_bytes"])
         return f"it fits into {capacity}, but leaves less than {reserve} for the context, NCCL's buffers and workspaces"
     return f"it fits into {capacity}"
@@ -133,16 +133,16 @@ def _time(simulation: Simulation) -> Table:
     parts, step_s = simulation.parts, simulation.timed.step_s
     dims = by_mesh_dim(simulation.exposed_s)
     # A group of one rank moves nothing.
-    taken = {name: seconds for name, seconds in parts.communication_s.items() if seconds > LEAST_S}
+    communication_s = {name: seconds for name, seconds in parts.communication_s.items() if seconds > LEAST_S}
     rows = [
         _Part("compute: some operator runs", parts.compute_s, step_s),
-        *(_Part(f"exposed communication over {name}", dims[name], step_s) for name in dims if name in taken),
+        *(_Part(f"exposed communication over {name}", dims[name], step_s) for name in dims if name in communication_s),
         _Part("idle: the host has issued nothing yet", max(parts.idle_s, 0.0), step_s),
     ]
     if simulation.recording.head.pipeline is not None:
         rows.insert(-1, _Part("bubble: another stage is waited for", parts.bubble_s, step_s))
     kinds = ", ".join(f"{_kind(kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items())
-    moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in taken.items())
+    moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in communication_s.items())
     notes = [
         f"operators, on all streams: {kinds}",
         f"collectives, exposed or not: {moved or 'none'}",
@@ -183,7 +183,7 @@ def _share(seconds: float, step_s: float) -> str:
 
 def _memory(simulation: Simulation) -> Table:
     ranked = sorted(simulation.alive.items(), key=lambda item: -item[1])
-    rows = [(_held(held, owner), size_text(num_bytes)) for (held, owner), num_bytes in ranked]
+    rows = [(_held(kind, owner), size_text(num_bytes)) for (kind, owner), num_bytes in ranked]
     memory = simulation.memory
     mode = "expandable_segments:True" if simulation.expandable else "its default settings"
     note = (
@@ -203,19 +203,19 @@ def _held(held: str, owner: str) -> str:
 def assumptions(simulation: Simulation) -> tuple[str, ...]:
     """What a reader must know of the figures: what was guessed, fitted, and left out."""
     hardware = simulation.hardware
-    said: list[str] = []
+    sentences: list[str] = []
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
         if names := _listed(sorted(hardware.of_basis(basis))):
-            said.append(f"{verb} in hardware file {hardware.name}: {names}")
+            sentences.append(f"{verb} in hardware file {hardware.name}: {names}")
     if hardware.extrapolated:
-        taken = ", ".join(f"{name} ({instead})" for name, instead in sorted(hardware.extrapolated.items()))
-        said.append(f"not in hardware file {hardware.name}, and extrapolated: {taken}")
+        figures = ", ".join(f"{name} ({instead})" for name, instead in sorted(hardware.extrapolated.items()))
+        sentences.append(f"not in hardware file {hardware.name}, and extrapolated: {figures}")
     if simulation.recording.head.compiled:
-        said.append(
+        sentences.append(
             "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; what backward "
             "does not need is not kept"
         )
-    return (*said, *simulation.not_simulated)
+    return (*sentences, *simulation.not_simulated)
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -36,12 +36,12 @@ class CaseChoice:
         """(kind, text) of each token: "mark", "word" or "quoted"."""
         tokens, place, text = [], 0, self._text.strip()
         while place < len(text):
-            found = TOKEN.match(text, place)
-            if found is None:
+            match = TOKEN.match(text, place)
+            if match is None:
                 raise self._wrong("a quote is not closed")
-            kind = str(found.lastgroup)
-            tokens.append((kind if kind in ("mark", "word") else "quoted", found[kind]))
-            place = found.end()
+            kind = str(match.lastgroup)
+            tokens.append((kind if kind in ("mark", "word") else "quoted", match[kind]))
+            place = match.end()
         return tokens
 
     def _any_of(self) -> Matches:

@@ -30,12 +30,12 @@ class Declared:
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
         """An object to fill, where all names are those of fields."""
-        known = [one.name for one in fields(cls)]  # type: ignore[arg-type]  # its subclasses are dataclasses
+        field_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # its subclasses are dataclasses
         for name in kwargs:
             if name in cls.removed_fields:
                 raise TypeError(f"{cls.__name__}.{name} was removed; {cls.removed_fields[name]}")
-            if name not in known:
-                raise TypeError(f"{cls.__name__} has no field {name!r} ({nearest(name, known)})")
+            if name not in field_names:
+                raise TypeError(f"{cls.__name__} has no field {name!r} ({nearest(name, field_names)})")
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Declared:
 
 @functools.cache
 def _hints(kind: Any) -> dict[str, Any]:
-    names = {one.name for one in fields(kind)}
+    names = {field.name for field in fields(kind)}
     return {name: hint for name, hint in typing.get_type_hints(kind).items() if name in names}
 
 
@@ -88,7 +88,7 @@ def fits(value: Any, hint: Any) -> bool:
     """Whether a value is what an annotation says; of a function only that it can be called."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
-        return any(fits(value, one) for one in inner)
+        return any(fits(value, part) for part in inner)
     if origin is Literal:
         return value in inner
     if origin is not None:
@@ -101,11 +101,11 @@ def fits(value: Any, hint: Any) -> bool:
 
 def _parts_fit(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
     if origin is tuple and inner[1:] == (...,):
-        return all(fits(one, inner[0]) for one in value)
+        return all(fits(part, inner[0]) for part in value)
     if origin is tuple:
         return len(value) == len(inner) and all(map(fits, value, inner))
     if issubclass(origin, Mapping):
-        return all(fits(key, inner[0]) and fits(one, inner[1]) for key, one in value.items())
+        return all(fits(key, inner[0]) and fits(part, inner[1]) for key, part in value.items())
     return True
 
 

@@ -128,4 +128,4 @@ def first_backend_class(backend: str) -> str:
 
 def device_of(backend: str) -> str:
     """The type of device whose tensors a backend moves; the first of them where it moves those of several."""
-    return next((name for name, one in DEVICES.items() if one.backend == backend), "cpu")
+    return next((name for name, device in DEVICES.items() if device.backend == backend), "cpu")

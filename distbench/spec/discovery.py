@@ -47,8 +47,8 @@ def list_entries() -> list[Entry]:
     """Every shipped scenario, by name."""
     # Others hold what several scenarios share: nothing to list.
     files = [file for file in sorted(scenario_folder().glob("*.py")) if b"@scenario" in file.read_bytes()]
-    found = [entry for file in files for entry in read_entries(file)]
-    return sorted(found, key=lambda entry: entry.name)
+    entries = [entry for file in files for entry in read_entries(file)]
+    return sorted(entries, key=lambda entry: entry.name)
 
 
 def find(target: str) -> list[Entry]:
@@ -58,8 +58,8 @@ def find(target: str) -> list[Entry]:
     if separator or path.endswith(".py"):
         file = Path(path)
         if not file.is_file():
-            what = "is no file" if file.exists() else "does not exist"
-            raise UserError(f"scenario file {path!r} {what}; give a path to a .py file, or a name")
+            reason = "is no file" if file.exists() else "does not exist"
+            raise UserError(f"scenario file {path!r} {reason}; give a path to a .py file, or a name")
         entries, where = read_entries(file), f"in {path}"
         name = name or "*"
     else:

@@ -26,5 +26,5 @@ def nearest(given: str, allowed: Iterable[str], count: int = 3) -> str:
         return "nearest: " + ", ".join(close)
     if not names:
         return "there are none"
-    shown = ", ".join(names[:8])
-    return f"there are: {shown}" + (", ..." if len(names) > 8 else "")
+    first_names = ", ".join(names[:8])
+    return f"there are: {first_names}" + (", ..." if len(names) > 8 else "")

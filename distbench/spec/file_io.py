@@ -43,12 +43,12 @@ def _refuse_constant(name: str) -> NoReturn:
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
+    record = dict(pairs)
+    if len(record) < len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
+        twice = next(name for name in record if names.count(name) > 1)
         raise ValueError(f"{ascii(twice)[:60]} stands in one object twice")
-    return found
+    return record
 
 
 def _whole(digits: str) -> int:
@@ -69,12 +69,12 @@ def opened(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterat
         UserError: it is no such file, or cannot be read.
     """
     try:
-        found = os.stat(path)  # noqa: PTH116 - before it is opened: opening a pipe waits for its writer
-        if not stat.S_ISREG(found.st_mode):
-            kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(found.st_mode)), "no regular file")
+        status = os.stat(path)  # noqa: PTH116 - before it is opened: opening a pipe waits for its writer
+        if not stat.S_ISREG(status.st_mode):
+            kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(status.st_mode)), "no regular file")
             raise UserError(f"{what} {path} cannot be read: it is {kind}; give a file")
-        if found.st_size > max_bytes:
-            size = f"its {found.st_size:,} bytes are more than the {max_bytes:,} that are read"
+        if status.st_size > max_bytes:
+            size = f"its {status.st_size:,} bytes are more than the {max_bytes:,} that are read"
             raise UserError(f"{what} {path} cannot be read: {size}; give another file")
         with path.open("rb") as file:
             yield file
@@ -143,12 +143,12 @@ def _require_sane(value: Any) -> None:
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
         for values in level:
-            for one in values:
-                if isinstance(one, dict):
-                    inner.append(one.values())
-                elif isinstance(one, list):
-                    inner.append(one)
-                elif isinstance(one, float) and not math.isfinite(one):
+            for item in values:
+                if isinstance(item, dict):
+                    inner.append(item.values())
+                elif isinstance(item, list):
+                    inner.append(item)
+                elif isinstance(item, float) and not math.isfinite(item):
                     raise ValueError("a number in it is beyond any that a computer holds")
         if not inner:
             return

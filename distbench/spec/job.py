@@ -221,7 +221,7 @@ def _values(text: str, default: Any) -> list[str]:
         return text.split(",")
     listed = f"[{text}]"
     try:
-        return [str(ast.get_source_segment(listed, one)) for one in ast.parse(listed, mode="eval").body.elts]  # type: ignore[attr-defined]
+        return [str(ast.get_source_segment(listed, element)) for element in ast.parse(listed, mode="eval").body.elts]  # type: ignore[attr-defined]
     except (*NOT_PYTHON, AttributeError):
         return text.split(",")
 
@@ -229,19 +229,19 @@ def _values(text: str, default: Any) -> list[str]:
 def _typed(name: str, text: str, default: Any) -> Any:
     if isinstance(default, str):
         return text
-    wanted = type(default)
-    if wanted is bool and text.lower() in _TRUTHS:
+    expected_type = type(default)
+    if expected_type is bool and text.lower() in _TRUTHS:
         return _TRUTHS[text.lower()]
     try:
         value = ast.literal_eval(text)
     except NOT_PYTHON:
         value = text
-    if wanted in (tuple, list) and isinstance(value, tuple | list):
-        return wanted(value)
-    allowed = (float, int) if wanted is float else wanted
+    if expected_type in (tuple, list) and isinstance(value, tuple | list):
+        return expected_type(value)
+    allowed = (float, int) if expected_type is float else expected_type
     # To Python, True is a number; to a scenario it is none.
-    is_wanted = isinstance(value, allowed) and (wanted is bool or not isinstance(value, bool))
+    is_wanted = isinstance(value, allowed) and (expected_type is bool or not isinstance(value, bool))
     if default is not None and not is_wanted:
-        kind = "true or false" if wanted is bool else f"{wanted.__name__} values such as {default!r}"
+        kind = "true or false" if expected_type is bool else f"{expected_type.__name__} values such as {default!r}"
         raise UserError(f"--set {name}={cut(text)}: {name} takes {kind}")
     return value

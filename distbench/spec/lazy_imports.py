@@ -23,9 +23,9 @@ def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> No
         def __getattr__(self, name: str) -> Any:
             if name not in module_of:
                 raise AttributeError(f"module {package!r} has no attribute {name!r}")
-            found = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
-            setattr(self, name, found)
-            return found
+            exported = getattr(importlib.import_module(f"{package}.{module_of[name]}"), name)
+            setattr(self, name, exported)
+            return exported
 
         def __setattr__(self, name: str, value: Any) -> None:
             # Importing a module puts it here.

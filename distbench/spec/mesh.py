@@ -73,13 +73,13 @@ def fit_mesh(declared: Mapping[str, int], world_size: int) -> Mesh:
     The last mesh dims are the fastest links, so they keep as much of their declared size as divides what is left;
     the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1.
     """
-    left = world_size
+    ranks_left = world_size
     fitted: Mesh = {}
     first, *rest = declared
     for name in reversed(rest):
-        fitted[name] = math.gcd(declared[name], left)
-        left //= fitted[name]
-    fitted[first] = left
+        fitted[name] = math.gcd(declared[name], ranks_left)
+        ranks_left //= fitted[name]
+    fitted[first] = ranks_left
     return {name: fitted[name] for name in declared}
 
 
@@ -106,11 +106,11 @@ def dim_shape(groups: Iterable[Iterable[int]], hosts: Sequence[str]) -> str:
 
 def mesh_shapes(mesh: Mapping[str, int], hosts: Sequence[str]) -> dict[str, str]:
     """Mesh dim, and all of them joined by "x", to its shape; of a mesh over all ranks in order, outermost first."""
-    found, inner = {}, len(hosts)
+    shapes, inner = {}, len(hosts)
     for name, size in mesh.items():
         inner //= size
-        found[name] = dim_shape(groups_of(size, inner, len(hosts)), hosts)
-    return found | {"x".join(mesh): group_shape(range(len(hosts)), hosts)}
+        shapes[name] = dim_shape(groups_of(size, inner, len(hosts)), hosts)
+    return shapes | {"x".join(mesh): group_shape(range(len(hosts)), hosts)}
 
 
 def groups_of(size: int, stride: int, num_ranks: int) -> list[range]:
@@ -121,7 +121,7 @@ def groups_of(size: int, stride: int, num_ranks: int) -> list[range]:
 
 def sizes_of(shape: str) -> set[int]:
     """How many ranks the groups of a shape have: one number, where it is of groups of a mesh dim."""
-    return {sum(map(int, one.split("+"))) for one in shape.split("|")}
+    return {sum(map(int, group.split("+"))) for group in shape.split("|")}
 
 
 def fits(measured: str, shape: str) -> bool:
@@ -131,14 +131,14 @@ def fits(measured: str, shape: str) -> bool:
 
 def slowest(shape: str) -> str:
     """Of a mesh dim whose groups lie differently, the shape of those that span most hosts."""
-    return max(shape.split("|"), key=lambda one: one.count("+"))
+    return max(shape.split("|"), key=lambda group: group.count("+"))
 
 
 def level_of(shape: str) -> str:
     """In words; empty for an unknown shape."""
     if not shape:
         return ""
-    crosses = ["+" in one for one in shape.split("|")]
+    crosses = ["+" in group for group in shape.split("|")]
     if not any(crosses):
         return WITHIN
     if not all(crosses):
@@ -164,8 +164,8 @@ def layout_text(hosts: Sequence[str]) -> str:
     counts = list(Counter(hosts).values())
     if len(counts) == 1:
         return f"{count_text(len(hosts), 'rank')} on one host"
-    each = f"{counts[0]} each" if len(set(counts)) == 1 else "+".join(map(str, counts))
-    return f"{count_text(len(hosts), 'rank')} on {count_text(len(counts), 'host')} ({each})"
+    per_host = f"{counts[0]} each" if len(set(counts)) == 1 else "+".join(map(str, counts))
+    return f"{count_text(len(hosts), 'rank')} on {count_text(len(counts), 'host')} ({per_host})"
 
 
 def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, int, int]]:
@@ -175,25 +175,25 @@ def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, 
     are there: with many hosts there would be too many. The first of each shape.
     """
     num_hosts, primes = len(set(hosts)), [prime for size in mesh.values() for prime in primes_of(size)]
-    own = {shape for name, shape in mesh_shapes(mesh, hosts).items() if name in mesh}
-    found: dict[str, tuple[int, int]] = {}
+    dim_shapes = {shape for name, shape in mesh_shapes(mesh, hosts).items() if name in mesh}
+    by_shape: dict[str, tuple[int, int]] = {}
     for end in range(len(primes), 0, -1):
         stride = math.prod(primes[end:])
         for start in range(end):
             size = math.prod(primes[start:end])
             shape = dim_shape(groups_of(size, stride, len(hosts)), hosts)
-            spans = {len(one.split("+")) for one in shape.split("|")}
-            if shape not in own and spans in ({1}, {num_hosts}):
-                found.setdefault(shape, (size, stride))
-    return [(shape, *sizes) for shape, sizes in found.items()]
+            spans = {len(group.split("+")) for group in shape.split("|")}
+            if shape not in dim_shapes and spans in ({1}, {num_hosts}):
+                by_shape.setdefault(shape, (size, stride))
+    return [(shape, *sizes) for shape, sizes in by_shape.items()]
 
 
 def primes_of(number: int) -> list[int]:
     """Its prime factors, ascending."""
-    found, factor = [], 2
+    primes, factor = [], 2
     while number > 1:
         while number % factor == 0:
-            found.append(factor)
+            primes.append(factor)
             number //= factor
         factor += 1
-    return found
+    return primes

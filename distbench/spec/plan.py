@@ -72,8 +72,8 @@ class PipelinePlan(Declared):
     @property
     def stages_of_a_rank(self) -> int:
         """`stages_per_rank`, or the schedule's own; 1 of a schedule that is unknown."""
-        known = SCHEDULES.get(self.schedule, PipelineSchedule(""))
-        return known.stages_per_rank if self.stages_per_rank is None else self.stages_per_rank
+        schedule = SCHEDULES.get(self.schedule, PipelineSchedule(""))
+        return schedule.stages_per_rank if self.stages_per_rank is None else self.stages_per_rank
 
     def stages_on(self, position: int, size: int) -> tuple[int, ...]:
         """The stages of the rank at a position among `size`, in the model's order."""
@@ -354,4 +354,8 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
     """Names that a glob pattern matches, part by part: `*` never crosses a dot."""
     parts = pattern.split(".")
     split = {name: name.split(".") for name in names}
-    return [name for name, own in split.items() if len(own) == len(parts) and all(map(fnmatch.fnmatchcase, own, parts))]
+    return [
+        name
+        for name, name_parts in split.items()
+        if len(name_parts) == len(parts) and all(map(fnmatch.fnmatchcase, name_parts, parts))
+    ]

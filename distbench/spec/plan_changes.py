@@ -81,10 +81,10 @@ def parse_brief_mesh(text: str) -> Mesh:
     """What `brief_mesh` wrote; UserError for anything else."""
     mesh: Mesh = {}
     for part in str(text).split("x"):
-        found = _MESH_PART.fullmatch(part)
-        if found is None or found[1] in mesh:
+        match = _MESH_PART.fullmatch(part)
+        if match is None or match[1] in mesh:
             raise UserError(f"--set {MESH}={text} is no mesh; write for example {MESH}=dp_shard2xtp2")
-        mesh[found[1]] = mesh_dim_size(found[2], part)
+        mesh[match[1]] = mesh_dim_size(match[2], part)
     check_mesh_dims(mesh)
     return mesh
 
@@ -97,10 +97,9 @@ def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
     """
     if MESH not in variant:
         return dict(mesh)
-    own = parse_brief_mesh(variant[MESH])
-    if mesh_size(own) != mesh_size(mesh):
-        what = (
-            f"--set {MESH}={variant[MESH]} has {count_text(mesh_size(own), 'rank')}, and the launch {mesh_size(mesh)}"
-        )
-        raise UserError(f"{what}; give meshes of as many, or --mesh")
-    return {**dict.fromkeys(mesh, 1), **own}
+    own_mesh = parse_brief_mesh(variant[MESH])
+    if mesh_size(own_mesh) != mesh_size(mesh):
+        ranks = count_text(mesh_size(own_mesh), "rank")
+        problem = f"--set {MESH}={variant[MESH]} has {ranks}, and the launch {mesh_size(mesh)}"
+        raise UserError(f"{problem}; give meshes of as many, or --mesh")
+    return {**dict.fromkeys(mesh, 1), **own_mesh}

@@ -29,10 +29,10 @@ def require_forward_only(scenario: Any) -> None:
         if scenario.make_cache is not None:
             raise UserError("make_cache is for a forward-only scenario; say Scenario(inference=True) or leave it out")
         return
-    if found := list(_parts_for_training(scenario)):
+    if parts := list(_parts_for_training(scenario)):
         raise UserError(
-            f"Scenario(inference=True) runs forward alone, and this one has {', '.join(found)}; leave "
-            f"{'it' if len(found) == 1 else 'them'} out"
+            f"Scenario(inference=True) runs forward alone, and this one has {', '.join(parts)}; leave "
+            f"{'it' if len(parts) == 1 else 'them'} out"
         )
     if scenario.plan.cp is not None and scenario.plan.cp.seq_dim < 1:
         raise UserError("a forward-only scenario has the batch in tensor dim 0, so CpPlan(seq_dim=0) is no sequence")
@@ -247,8 +247,8 @@ class Scenario(Declared):
         super().__post_init__()
         require_forward_only(self)
         if hasattr(self.build_model, "named_parameters") and not isinstance(self.build_model, type):
-            what = f"Scenario.build_model is a {type(self.build_model).__qualname__}"
-            raise TypeError(f"{what}; give a function that makes one, which is called under the meta device")
+            problem = f"Scenario.build_model is a {type(self.build_model).__qualname__}"
+            raise TypeError(f"{problem}; give a function that makes one, which is called under the meta device")
         if isinstance(self.loss, type):
             kind = self.loss.__qualname__
             raise TypeError(f"Scenario.loss is the class {kind}; give one of it, {kind}(), or a function")

@@ -61,17 +61,17 @@ def change_points(logs: Floats) -> ChangePoints:
     """
     rows = logs - np.nanmedian(logs, axis=1, keepdims=True)
     if len(rows) < MIN_CASES:
-        own, own_share = _changes(rows, BLOCK, {best_cut: LEVEL})
-        return ChangePoints(own, [], own_share, math.nan)
+        own_cuts, own_share = _changes(rows, BLOCK, {best_cut: LEVEL})
+        return ChangePoints(own_cuts, [], own_share, math.nan)
     common = np.nanmedian(rows, axis=0)
-    own, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
-    steady = [not cuts for cuts in own]
+    own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
+    steady = [not cuts for cuts in own_cuts]
     if MIN_STEADY <= sum(steady) < len(rows):
         # Cases that changed moved the median, and with it every other case.
         common = np.nanmedian(rows[steady], axis=0)
-        own, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
+        own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     [shared], shared_share = _changes(common[None], BLOCK, {best_cut: SHARED_LEVEL})
-    return ChangePoints(own, shared, own_share, shared_share)
+    return ChangePoints(own_cuts, shared, own_share, shared_share)
 
 
 def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[list[list[int]], float]:
@@ -120,12 +120,12 @@ def _gains(rows: Floats, num_first: int) -> Floats:
     Args:
         num_first: first columns that are tried: 1 for stretches that begin with the series.
     """
-    known = np.isfinite(rows)
-    values = np.where(known, rows, 0.0)
-    total = known.sum(axis=1)[:, None, None]
+    is_known = np.isfinite(rows)
+    values = np.where(is_known, rows, 0.0)
+    total = is_known.sum(axis=1)[:, None, None]
     mean = values.sum(axis=1) / np.maximum(total[:, 0, 0], 1)
-    values = np.where(known, values - mean[:, None], 0.0)
-    count, sums = (np.pad(each.cumsum(axis=1), ((0, 0), (1, 0))) for each in (known, values))
+    values = np.where(is_known, values - mean[:, None], 0.0)
+    count, sums = (np.pad(array.cumsum(axis=1), ((0, 0), (1, 0))) for array in (is_known, values))
     before, sums_before = count[:, :num_first, None], sums[:, :num_first, None]
     after, inside = total - count[:, None, :], count[:, None, :] - before
     allowed = (inside >= MIN_LAUNCHES) & (total - inside >= MIN_LAUNCHES)
@@ -169,5 +169,5 @@ def _without_outliers(rows: Floats) -> Floats:
     middle = np.nanmedian(rows, axis=1, keepdims=True)
     spread = np.nanmedian(np.abs(rows - middle), axis=1, keepdims=True) * MAD_TO_SD
     reach = np.where(spread > 0, OUTLIER * spread, np.inf)
-    kept: Floats = np.clip(rows, middle - reach, middle + reach)
-    return kept
+    clipped: Floats = np.clip(rows, middle - reach, middle + reach)
+    return clipped

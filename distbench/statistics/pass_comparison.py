@@ -66,7 +66,7 @@ class PassComparison:
         needed = at_hand * (math.log1p(self.detectable) / math.log1p(change)) ** 2
         return max(MIN_PASSES, math.ceil(needed))
 
-    def told(self, subject: str, reference: str) -> list[str]:
+    def sentences(self, subject: str, reference: str) -> list[str]:
         """What the table could tell, as sentences: `subject` is what a row is, `reference` what it is held against."""
         if TOO_FEW in self.verdict:
             advice = f"give --passes {MIN_PASSES} or a larger --budget"
@@ -76,10 +76,10 @@ class PassComparison:
         needed = self.passes_for(0.1)
         is_near = self.detectable > 0.1 and needed and needed <= MAX_TOLD
         more = f"; for 10 % it takes about {needed} passes" if is_near else ""
-        found = (
+        sentence = (
             f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
         )
-        return [f"{found}{more}"]
+        return [f"{sentence}{more}"]
 
 
 def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALPHA) -> PassComparison:
@@ -96,14 +96,14 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
     with np.errstate(divide="ignore", invalid="ignore"):
         logs = np.log(values)
         differences[compared] = logs[compared] - logs[against[compared]]
-    known = np.isfinite(differences)
-    count = known.sum(axis=1)
-    mean = np.where(known, differences, 0.0).sum(axis=1) / np.where(count, count, np.nan)
+    is_known = np.isfinite(differences)
+    count = is_known.sum(axis=1)
+    mean = np.where(is_known, differences, 0.0).sum(axis=1) / np.where(count, count, np.nan)
     tested = count >= MIN_PASSES
     error, critical = np.full(len(values), np.nan), math.nan
     if tested.any():
-        residuals = np.where(known, differences - mean[:, None], 0.0)[tested]
-        error[tested], critical = _error_and_critical(mean[tested], residuals, known[tested], alpha)
+        residuals = np.where(is_known, differences - mean[:, None], 0.0)[tested]
+        error[tested], critical = _error_and_critical(mean[tested], residuals, is_known[tested], alpha)
     reach = critical * error
     return PassComparison(
         ratio=np.exp(mean),
@@ -127,22 +127,24 @@ def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison
     pairs = list(combinations(range(len(values)), 2))
     of_pairs = np.array([values[row] for row, _ in pairs]).reshape(len(pairs), values.shape[1])
     references = [len(pairs) + reference for _, reference in pairs] + [-1] * len(values)
-    found = compare_passes(np.vstack([of_pairs, values]), references)
-    parts = {name: getattr(found, name)[: len(pairs)] for name in ("ratio", "low", "high", "num_passes", "verdict")}
-    return pairs, replace(found, **parts)
+    comparison = compare_passes(np.vstack([of_pairs, values]), references)
+    parts = {
+        name: getattr(comparison, name)[: len(pairs)] for name in ("ratio", "low", "high", "num_passes", "verdict")
+    }
+    return pairs, replace(comparison, **parts)
 
 
 def _error_and_critical(
-    mean: Floats, residuals: Floats, known: NDArray[np.bool_], alpha: float
+    mean: Floats, residuals: Floats, is_known: NDArray[np.bool_], alpha: float
 ) -> tuple[Floats, float]:
     """Standard errors of mean differences, and what mean over error exceeds by chance alpha somewhere."""
-    count = known.sum(axis=1)
+    count = is_known.sum(axis=1)
     squares = (residuals**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         is_clear = np.abs(mean) > stdtrit(count - 1, 1 - CLEAR / 2) * np.sqrt(squares / (count - 1) / count)
     # A residual is short of its deviation by what the mean took.
     unshrunk = residuals * np.sqrt(count / (count - 1))[:, None]
-    chance = np.where(is_clear[:, None], unshrunk, residuals + np.where(known, mean[:, None], 0.0))
+    chance = np.where(is_clear[:, None], unshrunk, residuals + np.where(is_known, mean[:, None], 0.0))
     flips = SignFlips.of(chance, count)
     largest = flips.largest(sign_choices(chance.shape[1]), is_two_sided=True)
     return leaning_error(squares, flips.prior, count), float(np.quantile(largest, 1 - alpha, method="higher"))

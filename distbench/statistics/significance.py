@@ -147,13 +147,13 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
     """
     values = np.abs(np.concatenate(metrics))
     sizes = np.full(values.shape[1], np.nan)
-    known = np.isfinite(values).any(axis=0)
+    is_known = np.isfinite(values).any(axis=0)
     # The lower median: half of the cases are not enough.
-    sizes[known] = np.nanquantile(values[:, known], 0.5, axis=0, method="lower")
-    usual = float(np.median(sizes[known])) if known.any() else 0.0
+    sizes[is_known] = np.nanquantile(values[:, is_known], 0.5, axis=0, method="lower")
+    usual = float(np.median(sizes[is_known])) if is_known.any() else 0.0
     outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
     # More of them are how these launches are, not accidents.
-    too_many = outlying.sum() > max(1, MAX_OUTLYING_SHARE * known.sum()) or (known & ~outlying).sum() < least
+    too_many = outlying.sum() > max(1, MAX_OUTLYING_SHARE * is_known.sum()) or (is_known & ~outlying).sum() < least
     return np.zeros_like(outlying) if too_many else outlying, sizes
 
 
@@ -382,8 +382,8 @@ def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Fl
         prior: the variance that the other rows lend.
         count: values behind each mean.
     """
-    lent = np.sqrt(moderated_variance(squares, prior, count - 1) / count)
-    return np.minimum(lent, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
+    leaning = np.sqrt(moderated_variance(squares, prior, count - 1) / count)
+    return np.minimum(leaning, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
 
 
 def _reached(chance: Floats, statistics: Floats) -> Floats:
@@ -460,14 +460,14 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
 def _holm(blocks: Sequence[Block], enough: Sequence[NDArray[np.bool_]], sign: int) -> list[Floats]:
     """Adjusted p of each block's tests, "not slower" (sign 1) or "not faster" (-1); nan where launches are paired."""
     of_blocks = [
-        np.where(each & (not block.difference.is_paired), block.difference.p_above(sign), np.nan)
-        for block, each in zip(blocks, enough, strict=True)
+        np.where(mask & (not block.difference.is_paired), block.difference.p_above(sign), np.nan)
+        for block, mask in zip(blocks, enough, strict=True)
     ]
-    return np.split(holm(np.concatenate(of_blocks)), np.cumsum([len(each) for each in enough])[:-1])
+    return np.split(holm(np.concatenate(of_blocks)), np.cumsum([len(mask) for mask in enough])[:-1])
 
 
 def tolerance_words(
-    block: Block, found: Tested, options: Options, is_believed: bool, may_pass: bool
+    block: Block, result: Tested, options: Options, is_believed: bool, may_pass: bool
 ) -> tuple[Words, Words]:
     """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was seen, or "".
 
@@ -481,8 +481,8 @@ def tolerance_words(
     # Beyond the family's test, a case's own interval must agree: other cases' spread may be too small for it.
     side = side_of_bound(low, high, 0.0)
     enough = difference.num_launches >= options.least_launches(difference.is_paired)
-    regressed = enough & (side > 0) & (difference.estimate > tolerance) & (found.slower <= options.alpha)
-    improved = enough & (side < 0) & (difference.estimate < -tolerance) & (found.faster <= options.alpha)
+    regressed = enough & (side > 0) & (difference.estimate > tolerance) & (result.slower <= options.alpha)
+    improved = enough & (side < 0) & (difference.estimate < -tolerance) & (result.faster <= options.alpha)
     passed = enough & (high < tolerance) & may_pass & ~regressed & ~improved
-    seen = np.select([regressed, improved], [REGRESSION, IMPROVEMENT], "")
-    return np.select([is_believed & (seen != ""), passed], [seen, PASS], INCONCLUSIVE), seen
+    changes = np.select([regressed, improved], [REGRESSION, IMPROVEMENT], "")
+    return np.select([is_believed & (changes != ""), passed], [changes, PASS], INCONCLUSIVE), changes

@@ -65,16 +65,16 @@ def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
     Raises:
         UserError: an unknown metric, or a text that is no share.
     """
-    common, own = TOLERANCE, {}
+    common, by_metric = TOLERANCE, {}
     for text in texts:
         metric, equals, value = text.rpartition("=")
         if not equals:
             common = share_of(value)
         elif metric in METRICS:
-            own[metric] = share_of(value)
+            by_metric[metric] = share_of(value)
         else:
             raise UserError(f"--tolerance {text!r}: {metric!r} is no metric ({nearest(metric, METRICS)})")
-    return {metric: own.get(metric, common) for metric in METRICS}
+    return {metric: by_metric.get(metric, common) for metric in METRICS}
 
 
 def share_of(text: str) -> float:

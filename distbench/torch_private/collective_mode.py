@@ -143,8 +143,8 @@ def waited_for(tensor: torch.Tensor) -> torch.Tensor:
         return tensor
     if isinstance(tensor, _pending_type()):
         return _Waited.apply(tensor)  # type: ignore[no-any-return]
-    held: Any = tensor
-    held._local_tensor = held._local_tensor.wait()
+    wrapper: Any = tensor
+    wrapper._local_tensor = wrapper._local_tensor.wait()
     return tensor
 
 
@@ -163,13 +163,13 @@ def keep_gradients_of_pending_inputs() -> None:
 
     @functools.wraps(plain)
     def process_inputs(flat_args: Any, *args: Any, **kwargs: Any) -> Any:
-        given = [(place, one) for place, one in enumerate(flat_args) if isinstance(one, _pending_type())]
-        asking = [place for place, one in given if one.requires_grad]
-        found = plain(flat_args, *args, **kwargs)
-        fakes = found[0] if isinstance(found, tuple) else found
+        pending = [(place, tensor) for place, tensor in enumerate(flat_args) if isinstance(tensor, _pending_type())]
+        asking = [place for place, tensor in pending if tensor.requires_grad]
+        result = plain(flat_args, *args, **kwargs)
+        fakes = result[0] if isinstance(result, tuple) else result
         for place in asking:
             fakes[place].requires_grad_()
-        return found
+        return result
 
     module.process_inputs = process_inputs  # type: ignore[attr-defined]
 
@@ -180,11 +180,11 @@ def loses_gradients_of_pending_inputs() -> bool:
 
     Compiles a function of one element, without a collective: torch wraps the results of all of them in one type.
     """
-    own = torch.ones(1, requires_grad=True)
+    leaf = torch.ones(1, requires_grad=True)
     with torch.enable_grad(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # torch's compiler reads .grad of what is no leaf, and warns of that itself
-        given = _Pending.apply(own)
-        return not torch.compile(lambda given: given * 1.0, backend="aot_eager")(given).requires_grad
+        pending = _Pending.apply(leaf)
+        return not torch.compile(lambda pending: pending * 1.0, backend="aot_eager")(pending).requires_grad
 
 
 def keep_compiled_graphs_apart() -> None:
@@ -239,19 +239,19 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     name, argument_names = _names_of(func)
     if name in SILENT:
         return None
-    given = dict(zip(argument_names, args, strict=False)) | kwargs
-    ranks, kind = _ranks_of(given), kind_of(name)
+    arguments = dict(zip(argument_names, args, strict=False)) | kwargs
+    ranks, kind = _ranks_of(arguments), kind_of(name)
     inputs = ("output_tensors",) if kind in PUT_OUT else INPUTS
-    tensors = tensors_in(next(given[name] for name in inputs if name in given))
+    tensors = tensors_in(next(arguments[name] for name in inputs if name in arguments))
     numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind in OF_EACH_RANK else 1)
-    peer = ranks[given[PEERS[kind]]] if kind in PEERS else None
+    peer = ranks[arguments[PEERS[kind]]] if kind in PEERS else None
     return CollectiveCall(kind, f"{func.namespace}.{name}", ranks, tensors[0].dtype, numel, peer, id(tensors[0]))
 
 
 def is_async(func: Any, args: Any, kwargs: Any) -> bool:
     """Whether a collective of c10d runs on its communicator's stream, and not on the one that is current."""
-    given = {name.replace("_", "").lower(): value for name, value in arguments_of(func, args, kwargs).items()}
-    return bool(given.get("asyncop", True))
+    arguments = {name.replace("_", "").lower(): value for name, value in arguments_of(func, args, kwargs).items()}
+    return bool(arguments.get("asyncop", True))
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
@@ -291,6 +291,10 @@ def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors among an operator's arguments that it writes into."""
-    given = arguments_of(func, args, kwargs)
-    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
-    return [tensor for name in names if given.get(name) is not None for tensor in tensors_in(given[name])]
+    arguments = arguments_of(func, args, kwargs)
+    names = [
+        argument.name
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [tensor for name in names if arguments.get(name) is not None for tensor in tensors_in(arguments[name])]

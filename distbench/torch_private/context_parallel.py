@@ -100,7 +100,7 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
             raise Unsupported("ulysses: attn_mask of a rank's part of the sequence has no path; use is_causal, or none")
         _require_as_long(query, key)
         _require_heads(mesh, query, key, value)
-        exchanged = [_exchanged(one, mesh, 2, 1) for one in (query, key, value)]
+        exchanged = [_exchanged(tensor, mesh, 2, 1) for tensor in (query, key, value)]
         return _exchanged(plain(*exchanged, None, dropout_p, is_causal, **options), mesh, 1, 2)
 
     with (
@@ -114,27 +114,27 @@ def _exchanged(local: torch.Tensor, mesh: DeviceMesh, source: int, target: int) 
     """What is sharded on one tensor dim, sharded on another one: an all-to-all, and one in backward."""
     from torch.distributed.tensor import DTensor, Shard
 
-    whole = DTensor.from_local(local, mesh, [Shard(source)], run_check=False)
-    exchanged: torch.Tensor = whole.redistribute(placements=[Shard(target)]).to_local()
+    dtensor = DTensor.from_local(local, mesh, [Shard(source)], run_check=False)
+    exchanged: torch.Tensor = dtensor.redistribute(placements=[Shard(target)]).to_local()
     return exchanged
 
 
 def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
-    size, heads = mesh.size(), [one.shape[1] for one in tensors]
-    for what, count in zip(("heads", "KV heads"), heads, strict=False):
+    size, heads = mesh.size(), [tensor.shape[1] for tensor in tensors]
+    for label, count in zip(("heads", "KV heads"), heads, strict=False):
         if count % size:
             raise UserError(
-                f"ulysses splits the {what} of attention, {count} on each rank, over the {size} ranks of context "
+                f"ulysses splits the {label} of attention, {count} on each rank, over the {size} ranks of context "
                 f"parallel, which does not divide them; use a size that divides {count}, or allgather or alltoall"
             )
 
 
 def _require_as_long(query: torch.Tensor, key: torch.Tensor) -> None:
     if query.shape[2] != key.shape[2]:
-        what = (
+        problem = (
             f"context parallel splits one sequence, and attention is of {query.shape[2]} queries to {key.shape[2]} keys"
         )
-        raise UserError(f"{what}, as in a decode step over a cache; leave cp out of it")
+        raise UserError(f"{problem}, as in a decode step over a cache; leave cp out of it")
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
@@ -154,8 +154,8 @@ def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch
         mesh: 1-D mesh of the context parallel ranks.
     """
     require("context parallel outputs")
-    whole: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)
-    return whole
+    sequence: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)
+    return sequence
 
 
 class _WholeSequence(torch.autograd.Function):
@@ -168,8 +168,8 @@ class _WholeSequence(torch.autograd.Function):
         length = local.shape[seq_dim] * mesh.size()
         ctx.balancer = module._create_default_load_balancer(length, mesh.size(), local.device)
         ctx.mesh, ctx.seq_dim = mesh, seq_dim
-        whole: list[torch.Tensor] = module.context_parallel_unshard(mesh, [local], [seq_dim], ctx.balancer)
-        return whole[0]
+        unsharded: list[torch.Tensor] = module.context_parallel_unshard(mesh, [local], [seq_dim], ctx.balancer)
+        return unsharded[0]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
@@ -213,7 +213,7 @@ def _of_four_dims(attention: Callable[..., torch.Tensor]) -> Callable[..., torch
     ) -> torch.Tensor:
         if query.ndim == 4:
             return attention(query, key, value, *options, **named)
-        four = [one.reshape(-1, *(1, *one.shape)[-3:]) for one in (query, key, value)]
+        four = [tensor.reshape(-1, *(1, *tensor.shape)[-3:]) for tensor in (query, key, value)]
         return attention(*four, *options, **named).reshape(*query.shape[:-1], value.shape[-1])
 
     return of_any

@@ -113,10 +113,10 @@ def labelled_communication() -> Iterator[Labels]:
 
 def _noted(plain: Callable[..., Any], labels: Labels, phase: str) -> Callable[..., Any]:
     def asked(stage: Any, microbatch: int) -> Any:
-        found = plain(stage, microbatch)
-        for one in found:
-            labels.messages[id(one.tensor)] = Message(stage.stage_index, microbatch, phase)
-        return found
+        messages = plain(stage, microbatch)
+        for message in messages:
+            labels.messages[id(message.tensor)] = Message(stage.stage_index, microbatch, phase)
+        return messages
 
     return asked
 
@@ -172,8 +172,8 @@ def autograd_position() -> int | None:
 def finished_parameter() -> torch.Tensor | None:
     """The parameter whose gradient autograd has finished and whose hooks run now; None elsewhere."""
     node: Any = torch._C._current_autograd_node()
-    found: torch.Tensor | None = getattr(node, "variable", None)
-    return found
+    parameter: torch.Tensor | None = getattr(node, "variable", None)
+    return parameter
 
 
 def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
@@ -248,8 +248,8 @@ def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     gathered_in = held if hasattr(FSDPParam, "unsharded_grad_dtype") else policy.param_dtype
-    found: torch.dtype = policy.reduce_dtype or gathered_in or held
-    return found
+    dtype: torch.dtype = policy.reduce_dtype or gathered_in or held
+    return dtype
 
 
 def sum_then_divide(model: nn.Module) -> None:
@@ -279,8 +279,8 @@ def _parameter_groups(model: nn.Module) -> Iterator[Any]:
 def _units(model: nn.Module) -> Iterator[tuple[nn.Module, Any]]:
     from torch.distributed.fsdp import FSDPModule
 
-    found = [module for module in model.modules() if isinstance(module, FSDPModule)]
-    if found:
+    modules = [module for module in model.modules() if isinstance(module, FSDPModule)]
+    if modules:
         require("units of FSDP2")
-    for module in found:
+    for module in modules:
         yield module, module._get_fsdp_state()

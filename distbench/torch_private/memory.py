@@ -196,9 +196,9 @@ def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
 def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
     from torch._C._profiler import RecordScope, _EventType
 
-    found: list[tuple[Any, tuple[str | int, ...]]] = [(event, ()) for event in tree]
-    while found:
-        event, inside = found.pop()
+    pending: list[tuple[Any, tuple[str | int, ...]]] = [(event, ()) for event in tree]
+    while pending:
+        event, inside = pending.pop()
         if event.tag == _EventType.Allocation:
             fields = event.extra_fields
             yield event.start_time_ns, Allocation(fields.ptr, fields.alloc_size, inside)
@@ -209,10 +209,10 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
                 inside = (*inside, event.name)
             elif fields.scope == RecordScope.BACKWARD_FUNCTION and fields.sequence_number >= 0:
                 inside = (*inside, fields.sequence_number)
-        found += [(child, inside) for child in event.children]
+        pending += [(child, inside) for child in event.children]
 
 
-def storages_of(found: object) -> dict[int, int]:
+def storages_of(tree: object) -> dict[int, int]:
     """Where the memory of each tensor in nested containers begins, to its bytes: this rank's part of a DTensor, what a
     subclass wraps."""
-    return {storage.data_ptr(): storage.nbytes() for storage in _storages_in(found) if storage.nbytes()}
+    return {storage.data_ptr(): storage.nbytes() for storage in _storages_in(tree) if storage.nbytes()}

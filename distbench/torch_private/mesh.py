@@ -40,11 +40,11 @@ def steps_until_buckets_stay(model: Any) -> int:
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
 
-    found: list[Any] = [module for module in model.modules() if isinstance(module, DDP)]
-    states: list[Any] = [replicate.state(module) for module in found]
-    for module, state in zip(found, states, strict=True):
-        mesh, given = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
-        group: Any = given or (dist.group.WORLD if mesh is None else mesh.get_group())
+    ddp_modules: list[Any] = [module for module in model.modules() if isinstance(module, DDP)]
+    states: list[Any] = [replicate.state(module) for module in ddp_modules]
+    for module, state in zip(ddp_modules, states, strict=True):
+        mesh, process_group = (state._init_kwargs.get(name) for name in ("device_mesh", "process_group"))
+        group: Any = process_group or (dist.group.WORLD if mesh is None else mesh.get_group())
         is_fake = next(module.parameters()).is_cpu and group._get_backend(torch.device("cpu")).name() == "fake"
         if is_fake and not state._comm_hook_args:
             module.register_comm_hook(group, _averaged)
@@ -106,12 +106,12 @@ def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
     torch sorts the ranks of a process group. So what it gathers, scatters or exchanges over such a mesh dim arrives in
     another order than that of the mesh: values are wrong, and nothing says so.
     """
-    found: dict[int, list[int]] = {}
+    group_of: dict[int, list[int]] = {}
     for mesh_dim, groups in enumerate(groups_along(mesh)):
         for group in groups:
             if group != sorted(group):
-                found.setdefault(mesh_dim, group)
-    return found
+                group_of.setdefault(mesh_dim, group)
+    return group_of
 
 
 def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:

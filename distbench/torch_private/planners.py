@@ -26,9 +26,9 @@ class OrderedPlacements(tuple[Any, ...]):
     def of(cls, state: State) -> "OrderedPlacements":
         """The placements and the shard order of one of our states."""
         placements, shard_order = layout_of(state)
-        made = cls(placements)
-        made.shard_order = shard_order
-        return made
+        ordered = cls(placements)
+        ordered.shard_order = shard_order
+        return ordered
 
 
 class OrderedTensor:
@@ -92,14 +92,14 @@ def remembered_steps() -> Iterator[None]:
     if plain is None:
         yield
         return
-    known: dict[Any, Any] = {}
+    cache: dict[Any, Any] = {}
 
     def steps(self: Any, placements: Any, order: Any) -> Any:
-        seen = frozenset(self.partial_reduce_ops_in_target), frozenset(self.strided_shard_placements_in_target)
-        key = self.device_mesh, self.dtensor_meta, placements, order, seen
-        if key not in known:
-            known[key] = plain(self, placements, order)
-        return known[key]
+        target_kinds = frozenset(self.partial_reduce_ops_in_target), frozenset(self.strided_shard_placements_in_target)
+        key = self.device_mesh, self.dtensor_meta, placements, order, target_kinds
+        if key not in cache:
+            cache[key] = plain(self, placements, order)
+        return cache[key]
 
     with replaced(module.DTensorRedistributePlanner, "get_next_state", steps):
         yield
@@ -162,10 +162,10 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
     """The path DTensor would take now: in torch's own notation, and step by step."""
     source = dtensor._spec
     infos, text = _planned(source, _spec(source, placements))
-    steps, held = [], dtensor.to_local().numel()
+    steps, held_numel = [], dtensor.to_local().numel()
     for info in infos:
-        steps.append(_path_step(info, source.mesh, held))
-        held = steps[-1].held_after
+        steps.append(_path_step(info, source.mesh, held_numel))
+        held_numel = steps[-1].held_after
     return text, steps
 
 

@@ -69,20 +69,20 @@ def calibrated_planning(
     try:
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
             raise UserError(f"max_bytes is {max_bytes!r}; give a positive whole number of bytes, or None for no limit")
-        known = profile if isinstance(profile, Profile) else load_profile(Path(profile))
+        loaded = profile if isinstance(profile, Profile) else load_profile(Path(profile))
     except UserError:
         if check_ranks:
             # Ranks that can enter must not be left waiting for this one.
             _on_all_ranks("unreadable")
         raise
-    digest = known.digest()
+    digest = loaded.digest()
     if check_ranks and len(set(_on_all_ranks(f"{digest}, {max_bytes}"))) > 1:
         raise UserError(
             "the ranks hold different profiles, or max_bytes, and would wait for each other for ever; give all the same"
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
-    with planned_by(_kept_planning(_PlanKey(digest, tuple(known.mesh.items()), rank, max_bytes, known))) as counts:
+    with planned_by(_kept_planning(_PlanKey(digest, tuple(loaded.mesh.items()), rank, max_bytes, loaded))) as counts:
         yield counts
 
 
@@ -106,8 +106,8 @@ class _PlanKey:
 
 
 @functools.lru_cache(maxsize=8)
-def _kept_planning(wanted: _PlanKey) -> "_Planning":
-    return _Planning(functools.partial(_cost_of, wanted.profile), wanted.max_bytes)
+def _kept_planning(key: _PlanKey) -> "_Planning":
+    return _Planning(functools.partial(_cost_of, key.profile), key.max_bytes)
 
 
 def forget_plans() -> None:
@@ -203,8 +203,8 @@ class _Planning:
 
 
 def _splits_what_is_no_replica(start: State, end: State) -> bool:
-    taken = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
-    return any(partial not in start.partials and partial[0] in taken for partial in end.partials)
+    used_dims = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
+    return any(partial not in start.partials and partial[0] in used_dims for partial in end.partials)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -239,13 +239,13 @@ def require_known_planner() -> None:
 def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: Any) -> None:
     require(PLANNERS)
     require("calibrated planning")
-    known = f"distbench supports {SUPPORTED}"
+    supported = f"distbench supports {SUPPORTED}"
     parameters = tuple(inspect.signature(find_min_cost_path).parameters)
     if parameters != _METHOD_PARAMETERS:
-        raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {known}")
+        raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {supported}")
     fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
     if tuple(name for name, field in fields.items() if field.init) != _STATE_FIELDS:
-        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {known}")
+        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {supported}")
     _plan_one_pair(planner_class)
 
 

@@ -215,7 +215,9 @@ NEEDED = (
 
 def _internal(feature: str, module: str, text: str) -> Internal:
     parts = [alternative.rstrip(")").partition("(") for alternative in text.split(" or ")]
-    return Internal(feature, module, tuple((name, tuple(filter(None, given.split(", ")))) for name, _, given in parts))
+    return Internal(
+        feature, module, tuple((name, tuple(filter(None, names_text.split(", ")))) for name, _, names_text in parts)
+    )
 
 
 INTERNALS = tuple(_internal(*row) for row in NEEDED)
@@ -223,11 +225,11 @@ INTERNALS = tuple(_internal(*row) for row in NEEDED)
 
 def probe() -> list[Probe]:
     """Look for every internal that this torch's version needs; nothing is changed."""
-    this = release(torch.__version__)
+    version = release(torch.__version__)
     return [
         Probe(internal, needs_newer(internal.feature) or _missing(internal))
         for internal in INTERNALS
-        if this >= NEEDLESS_BEFORE.get(internal.feature, this)
+        if version >= NEEDLESS_BEFORE.get(internal.feature, version)
     ]
 
 
@@ -281,8 +283,8 @@ def _missing(internal: Internal) -> str | None:
         except (ImportError, AttributeError):
             missing = f"has no {internal.module}.{internal.name}"
             continue
-        known = inspect.signature(value).parameters if parameters else ()
-        lacking = [parameter for parameter in parameters if parameter not in known]
+        accepted = inspect.signature(value).parameters if parameters else ()
+        lacking = [parameter for parameter in parameters if parameter not in accepted]
         if not lacking:
             return None
         missing = f"has {name} without its parameter {', '.join(lacking)}"
@@ -321,7 +323,7 @@ def bind_to_numa_node(local_rank: int, mode: str) -> None:
     require(BINDING)
     from torch.numa import binding
 
-    modes = [known.value for known in binding.AffinityMode]
+    modes = [affinity_mode.value for affinity_mode in binding.AffinityMode]
     if mode not in modes:
         raise UserError(f"{NUMA_BINDING}={mode} is no way to bind ranks; use {', '.join(modes)}, or unset it")
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))

@@ -41,9 +41,9 @@ class PlanCounts:
                 return
             self.ours += 1
             self.above_max_bytes += bool(steps.above_max_bytes)
-            says = steps.above_max_bytes if self.above_max_bytes == 1 else ""
-        if says:
-            warnings.warn(f"{says}; further ones are only counted, in above_max_bytes", stacklevel=2)
+            warning = steps.above_max_bytes if self.above_max_bytes == 1 else ""
+        if warning:
+            warnings.warn(f"{warning}; further ones are only counted, in above_max_bytes", stacklevel=2)
 
 
 class Steps(list[Any]):
@@ -80,16 +80,16 @@ def planned_by(planning: Planning) -> Iterator[PlanCounts]:
     from torch.distributed.tensor import _redistribute as module
     from torch.distributed.tensor._ops import utils as operators
 
-    here = _Context(planning)
+    context = _Context(planning)
     with contextlib.ExitStack() as stack:
-        for owner, name, made in (
-            (module, "_gen_transform_infos", here.planned_once),
-            (module, "_gen_transform_infos_non_cached", here.planned),
-            (module, "_optimize_transform_infos", here.merged),
-            (operators, "redistribute_cost", here.price),
+        for owner, name, wrapper in (
+            (module, "_gen_transform_infos", context.planned_once),
+            (module, "_gen_transform_infos_non_cached", context.planned),
+            (module, "_optimize_transform_infos", context.merged),
+            (operators, "redistribute_cost", context.price),
         ):
-            stack.enter_context(here.replaced(owner, name, made))
-        yield here.counts
+            stack.enter_context(context.replaced(owner, name, wrapper))
+        yield context.counts
 
 
 class _Context:
@@ -101,11 +101,11 @@ class _Context:
         self.planning, self.counts, self.is_left = planning, PlanCounts(), False
 
     @contextlib.contextmanager
-    def replaced(self, owner: Any, name: str, made: Callable[[Any], Any]) -> Iterator[None]:
+    def replaced(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Iterator[None]:
         """`made(before)` is in the place of what was there before."""
         with self._lock:
             before = getattr(owner, name)
-            new = made(before)
+            new = wrapper(before)
             new.context, new.before = self, before
             setattr(owner, name, new)
         try:
@@ -113,35 +113,35 @@ class _Context:
         finally:
             with self._lock:
                 self.is_left = True
-                found = getattr(owner, name)
-                while (context := getattr(found, "context", None)) and context.is_left:
-                    found = found.before
-                setattr(owner, name, found)
+                current = getattr(owner, name)
+                while (context := getattr(current, "context", None)) and context.is_left:
+                    current = current.before
+                setattr(owner, name, current)
 
     def planned_once(self, original: Any) -> Any:
         """`_gen_transform_infos`, which keeps what it planned."""
         from torch.distributed.tensor import _redistribute as module
 
-        planning, counted = self.planning, set[int]()
+        planning, counted_ids = self.planning, set[int]()
 
         @functools.wraps(original)
         def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
             if self.is_left:
                 return original(src_spec, dst_spec, use_graph_based_transform)
             forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
-            found = planning.kept(src_spec, dst_spec, use_graph_based_transform, forced)
-            if id(found) not in counted:
-                counted.add(id(found))
-                self.counts.count(*found)
-            return found[0]
+            planned = planning.kept(src_spec, dst_spec, use_graph_based_transform, forced)
+            if id(planned) not in counted_ids:
+                counted_ids.add(id(planned))
+                self.counts.count(*planned)
+            return planned[0]
 
         def clear() -> None:
-            counted.clear()
+            counted_ids.clear()
             planning.kept.cache_clear()
 
-        made: Any = plan
-        made.cache_clear, made.cache_info = clear, planning.kept.cache_info
-        return made
+        function: Any = plan
+        function.cache_clear, function.cache_info = clear, planning.kept.cache_info
+        return function
 
     def planned(self, original: Any) -> Any:
         """`_gen_transform_infos_non_cached`."""

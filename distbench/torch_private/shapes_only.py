@@ -78,10 +78,10 @@ class _MaskedWrites(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.index_put_.default and len(args) == 3:
-            given, (mask, *others), value = args
-            if not others and mask is not None and mask.dtype == torch.bool and value.numel() == 1:
-                shape = (*mask.shape, *(1 for _ in range(given.ndim - mask.ndim)))
-                return given.masked_fill_(mask.reshape(shape), value.reshape(()))
+            tensor, (mask, *other_indices), value = args
+            if not other_indices and mask is not None and mask.dtype == torch.bool and value.numel() == 1:
+                shape = (*mask.shape, *(1 for _ in range(tensor.ndim - mask.ndim)))
+                return tensor.masked_fill_(mask.reshape(shape), value.reshape(()))
         return func(*args, **(kwargs or {}))
 
 
@@ -154,12 +154,12 @@ def meshes_with_values() -> Iterator[None]:
 
     with contextlib.ExitStack() as undo:
         for name in ("__init__", "__getitem__", "_flatten", "_concatenate", "_unflatten", "_compute_coordinate_on_dim"):
-            found = vars(DeviceMesh).get(name)
-            if found is not None:
-                is_bound = isinstance(found, staticmethod | classmethod)
-                new = type(found)(with_values(found.__func__)) if is_bound else with_values(found)
+            original = vars(DeviceMesh).get(name)
+            if original is not None:
+                is_bound = isinstance(original, staticmethod | classmethod)
+                new = type(original)(with_values(original.__func__)) if is_bound else with_values(original)
                 setattr(DeviceMesh, name, new)
-                undo.callback(setattr, DeviceMesh, name, found)
+                undo.callback(setattr, DeviceMesh, name, original)
         # FSDP2 makes the smaller mesh that it reshards to out of a view of another one's ranks.
         smaller = "_get_post_forward_mesh_info"
         undo.enter_context(replaced(_fully_shard, smaller, with_values(getattr(_fully_shard, smaller))))

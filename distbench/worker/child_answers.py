@@ -84,10 +84,10 @@ def case_ids(job: Job) -> dict[str, Any]:
     """The ids of a job's cases. `UserError` where the scenario is declared wrongly."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
-        found = all_cases(job, function, replace(rank_of(mesh, job.settings.seed), profile=profile_of(job)))
-    ids = [case_spec.case.id for case_spec in chosen_cases(job, found)]
+        all_specs = all_cases(job, function, replace(rank_of(mesh, job.settings.seed), profile=profile_of(job)))
+    ids = [case_spec.case.id for case_spec in chosen_cases(job, all_specs)]
     if not ids:
-        raise UserError(none_chosen(job.chosen, len(found), [one.case.id for one in found[:MAX_NAMED]]))
+        raise UserError(none_chosen(job.chosen, len(all_specs), [spec.case.id for spec in all_specs[:MAX_NAMED]]))
     return {"ids": ids}
 
 
@@ -152,21 +152,21 @@ def signature(job: Job) -> dict[str, Any]:
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
         context = rank_of(mesh, job.settings.seed)
-        found: dict[str, dict[str, Any]] = {}
+        by_case: dict[str, dict[str, Any]] = {}
         left_out: dict[str, str] = {}
         for case_spec in all_cases(job, function, context):
             try:
                 # A case with nothing to measure here communicates nothing either.
                 with contextlib.suppress(Skipped), case_spec.open() as opened_case:
-                    found[case_spec.case.id] = _of_case(opened_case, context)
+                    by_case[case_spec.case.id] = _of_case(opened_case, context)
             except UserError:
                 raise
             except Exception as error:
                 left_out[case_spec.case.id] = one_line(error)
-    if left_out and not found:
+    if left_out and not by_case:
         first, reason = next(iter(left_out.items()))
         raise UserError(f"no case runs on a fake process group: {first} raises {reason}; see if distbench run runs it")
-    return {"torch": torch.__version__, "cases": found, "left_out": left_out}
+    return {"torch": torch.__version__, "cases": by_case, "left_out": left_out}
 
 
 def all_signatures(records: Sequence[Mapping[str, Any]]) -> list[Answer]:
@@ -194,12 +194,12 @@ def recordings(job: Job, prefix: Path, ranks: Sequence[int] | None = (0,)) -> It
         try:
             scenario = declared(function, variant)
             mesh = mesh_of(variant, job.mesh)
-            found = recorded_ranks(scenario, job.scenario, label.partition("/")[2], mesh, ranks)
+            rank_recordings = recorded_ranks(scenario, job.scenario, label.partition("/")[2], mesh, ranks)
         except (UserError, Unsupported) as error:
             yield {"label": label, "left_out": str(error)}
             continue
         file = prefix.with_name(f"{prefix.name}-{number}.jsonl")
-        save_recordings(found, file)
+        save_recordings(rank_recordings, file)
         yield {"label": label, "file": str(file)}
 
 

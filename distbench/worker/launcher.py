@@ -167,7 +167,7 @@ def _is_bound(rank: int, log_dir: Path) -> bool:
 
 def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
     """What torchrun sets for a rank of one host, whose store is not rank 0's."""
-    told = {
+    variables = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), num_ranks),
         "GROUP_RANK": 0,
@@ -176,7 +176,7 @@ def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
         "MASTER_PORT": port,
         "TORCHELASTIC_USE_AGENT_STORE": True,
     }
-    return {name: str(value) for name, value in told.items()}
+    return {name: str(value) for name, value in variables.items()}
 
 
 def _import_for(job: Job) -> None:

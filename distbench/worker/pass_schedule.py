@@ -68,7 +68,7 @@ class PassPlan:
         return places
 
     def limits(
-        self, estimate_s: float, is_touched: bool = False, most: int = 0, wanted: int = SAMPLES_A_TURN
+        self, estimate_s: float, is_touched: bool = False, most: int = 0, num_samples: int = SAMPLES_A_TURN
     ) -> Settings:
         """Return what one turn may take of a case.
 
@@ -87,7 +87,7 @@ class PassPlan:
             return replace(of_a_pass, min_samples=least, max_samples=most)
         sample_s = max(estimate_s, 1e-7) * settings.iterations_per_sample
         least = min(LEAST_AFTER_TOUCH if is_touched else LEAST, max(int(LONG_TURN_S / sample_s), 1))
-        count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), wanted, settings.max_samples)
+        count = min(max(int(settings.max_case_s / MIN_PASSES / sample_s), least), num_samples, settings.max_samples)
         count = min(count, most or count)
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
@@ -105,13 +105,13 @@ class PassPlan:
         for turn in turns:
             if turn.case_spec.group and turn.limits is not None:
                 compared.setdefault((turn.case_spec.group, turn.case_spec.most_samples), []).append(turn)
-        for (_, most), alike in compared.items():
-            longest_s = max(turn.estimate_s for turn in alike)
+        for (_, most), group_turns in compared.items():
+            longest_s = max(turn.estimate_s for turn in group_turns)
             short = int(SHORT_TURN_S / max(longest_s, 1e-7) / self._settings.iterations_per_sample)
-            is_touched = any(turn.is_touched for turn in alike)
+            is_touched = any(turn.is_touched for turn in group_turns)
             limits = self.limits(longest_s, is_touched, most, max(SAMPLES_A_TURN, short))
-            shortest_s = min(turn.estimate_s for turn in alike)
-            for turn in alike:
+            shortest_s = min(turn.estimate_s for turn in group_turns)
+            for turn in group_turns:
                 longer_s += (limits.max_samples - turn.limits.max_samples) * turn.estimate_s if turn.limits else 0.0
                 turn.limits, turn.shortest_s, turn.longest_s = limits, shortest_s, longest_s
         return longer_s * self._settings.iterations_per_sample
@@ -165,13 +165,17 @@ def groups_of(
     groups: dict[str, list[CaseSpec]] = {}
     for case_spec in case_specs:
         groups.setdefault(case_spec.group if sizes[case_spec.group] > 1 else "", []).append(case_spec)
-    found = [
+    planned_groups = [
         (PassPlan(settings, len(group), bool(name), name, group[0].max_passes, run_id), group)
         for name, group in groups.items()
     ]
-    begun = [place for place, (_, group) in enumerate(found) if any(one.case.id in done for one in group)]
+    begun = [place for place, (_, group) in enumerate(planned_groups) if any(one.case.id in done for one in group)]
     last = max(begun, default=0)
-    return [one for place, one in enumerate(found) if place >= last or any(each.case.id not in done for each in one[1])]
+    return [
+        one
+        for place, one in enumerate(planned_groups)
+        if place >= last or any(spec.case.id not in done for spec in one[1])
+    ]
 
 
 @dataclass

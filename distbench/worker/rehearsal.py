@@ -119,7 +119,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
 def _is_small(step: TrainingStep, num_parameters: int) -> bool:
     """Whether a step on this machine's CPU takes no time: kernels refuse what shapes do not tell (dtypes, say)."""
     numel = sum(tensor.numel() for _, tensor in tensors_of(step.batch.tree))
-    is_here = step.microbatches and all(one.device.type == "cpu" for _, one in tensors_of(step.microbatches[0]))
+    is_here = step.microbatches and all(leaf.device.type == "cpu" for _, leaf in tensors_of(step.microbatches[0]))
     return bool(is_here) and num_parameters <= min(MAX_REPEATED, SMALL) and numel <= SMALL
 
 
@@ -134,7 +134,7 @@ def _tried_with_values(
     plan = scenario.step_plan
     is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
     if is_compared and not (problems or why_not or scenario.inference):
-        lacking = any(one.requires_grad and one.grad is None for one in step.model.parameters())
+        lacking = any(parameter.requires_grad and parameter.grad is None for parameter in step.model.parameters())
         problems = tuple(_of_some_parts_only(scenario, step, context)) if lacking else ()
     return problems, why_not
 
@@ -144,13 +144,13 @@ def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankCon
     sums those that a rank has."""
     _, count = context.index(BATCH_DIMS)
     model = model_on_device(scenario, context, step.built)
-    found: list[set[str]] = []
+    names_of_parts: list[set[str]] = []
     for part in range(min(count, MOST_PARTS)):
         model.zero_grad(set_to_none=True)
         loss_of(scenario, model, step.batch.part(part, count, context.device)).backward()
-        found.append({name for name, parameter in model.named_parameters() if parameter.grad is not None})
-        if odd := sorted(found[0] ^ found[-1]):
-            some, none = (0, part) if odd[0] in found[0] else (part, 0)
+        names_of_parts.append({name for name, parameter in model.named_parameters() if parameter.grad is not None})
+        if odd := sorted(names_of_parts[0] ^ names_of_parts[-1]):
+            some, none = (0, part) if odd[0] in names_of_parts[0] else (part, 0)
             yield (
                 f"parameter {odd[0]} gets a gradient from part {some} of the batch and none from part {none}; FSDP2 "
                 "sums what each rank has, and so ranks would wait for each other: have each part use it (add 0 times "
@@ -200,13 +200,17 @@ def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
     """What DDP would wait for in vain."""
     if ddp is None or ddp.find_unused_parameters or ddp.static_graph:
         return []
-    ignored = {id(one) for module in matching_modules(ddp.ignored, model).values() for one in module.parameters()}
-    named = [(name, one) for name, one in model.named_parameters() if one.requires_grad and id(one) not in ignored]
-    lacking = [name for name, parameter in named if parameter.grad is None]
+    ignored = {id(tensor) for module in matching_modules(ddp.ignored, model).values() for tensor in module.parameters()}
+    trained = [
+        (name, tensor)
+        for name, tensor in model.named_parameters()
+        if tensor.requires_grad and id(tensor) not in ignored
+    ]
+    lacking = [name for name, parameter in trained if parameter.grad is None]
     if not lacking:
         return []
-    what = f"parameter {listed(lacking, 1)} gets no gradient, and DDP waits for it"
-    return [f"{what}; use DdpPlan(find_unused_parameters=True), or freeze it (requires_grad_(False))"]
+    problem = f"parameter {listed(lacking, 1)} gets no gradient, and DDP waits for it"
+    return [f"{problem}; use DdpPlan(find_unused_parameters=True), or freeze it (requires_grad_(False))"]
 
 
 class _ForwardTracker:
@@ -234,14 +238,14 @@ class _ForwardTracker:
         self.has_run = self.has_run or not name
         style = self._styles.get(name)
         under = f" under {type(style).__name__}" if style is not None else ""
-        given = [_text(one) for one in inputs] + [f"{key}={_text(one)}" for key, one in keywords.items()]
-        self._at.append(f"{name or 'the root'}{under}, given {' and '.join(given) or 'nothing'},")
+        texts = [_text(value) for value in inputs] + [f"{key}={_text(value)}" for key, value in keywords.items()]
+        self._at.append(f"{name or 'the root'}{under}, given {' and '.join(texts) or 'nothing'},")
         inner = getattr(style, "prepare_module_input", style)
         for key in getattr(inner, "input_kwarg_layouts", None) or ():
             if key not in keywords:
                 self.problems.append(
                     f"{name or 'the root'}{under} has a layout for input {key!r}, which is not passed by that name; "
-                    f"it was given {' and '.join(given) or 'nothing'}"
+                    f"it was given {' and '.join(texts) or 'nothing'}"
                 )
 
     def _leave(self, module: nn.Module, inputs: object, output: Any) -> None:
@@ -285,8 +289,8 @@ def _of_variant(
         scenario = declared(function, variant)
         answer = answer_on(mesh_of(variant, job.mesh), scenario, job)
         step_fails = answer.pop("step_fails", False)
-        if found := answer["problems"]:
-            may_fit = step_fails or all("mesh dim" in problem for problem in found)
+        if problems := answer["problems"]:
+            may_fit = step_fails or all("mesh dim" in problem for problem in problems)
             answer["works"] = find(scenario) if may_fit else None
         return answer
     except UserError as error:
@@ -302,13 +306,13 @@ def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[st
         answer = answer_of(scenario, rank_of(mesh, job.settings.seed, job.device))
     if "parameter_bytes" not in answer:
         return answer
-    tried = _other_ranks(scenario, shape)
-    for rank in [*tried, *(rank for rank in _ranks_of_a_function(scenario, shape) if rank not in tried)]:
+    tried_ranks = _other_ranks(scenario, shape)
+    for rank in [*tried_ranks, *(rank for rank in _ranks_of_a_function(scenario, shape) if rank not in tried_ranks)]:
         with fake_ranks(shape, rank=rank) as mesh:
-            if found := rehearse(
-                scenario, rank_of(mesh, job.settings.seed, job.device), with_step=rank in tried
+            if problems := rehearse(
+                scenario, rank_of(mesh, job.settings.seed, job.device), with_step=rank in tried_ranks
             ).problems:
-                return {"problems": [f"on rank {rank}: {problem}" for problem in found], "step_fails": True}
+                return {"problems": [f"on rank {rank}: {problem}" for problem in problems], "step_fails": True}
     return answer
 
 
@@ -346,31 +350,33 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
         return {"problems": [NEEDS_A_BATCH]}
     built, batch = blueprint(scenario.build_model, context.seed, with_values=False), batch_of(scenario)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
-    if found := problems(built.model, batch, scenario.step_plan, context):
-        return {"problems": found}
+    if sentences := problems(built.model, batch, scenario.step_plan, context):
+        return {"problems": sentences}
     step_case(scenario, "the scenario", built, batch)
     try:
-        tried = rehearse(scenario, context)
+        rehearsal = rehearse(scenario, context)
     except Skipped as reason:
         return {"problems": [], "skipped": str(reason)}
-    if tried.problems:
-        return {"problems": list(tried.problems), "step_fails": True}
-    sizes = {"num_parameters": num_parameters, "parameter_bytes": tried.parameter_bytes}
-    return {"problems": [], "not_tried": tried.why_not, "advice": _advice(scenario, built.model), **sizes}
+    if rehearsal.problems:
+        return {"problems": list(rehearsal.problems), "step_fails": True}
+    sizes = {"num_parameters": num_parameters, "parameter_bytes": rehearsal.parameter_bytes}
+    return {"problems": [], "not_tried": rehearsal.why_not, "advice": _advice(scenario, built.model), **sizes}
 
 
 def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
     """What works, and may cost more than one expects."""
     policies = policies_of(scenario.step_plan.fsdp) if scenario.step_plan.fsdp is not None else []
-    held = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
-    policy = next((one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, held)), None)
+    parameter_dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
+    policy = next(
+        (one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, parameter_dtype)), None
+    )
     if policy is None:
         return []
-    own, gathered = dtype_name(held), dtype_name(policy.param_dtype)
+    own_name, gathered = dtype_name(parameter_dtype), dtype_name(policy.param_dtype)
     return [
         f"mixed_precision sets no reduce_dtype: torch {torch.__version__} reduces gradients in "
-        f"{dtype_name(reduction_dtype(policy, held))} (torch 2.15 and newer in {own}, older ones in {gathered}); set "
-        f"reduce_dtype for the same bytes on every version"
+        f"{dtype_name(reduction_dtype(policy, parameter_dtype))} (torch 2.15 and newer in {own_name}, older ones in "
+        f"{gathered}); set reduce_dtype for the same bytes on every version"
     ]
 
 
@@ -381,12 +387,12 @@ def _mesh_that_works(
 
     Those that worked for other variants are tried first.
     """
-    for other in [*worked, *smaller_meshes(job.mesh)]:
+    for mesh in [*worked, *smaller_meshes(job.mesh)]:
         if time.process_time() > until:
             break
-        if not answer_on(other, scenario, job)["problems"]:
-            worked[:] = [other]
-            return other
+        if not answer_on(mesh, scenario, job)["problems"]:
+            worked[:] = [mesh]
+            return mesh
     return None
 
 

@@ -78,8 +78,8 @@ class RowWriter:
 
     def note(self, of: CaseSpec, number: int, samples: Samples) -> None:
         """A further pass of a case, written later: between short ones there is no wait for the disk."""
-        taken = samples.to_record(of.keeps_ranks)
-        self._passes.append({"type": "pass", "case_id": of.case.id, "number": number, **taken})
+        record = samples.to_record(of.keeps_ranks)
+        self._passes.append({"type": "pass", "case_id": of.case.id, "number": number, **record})
 
     def save_passes(self, are_due: bool = True) -> None:
         """Append the passes noted since the last time; where they are not due, only once a second."""
@@ -149,17 +149,20 @@ class Runner:
         self._num_begun += len(turns)
         self._turns, self._is_small, self._room_bytes = turns, True, None
         new = [turn for turn in turns if turn.id not in passes_done]
-        spent, started = Counter(self._stopwatch.spent_s), time.monotonic()
+        spent_s, started = Counter(self._stopwatch.spent_s), time.monotonic()
         turns = [turn for turn in turns if turn.id in passes_done or self._in_pass(turn, 0, self._first_pass_of)]
         self._turns = turns
         if plan.num_passes > 1:
             self._keeps_open = self._is_small or self._fit_in(turns)
         if new and plan.is_automatic:
-            spent = Counter(self._stopwatch.spent_s) - spent
-            opening_s = spent["set-up"] + spent["warm-up"]
+            spent_s = Counter(self._stopwatch.spent_s) - spent_s
+            opening_s = spent_s["set-up"] + spent_s["warm-up"]
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
             pass_s = (
-                time.monotonic() - started - spent["checking"] - opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
+                time.monotonic()
+                - started
+                - spent_s["checking"]
+                - opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
             )
             pass_s += plan.share_limits(turns)
             # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
@@ -202,8 +205,8 @@ class Runner:
         except Exception as error:
             status = self._failed(turn, number, error)
         event = "done" if number == 0 else "turn"
-        spent = {"spent_s": self._stopwatch.spent_s, "measuring_s": self._stopwatch.measuring_s}
-        self._progress.tell(event, id=case.id, status=status, **spent)
+        times = {"spent_s": self._stopwatch.spent_s, "measuring_s": self._stopwatch.measuring_s}
+        self._progress.tell(event, id=case.id, status=status, **times)
         return status in ("ok", "wrong")
 
     def _failed(self, turn: CaseProgress, number: int, error: Exception) -> str:
@@ -272,7 +275,7 @@ class Runner:
     def _stays_beside_checks(self, turn: CaseProgress, opened_case: OpenedCase) -> bool:
         """Whether a case stays open while others are first opened and checked: not where all share an allocator, whose
         peak would be theirs too."""
-        so_far = [one for one in self._turns if one.opened_case is not None]
+        so_far = [other_turn for other_turn in self._turns if other_turn.opened_case is not None]
         return self._waits_on_host and opened_case.stays_open and self._fit_in(so_far)
 
     def _fit_in(self, turns: Sequence[CaseProgress]) -> bool:
@@ -293,8 +296,8 @@ class Runner:
                 self._touch(turn, opened_case)
         if self._plan.is_automatic and turn.limits is not None:
             meter = self._meter.started_on(opened_case.starts_on)
-            taken = meter.take(opened_case.call, opened_case.phases, turn.limits.max_samples)
-            self._unseen.append((turn, number, taken))
+            samples = meter.take(opened_case.call, opened_case.phases, turn.limits.max_samples)
+            self._unseen.append((turn, number, samples))
         else:
             self._rows.note(turn.case_spec, number, self._samples(turn, opened_case))
         turn.has_settled = True
@@ -308,8 +311,8 @@ class Runner:
         """Share what turns gave since the last time: ranks do that together, and not between two turns."""
         unseen, self._unseen = self._unseen, []
         if unseen:
-            found = self._meter.see([taken for _, _, taken in unseen], "passes")
-            for (turn, number, _), samples in zip(unseen, found, strict=True):
+            all_samples = self._meter.see([own_samples for _, _, own_samples in unseen], "passes")
+            for (turn, number, _), samples in zip(unseen, all_samples, strict=True):
                 self._count(turn, samples)
                 self._rows.note(turn.case_spec, number, samples)
 
@@ -357,7 +360,7 @@ class Runner:
         if (opened_case := turn.opened_case or turn.open()).trace is None:
             return turn.close()
         self._progress.tell("tracing")
-        record, what = {"type": "trace", "case_id": turn.id}, f"trace-{turn.index}"
+        record, label = {"type": "trace", "case_id": turn.id}, f"trace-{turn.index}"
         try:
             with self._stopwatch.on("tracing"):
                 self._rows.save(record | opened_case.trace.record(self._tracing, turn.counters))
@@ -367,9 +370,9 @@ class Runner:
             traceback.print_exc()
             message = one_line(error)
             try:
-                self._require_harmless(what, message)
+                self._require_harmless(label, message)
             finally:
-                self._rows.save(record | {"error": self._agreement.first_message(what, message)})
+                self._rows.save(record | {"error": self._agreement.first_message(label, message)})
         finally:
             turn.close()
 
@@ -377,5 +380,5 @@ class Runner:
         message = opened_case.check()
         if not self._context.any(message is not None):
             return None
-        found = enumerate(self._context.gather(message))
-        return next(f"rank {rank}: {message}" for rank, message in found if message)
+        by_rank = enumerate(self._context.gather(message))
+        return next(f"rank {rank}: {message}" for rank, message in by_rank if message)

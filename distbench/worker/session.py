@@ -82,21 +82,23 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
         with stopwatch.on("set-up"):
             agreement = Agreement(ranks.store, context.rank, context.hosts)
             try:
-                found = all_cases(job, function, context)
+                all_specs = all_cases(job, function, context)
             except UserError as error:
                 raise agreement.user_error(error) from error
-            case_specs = chosen_cases(job, found)
-            alike = {
-                "the list of cases": digest(repr([one.case.id for one in case_specs])),
-                "the model or batch": digest(repr([one.case.params for one in case_specs])),
+            case_specs = chosen_cases(job, all_specs)
+            digests = {
+                "the list of cases": digest(repr([spec.case.id for spec in case_specs])),
+                "the model or batch": digest(repr([spec.case.params for spec in case_specs])),
             }
-            require_same(context.gather(alike), context.hosts)
+            require_same(context.gather(digests), context.hosts)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids), context.gather(job.run_id)[0])
             rows = RowWriter(context, Path(job.run_file))
             runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
-                progress.tell("none_chosen", num_cases=len(found), ids=[one.case.id for one in found[:MAX_NAMED]])
+                progress.tell(
+                    "none_chosen", num_cases=len(all_specs), ids=[spec.case.id for spec in all_specs[:MAX_NAMED]]
+                )
             elif not job.done_ids:
                 # The header says 0 only where the plan chose: launches of one pass are like those of before.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
@@ -172,8 +174,8 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
         store, rank, world_size = next(dist.rendezvous("env://"))
     except (dist.DistNetworkError, ValueError) as error:
         where = ":".join(os.environ.get(name, "(not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
-        what = f"the ranks cannot meet at MASTER_ADDR:MASTER_PORT = {where}: {one_line(error)}"
-        raise UserError(f"{what}; give them a host's name and a port that is free there") from error
+        problem = f"the ranks cannot meet at MASTER_ADDR:MASTER_PORT = {where}: {one_line(error)}"
+        raise UserError(f"{problem}; give them a host's name and a port that is free there") from error
     # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
@@ -217,26 +219,26 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
     Raises:
         UserError: the scenario raised, returned something else, or its plan cannot work.
     """
-    found: dict[str, CaseSpec] = {}
+    case_specs: dict[str, CaseSpec] = {}
     contexts = {tuple(job.mesh.items()): context}
     for variant in job.variants:
-        made = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
+        scenario = scenario_of_call(job.scenario, function, variant) if job.is_call else declared(function, variant)
         mesh = mesh_of(variant, job.mesh)
         if tuple(mesh.items()) not in contexts:
-            own = init_device_mesh(context.mesh.device_type, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-            contexts[tuple(mesh.items())] = replace(context, mesh=own)
-        for case_spec in cases_of(made, variant_label(job, variant), contexts[tuple(mesh.items())]):
-            found.setdefault(case_spec.case.id, case_spec)
-    if not found:
+            variant_mesh = init_device_mesh(context.mesh.device_type, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
+            contexts[tuple(mesh.items())] = replace(context, mesh=variant_mesh)
+        for case_spec in cases_of(scenario, variant_label(job, variant), contexts[tuple(mesh.items())]):
+            case_specs.setdefault(case_spec.case.id, case_spec)
+    if not case_specs:
         raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
-    return list(found.values())
+    return list(case_specs.values())
 
 
 def chosen_cases(job: Job, case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
     """The cases that the job asks for, with those that its passes add."""
     choice = CaseChoice(job.chosen) if job.chosen else None
-    found = [case_spec for case_spec in case_specs if choice is None or choice.matches(case_spec.case.id)]
-    return with_baselines_again(found, job.settings.seed) if job.settings.passes != 1 else found
+    chosen = [case_spec for case_spec in case_specs if choice is None or choice.matches(case_spec.case.id)]
+    return with_baselines_again(chosen, job.settings.seed) if job.settings.passes != 1 else chosen
 
 
 def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[CaseSpec]:
@@ -258,8 +260,8 @@ def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[Case
         if str(case_spec.case.params["planner"]).removesuffix(NATIVE) == BASELINE
     ]
     count = min(-(-len(greedy) // PAIRS_A_PROOF), MAX_PROOFS)
-    drawn = random.Random(f"{seed} again").sample(greedy, count)
-    return [*case_specs, *map(_again, baselines), *map(_again, drawn)]
+    sampled = random.Random(f"{seed} again").sample(greedy, count)
+    return [*case_specs, *map(_again, baselines), *map(_again, sampled)]
 
 
 def _again(case_spec: CaseSpec) -> CaseSpec:

@@ -67,13 +67,13 @@ def _answer(file: Path, name: str, question: dict[str, Any]) -> dict[str, Any]:
 
 def _record(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     """Rank 0's step; where other ranks have more to do in theirs, those too; of a pipeline every position's."""
-    what = scenario, question["scenario"], question["label"], question["mesh"]
+    step_args = scenario, question["scenario"], question["label"], question["mesh"]
     if scenario.plan.pipeline is not None:
-        found = recorded_ranks(*what, None)
+        recordings = recorded_ranks(*step_args, None)
     else:
-        first = recorded(*what)
-        found = [first.recording, *(recorded(*what, rank).recording for rank in first.busier)]
-    save_recordings(found, Path(question["file"]))
+        first = recorded(*step_args)
+        recordings = [first.recording, *(recorded(*step_args, rank).recording for rank in first.busier)]
+    save_recordings(recordings, Path(question["file"]))
     return {}
 
 
@@ -112,7 +112,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     fsdp, cp = plan.fsdp, plan.cp
     # What a function of the user's own does with parameters and gradients nobody knows beforehand.
     is_own = scenario.parallelize is not None or scenario.after_materialize is not None
-    trained = [] if is_own else [one for one in model.parameters() if one.requires_grad]
+    trained = [] if is_own else [parameter for parameter in model.parameters() if parameter.requires_grad]
     facts = {
         "mesh_dims": mesh_dims_of(plan),
         "shard_dims": list(MESH_DIMS) if scenario.parallelize is not None else sharding_dims_of(plan),
@@ -139,7 +139,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
 
 
 def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
-    return sum(one.numel() * one.element_size() for one in tensors)
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _optimizer_share(scenario: Scenario) -> float:
@@ -153,9 +153,13 @@ def _optimizer_share(scenario: Scenario) -> float:
         optimizer.step()
     except Exception:
         return 0.0
-    known = (parameter, parameter.grad)
-    state = [one for _, one in tensors_of(state_of(optimizer)) if not any(one is other for other in known)]
-    return _num_bytes(one for one in state if one.numel() >= parameter.numel()) / _num_bytes([parameter])
+    known_tensors = (parameter, parameter.grad)
+    state = [
+        tensor
+        for _, tensor in tensors_of(state_of(optimizer))
+        if not any(tensor is known_tensor for known_tensor in known_tensors)
+    ]
+    return _num_bytes(tensor for tensor in state if tensor.numel() >= parameter.numel()) / _num_bytes([parameter])
 
 
 def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[str, Any]]:

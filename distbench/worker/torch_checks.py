@@ -43,14 +43,14 @@ def checks(_: None = None) -> list[dict[str, Any]]:
         _row("gloo", distributed and dist.is_gloo_available(), "CPU backend", "install a torch built with gloo"),
         *accelerator_checks(),
     ]
-    for found in probe():
-        internal = found.internal
+    for probed in probe():
+        internal = probed.internal
         too_old = needs_newer(internal.feature)
         advice = f"cases that need {internal.feature} are reported as unsupported"
         row = _row(
             internal.name,
-            found.missing is None,
-            found.missing or internal.feature,
+            probed.missing is None,
+            probed.missing or internal.feature,
             advice if too_old else f"{advice}; use {SUPPORTED}",
         )
         rows.append(row | {"mark": "TOO OLD"} if too_old else row)
@@ -60,24 +60,24 @@ def checks(_: None = None) -> list[dict[str, Any]]:
 def accelerator_checks() -> list[dict[str, Any]]:
     """The accelerator that most have, and whatever else torch has devices of, each with its backend; `device` is
     torch's name of it."""
-    found = []
+    all_rows = []
     for place, name in enumerate(ACCELERATORS):
         used = Accelerator(name)
         if place and not used.is_available:
             continue
-        backend, shown = used.backend, used.platform.upper()
-        devices = f"{used.num_devices} x {_name_of(used)}, {shown} {used.version}" if used.is_available else ""
+        backend, platform = used.backend, used.platform.upper()
+        devices = f"{used.num_devices} x {_name_of(used)}, {platform} {used.version}" if used.is_available else ""
         has_backend = dist.is_available() and dist.is_backend_available(backend)
         version = nccl_version() if has_backend and backend == known_device(ACCELERATORS[0]).backend else None
-        wanted = shown if used.is_available else built_for(name)
-        advice = f"to measure GPUs, install a torch built for {wanted} and its driver"
-        told = f"{shown} backend{f', version {version}' if version else ''}"
+        build = platform if used.is_available else built_for(name)
+        advice = f"to measure GPUs, install a torch built for {build} and its driver"
+        backend_text = f"{platform} backend{f', version {version}' if version else ''}"
         rows = [
-            _row(shown, used.is_available, devices or f"no {shown} device", advice),
-            _row(backend.upper(), has_backend, told, advice),
+            _row(platform, used.is_available, devices or f"no {platform} device", advice),
+            _row(backend.upper(), has_backend, backend_text, advice),
         ]
-        found += [row | {"device": name} for row in rows]
-    return found
+        all_rows += [row | {"device": name} for row in rows]
+    return all_rows
 
 
 def _name_of(used: Accelerator) -> str:
@@ -88,8 +88,8 @@ def _name_of(used: Accelerator) -> str:
         return f"devices that do not answer ({one_line(error)})"
 
 
-def _row(name: str, ok: bool, found: str, advice: str) -> dict[str, Any]:
-    return {"name": name, "ok": bool(ok), "found": found, "advice": advice}
+def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
+    return {"name": name, "ok": bool(ok), "found": state, "advice": advice}
 
 
 def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
@@ -101,15 +101,15 @@ def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dic
         with a reason; none for a scenario without a model.
     """
     jobs = jobs_in(records)
-    found: dict[int, list[dict[str, Any]]] = {}
+    by_job: dict[int, list[dict[str, Any]]] = {}
     meshes = [tuple(job.mesh.items()) for job in jobs]
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
     for shape in dict.fromkeys(meshes):
         with fake_ranks(dict(shape)) as mesh:
             context = rank_of(mesh, jobs[0].settings.seed)
-            for index in [index for index, other in enumerate(meshes) if other == shape]:
-                found[index] = [*_of_job(jobs[index], context)]
-    return [found[index] for index in range(len(jobs))]
+            for index in [index for index, other_shape in enumerate(meshes) if other_shape == shape]:
+                by_job[index] = [*_of_job(jobs[index], context)]
+    return [by_job[index] for index in range(len(jobs))]
 
 
 def _of_job(job: Job, context: RankContext) -> Iterator[dict[str, Any]]:
@@ -132,14 +132,14 @@ def differences_of_step(case_spec: CaseSpec) -> dict[str, Any]:
             assert isinstance(opened_case.trace, StepTrace)
             [traced] = opened_case.trace.timed(1)
             rows = [row.what for row in traced.rows]
-            found = differences(rows, opened_case.trace.dispatched())
+            sentences = differences(rows, opened_case.trace.dispatched())
     except Skipped as reason:
         return {"skipped": str(reason)}
     return {
         "num_rows": len(rows),
         "num_owned": sum(row.owner_known for row in rows),
         "counts": Counter(f"{row.mesh_dim} {row.kind}" for row in rows),
-        "differences": found,
+        "differences": sentences,
     }
 
 
