@@ -56,11 +56,11 @@ def of_loss(loss: float | None, expected: float, num_parts: int) -> Iterator[str
         yield f"the loss is a sum over the batch, of which there are {num_parts} parts; return a mean"
 
 
-def of_labels(named: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], num_parts: int) -> Iterator[str]:
+def of_labels(tensors: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], num_parts: int) -> Iterator[str]:
     """Of a batch's tensors, and the tensor dim of those that are split: the first whose parts leave out unequal numbers
     of labels."""
     for name, tensor_dim in split_dims.items():
-        tensor = named[name]
+        tensor = tensors[name]
         if tensor.dtype != torch.int64:
             continue
         if len({int((part == IGNORED).sum()) for part in tensor.chunk(num_parts, tensor_dim)}) > 1:
@@ -73,7 +73,7 @@ def of_labels(named: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], 
 
 def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> Iterator[str]:
     """Of the batch that a step had, two that were made since, and each rank's `fingerprint` of one."""
-    odd = next((rank for rank, one in enumerate(prints) if one != prints[0]), None)
+    odd = next((rank for rank, digest in enumerate(prints) if digest != prints[0]), None)
     if (name := _differing(made, made_again)) is not None:
         yield f"make_batch makes another {name} each time, and so on each rank; draw it from a generator with a seed"
     elif odd is not None:
@@ -84,17 +84,17 @@ def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> 
 
 def fingerprint(tree: Any) -> str:
     """Equal where all tensors of a batch are."""
-    found = hashlib.sha256()
+    hasher = hashlib.sha256()
     for name, tensor in tensors_of(tree):
-        found.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
         dense = tensor.to_dense() if tensor.is_sparse else tensor
-        found.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()
+        hasher.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
 
 
 def held_gradients(model: nn.Module) -> Gradients:
     """Of this rank: name of each parameter to which part of it is here, and how large its gradient is."""
-    found = {}
+    gradients = {}
     for name, parameter in model.named_parameters():
         gradient: Any = parameter.grad
         placements = getattr(gradient, "placements", ())
@@ -103,24 +103,24 @@ def held_gradients(model: nn.Module) -> Gradients:
         coordinate = gradient.device_mesh.get_coordinate() if placements else ()
         part = tuple(at for at, placement in zip(coordinate, placements, strict=True) if not placement.is_replicate())
         local = gradient.to_local() if placements else gradient
-        found[name] = part, float(local.detach().norm())
-    return found
+        gradients[name] = part, float(local.detach().norm())
+    return gradients
 
 
-def of_replicas(found: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
+def of_replicas(gradients_by_rank: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
     """Of each rank's `held_gradients`: those of the same part of a parameter must be one, whoever has other data.
 
     Where the plan has DDP, it leaves out what it ignores, and what its forward did not make.
     """
     instead = "take it out of DdpPlan(ignored=...)" if has_ddp else "shard it (fully_shard), replicate(model)"
     first: dict[Any, tuple[int, float]] = {}
-    for rank, gradients in enumerate(found):
+    for rank, gradients in enumerate(gradients_by_rank):
         for name, (part, size) in gradients.items():
-            other, known = first.setdefault((name, part), (rank, size))
-            if abs(size - known) > CLOSE * max(size, known):
+            first_rank, first_size = first.setdefault((name, part), (rank, size))
+            if abs(size - first_size) > CLOSE * max(size, first_size):
                 yield (
-                    f"ranks {other} and {rank} hold the same part of {name}, and other gradients of it, which nobody "
-                    f"adds up; {instead}, or average it in a hook that after_materialize sets"
+                    f"ranks {first_rank} and {rank} hold the same part of {name}, and other gradients of it, which "
+                    f"are not added up; {instead}, or average it in a hook that after_materialize sets"
                 )
                 return
 
@@ -156,7 +156,7 @@ def of_own_backward(place: str | None) -> Iterator[str]:
 def of_default_dtype(before: torch.dtype, after: torch.dtype) -> Iterator[str]:
     """Of torch's default dtype before a step and after it."""
     if after != before:
-        was, now = (str(one).removeprefix("torch.") for one in (before, after))
+        was, now = (str(dtype).removeprefix("torch.") for dtype in (before, after))
         yield (
             f"a step leaves torch's default dtype at {now}, where it was {was}, and so what is made after it is of "
             f"another dtype; have it call set_default_dtype(torch.{was}) when it is done, or name dtypes instead"
@@ -177,8 +177,8 @@ def of_coupled_samples(is_coupled: bool, num_parts: int) -> Iterator[str]:
 def of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
     """Of what a function of the user's own has gradients divided by, where the scenario does not say so."""
     if odd := sorted(factors - {num_ranks}):
-        what = f"parallelize has gradients divided by {odd[0]:g}, and {num_ranks} ranks have data"
-        yield f"{what}; say gradient_divide_factor={odd[0]:g} where that is meant"
+        problem = f"parallelize has gradients divided by {odd[0]:g}, and {num_ranks} ranks have data"
+        yield f"{problem}; say gradient_divide_factor={odd[0]:g} where that is meant"
 
 
 def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], bool]) -> Iterator[str]:
@@ -193,9 +193,9 @@ def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], 
 
 
 def _differing(tree: Any, other: Any) -> str | None:
-    others = dict(tensors_of(other))
+    other_tensors = dict(tensors_of(other))
     for name, tensor in tensors_of(tree):
-        if name not in others or not torch.equal(tensor.cpu(), others[name].cpu()):
+        if name not in other_tensors or not torch.equal(tensor.cpu(), other_tensors[name].cpu()):
             return f"tensor {name}".strip()
     return None
 
@@ -204,8 +204,8 @@ def dropout_of(model: nn.Module) -> str:
     """The first module that drops in train mode; a name for whatever else draws where there is none."""
     for name, module in model.named_modules():
         is_dropout = "Dropout" in type(module).__name__
-        known = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
-        rate = next((rate for rate in known.values() if isinstance(rate, float) and rate > 0), None)
+        rates = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
+        rate = next((rate for rate in rates.values() if isinstance(rate, float) and rate > 0), None)
         if module.training and rate is not None:
             return f"{name} ({type(module).__name__}, {rate:g})"
     return "the model"

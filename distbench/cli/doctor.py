@@ -51,19 +51,19 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
         raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
     if deep and paths:
         raise UserError("doctor takes --deep or --paths, not both; --paths checks run --trace-paths on more scenarios")
-    found = agreement(scenarios) if paths else examine(deep)
+    findings = agreement(scenarios) if paths else examine(deep)
     group = click.get_current_context().find_root().command
     assert isinstance(group, click.Group)
     defaults = defaults_for(group)
     if form == "json":
-        here = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
-        click.echo(json.dumps(found if paths else {**found, "defaults": here}, indent=1))
+        defaults_record = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
+        click.echo(json.dumps(findings if paths else {**findings, "defaults": defaults_record}, indent=1))
     else:
-        say_lines(lines_of_agreement(found) if paths else lines_of(found), " " * 8)
+        say_lines(lines_of_agreement(findings) if paths else lines_of(findings), " " * 8)
         if defaults.file and not paths:
             say_lines([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())], " " * 8)
-    broken = any(check.get("deep") and not check["ok"] for check in found.get("checks", ()))
-    sys.exit(0 if found["usable"] and not broken else 1)
+    broken = any(check.get("deep") and not check["ok"] for check in findings.get("checks", ()))
+    sys.exit(0 if findings["usable"] and not broken else 1)
 
 
 def examine(deep: bool = False) -> dict[str, Any]:

@@ -76,18 +76,20 @@ def require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
     """
     sizes = sorted({mesh_size(job.mesh) for job in jobs})
     if num_ranks is not None and num_ranks not in sizes:
-        what = f"--against: the earlier run has {count_text(num_ranks, 'rank')}, this one {', '.join(map(str, sizes))}"
-        raise UserError(f"{what}; give a run with the same ranks on each host, or another --mesh")
+        problem = (
+            f"--against: the earlier run has {count_text(num_ranks, 'rank')}, this one {', '.join(map(str, sizes))}"
+        )
+        raise UserError(f"{problem}; give a run with the same ranks on each host, or another --mesh")
 
 
-def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
+def links_code(jobs: Sequence[Job], earlier_file: Path | None, silent: bool) -> int:
     """Print which links are slow, also since an earlier run where one is given; return the exit code.
 
     The codes are those of `gate --strict`: an unknown outcome is not a success.
 
     Args:
         jobs: what was measured.
-        earlier: a run file.
+        earlier_file: a run file.
         silent: whether the summary was not shown: then only slow links and unknown outcomes are printed.
 
     Returns:
@@ -104,7 +106,7 @@ def links_code(jobs: Sequence[Job], earlier: Path | None, silent: bool) -> int:
     if not of_links:
         raise UserError(ONLY_LINKS.format("were measured"))
     verdicts = []
-    before = read_run(earlier) if earlier else None
+    before = read_run(earlier_file) if earlier_file else None
     since_words = f"since {before.path.name}: " if before else ""
     for run, verdict in of_links:
         since = judged(run, before) if before else None

@@ -142,7 +142,7 @@ def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | No
     device_here, num_devices = accelerator_here()
     mesh, device = request.mesh, request.device or device_here
     meshes = [mesh] if mesh else [entry.mesh for target in request.targets for entry in find(target)]
-    sizes = {mesh_size(one) for one in meshes}
+    sizes = {mesh_size(target_mesh) for target_mesh in meshes}
     if ranks_per_node is None and not mesh and device != "cpu" and num_devices:
         ranks_per_node = num_devices
     if ranks_per_node is None:

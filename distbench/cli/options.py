@@ -46,18 +46,20 @@ def options_of(kind: type, argument: str, *names: str) -> Callable[[F], F]:
         argument: the keyword argument of the command that takes the object.
         names: the fields that are options of this command; none for all. The others keep their defaults.
     """
-    chosen = [one for one in fields(kind) if not names or one.name in names]
+    chosen = [option_field for option_field in fields(kind) if not names or option_field.name in names]
 
     def decorate(command: F) -> F:
         @functools.wraps(command)
         def call(*arguments: Any, **values: Any) -> Any:
-            values[argument] = kind(**{one.name: values.pop(one.name) for one in chosen})
+            values[argument] = kind(**{option_field.name: values.pop(option_field.name) for option_field in chosen})
             return command(*arguments, **values)
 
         decorated: Any = call
-        for one in reversed(chosen):
-            of_click = dict(one.metadata)
-            decorated = click.option(*of_click.pop("names"), one.name, default=one.default, **of_click)(decorated)
+        for option_field in reversed(chosen):
+            of_click = dict(option_field.metadata)
+            decorated = click.option(
+                *of_click.pop("names"), option_field.name, default=option_field.default, **of_click
+            )(decorated)
         return cast(F, decorated)
 
     return decorate

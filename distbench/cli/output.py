@@ -67,10 +67,10 @@ def say_once(text: str) -> None:
         joined = None
     if joined is None or joined.world_size == 1:
         return say(text, err=True)
-    what = f"{joined.launch or joined.address} {text}"
-    with socket.socket(socket.AF_UNIX) as held:
+    launch_text = f"{joined.launch or joined.address} {text}"
+    with socket.socket(socket.AF_UNIX) as name_socket:
         try:
-            held.bind(f"\0distbench-{hashlib.sha256(what.encode()).hexdigest()[:32]}")
+            name_socket.bind(f"\0distbench-{hashlib.sha256(launch_text.encode()).hexdigest()[:32]}")
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
                 return None

@@ -265,8 +265,8 @@ def dry_run_lines(jobs: Sequence[Job], out: Path) -> list[str]:
             times_s += [] if seconds is None else [seconds]
     if len(counts) > 1:
         num_others = len(counts) - len(times_s)
-        others = f", and {count_text(num_others, 'scenario')} that never ran like this here" if num_others else ""
-        total = f"about {sum(times_s):.0f} s{others}" if times_s else "none of them ever ran like this here"
+        others_text = f", and {count_text(num_others, 'scenario')} that never ran like this here" if num_others else ""
+        total = f"about {sum(times_s):.0f} s{others_text}" if times_s else "none of them ever ran like this here"
         lines.append(f"{count_text(sum(counts), 'case')} of {count_text(len(counts), 'scenario')}: {total}")
     return lines
 

@@ -159,9 +159,9 @@ def _has_hosts(params: Any, num_ranks: int) -> bool:
     return isinstance(hosts, list) and len(hosts) == num_ranks
 
 
-def _sets_of(told: Any, num_ranks: int) -> list[Ranks]:
+def _sets_of(raw_sets: Any, num_ranks: int) -> list[Ranks]:
     """The pairs or groups of a case, as far as they are ones of its ranks."""
-    sets = told if isinstance(told, list) else []
+    sets = raw_sets if isinstance(raw_sets, list) else []
     ranks = range(num_ranks)
     return [
         tuple(members)
@@ -509,7 +509,9 @@ def _explained(quantity: str) -> tuple[str, ...]:
 def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
     """Those of all things of these kinds that are surely above the threshold, by Holm's correction."""
     tests = [(effects, at) for effects in family for at in range(len(effects.members))]
-    excesses = [(each.center - np.log1p(threshold)) / np.maximum(each.error, 1e-12) for each in family]
+    excesses = [
+        (kind_effects.center - np.log1p(threshold)) / np.maximum(kind_effects.error, 1e-12) for kind_effects in family
+    ]
     p = [stdtr(effects.freedom, -excess) for effects, excess in zip(family, excesses, strict=True)]
     adjusted = holm(np.concatenate([*p, np.empty(0)]))
     return [_outlier(*tests[test], links) for test in np.flatnonzero(adjusted <= LEVEL / NUM_FAMILIES).tolist()]

@@ -51,8 +51,8 @@ def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:
         together.setdefault(launch.invocation_id or launch.run_id, []).append(launch)
     spans: dict[str, Span] = {}
     for some in together.values():
-        start, end = min(one.started_at for one in some), max(one.ended_at for one in some)
-        spans |= {one.run_id: Span(one.run_id, start, end if one.ended_at else 0.0) for one in some}
+        start, end = min(run.started_at for run in some), max(run.ended_at for run in some)
+        spans |= {run.run_id: Span(run.run_id, start, end if run.ended_at else 0.0) for run in some}
     return spans
 
 
@@ -114,8 +114,8 @@ def _neighbours(
         if side == next_side:
             position += 1
             continue
-        one, other = sides[side][index], sides[next_side][next_index]
-        gap_s, longer_s = other.start - one.end, max(one.end - one.start, other.end - other.start)
+        span, next_span = sides[side][index], sides[next_side][next_index]
+        gap_s, longer_s = next_span.start - span.end, max(span.end - span.start, next_span.end - next_span.start)
         if gap_s > max(MAX_GAP_S, MAX_GAP_LAUNCHES * longer_s):
             far.append(gap_s)
             position += 1
@@ -127,10 +127,11 @@ def _neighbours(
 
 def _overlap(baseline: Sequence[Span], candidate: Sequence[Span]) -> str | None:
     """One sentence on the first two launches of different sides that ran at the same time, else None."""
-    for one in baseline:
-        for other in candidate:
-            if one.overlaps(other):
-                return f"launches {one.name} and {other.name} ran at the same time and disturb each other"
+    for baseline_span in baseline:
+        for candidate_span in candidate:
+            if baseline_span.overlaps(candidate_span):
+                names = f"{baseline_span.name} and {candidate_span.name}"
+                return f"launches {names} ran at the same time and disturb each other"
     return None
 
 

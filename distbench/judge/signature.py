@@ -109,7 +109,7 @@ def _order(path: CommunicationPath) -> tuple[Any, ...]:
 
 def counted(communications: list[dict[str, Any]]) -> Counter[CommunicationPath]:
     """Communications as `observe.attribution.Communication` has them, counted by path."""
-    names = [each.name for each in fields(CommunicationPath)]
+    names = [path_field.name for path_field in fields(CommunicationPath)]
     counts: Counter[CommunicationPath] = Counter()
     for record in communications:
         owner = folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY

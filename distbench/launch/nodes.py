@@ -113,8 +113,8 @@ def refuse_words(options: Mapping[str, str], words: Sequence[str], why: str) -> 
         UserError: there is such a word.
     """
     for word in words:
-        given = word.partition("=")[0].replace("_", "-")
+        option = word.partition("=")[0].replace("_", "-")
         for name, short in options.items():
-            is_long = len(given) > len("--") and given.startswith("--") and name.startswith(given)
+            is_long = len(option) > len("--") and option.startswith("--") and name.startswith(option)
             if is_long or (short and word.startswith(short)):
                 raise UserError(f"--launcher-args {word}: {why}")

@@ -204,10 +204,10 @@ def require_own(address: str) -> None:
         UserError: what is sent there does not arrive here, or another process listens there.
     """
     host, _, port = address.rpartition(":")
-    both = socket.has_dualstack_ipv6()
-    family = socket.AF_INET6 if both else socket.AF_INET
+    is_dualstack = socket.has_dualstack_ipv6()
+    family = socket.AF_INET6 if is_dualstack else socket.AF_INET
     try:
-        server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=both)
+        server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=is_dualstack)
     except OSError as error:
         problem = (
             f"ranks cannot meet at {address}: port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"

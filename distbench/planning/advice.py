@@ -67,18 +67,18 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     )
 
 
-def plan_all_pairs(setting: Setting, form: str, told: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
-    """Every ordered pair of layouts; `form` is "table" or "json". `told` gets events as `records/progress.py` lists
+def plan_all_pairs(setting: Setting, form: str, on_event: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
+    """Every ordered pair of layouts; `form` is "table" or "json". `on_event` gets events as `records/progress.py` lists
     them, a case a pair.
     """
     all_pairs = list(every_pair(setting))
     pairs = chosen_pairs(setting, all_pairs)
-    told({"event": "case", "id": "plan/paths of torch's planners"})
+    on_event({"event": "case", "id": "plan/paths of torch's planners"})
     torch = ask_torch(setting, pairs)
-    told({"event": "plan", "num_cases": len(pairs)})
-    told({"event": "case", "id": "plan/prices of all planners"})
+    on_event({"event": "plan", "num_cases": len(pairs)})
+    on_event({"event": "case", "id": "plan/prices of all planners"})
     ranking = ranking_of(
-        setting, pairs, torch, len(all_pairs), lambda: told({"event": "done", "id": "", "status": "ok"})
+        setting, pairs, torch, len(all_pairs), lambda: on_event({"event": "done", "id": "", "status": "ok"})
     )
     return (ranking_json if form == "json" else ranking_text)(setting, ranking, torch)
 
@@ -101,10 +101,10 @@ def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: st
 def _setting_lines(setting: Setting, torch: TorchAnswers) -> tuple[str, str]:
     """The tensor on its mesh, and where the prices come from."""
     mesh = f"{format_mesh(setting.mesh)} ({count_text(setting.num_ranks, 'rank')})"
-    asked = f"; greedy and min_cost asked of torch {torch.torch}" if torch.torch else ""
+    torch_note = f"; greedy and min_cost asked of torch {torch.torch}" if torch.torch else ""
     return (
         f"{setting.tensor}, {size_text(setting.problem.num_bytes)}, on mesh {mesh}.",
-        f"Times are predicted, by {setting.prices}{asked}.",
+        f"Times are predicted, by {setting.prices}{torch_note}.",
     )
 
 
@@ -174,12 +174,12 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
     """The table of all pairs, most striking first, at most MAX_ROWS of them."""
     used = ", ".join(f"{planner} {count}" for planner, count in ranking.num_used.items() if count)
     count = len(ranking.advices)
-    counted = (
+    pairs_text = (
         count_text(count, "ordered pair")
         if count == ranking.num_all
         else f"A random {count} of {ranking.num_all} pairs"
     )
-    lines = [*_setting_lines(setting, torch), f"{counted}; the planner to use: {used}."]
+    lines = [*_setting_lines(setting, torch), f"{pairs_text}; the planner to use: {used}."]
     if ranking.num_unasked:
         reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}
         lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")

@@ -315,8 +315,8 @@ def _require_consistent(profile: Profile) -> None:
     """Raise a ValueError where fields contradict each other."""
     num_ranks = math.prod(profile.mesh.values())
     if profile.hosts and len(profile.hosts) != num_ranks:
-        named = f"hosts names {len(profile.hosts)}, and mesh has {num_ranks} ranks"
-        raise ValueError(f"{named}, each of which has one")
+        problem = f"hosts names {len(profile.hosts)}, and mesh has {num_ranks} ranks"
+        raise ValueError(f"{problem}, each of which has one")
     for index, line in enumerate(profile.lines):
         if line.hosts and sizes_of(line.hosts) != {line.group_size}:
             where = f"lines[{index}].hosts is {shown(line.hosts)}"

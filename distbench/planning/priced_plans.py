@@ -84,7 +84,7 @@ class Plan:
     """One planner's way from the source to the target.
 
     Args:
-        planner: one of `planner_names.PLANNERS`.
+        planner: one of `spec.placements.PLANNERS`.
         path: its layouts, as torch writes them.
         steps: none where nothing is to be done.
         received_bytes: that the busiest rank receives; of a ring collective as many as it sends.
@@ -132,7 +132,7 @@ class Advice:
     """What is known of one pair.
 
     Args:
-        plans: planner to its plan, in the order of `planner_names.PLANNERS`; those that have one.
+        plans: planner to its plan, in the order of `spec.placements.PLANNERS`; those that have one.
         missing: planner to why it has none.
         least_bytes: what the rank that lacks most must receive; None if not known (Partial, or too many ranks).
     """

@@ -38,7 +38,7 @@ def parallelize(
     cost DTensor's dispatch and its own loss.
 
     Args:
-        own: the scenario's `parallelize`, which is given the whole mesh and takes the place of the plan's `tp`.
+        user_function: the scenario's `parallelize`, which gets the whole mesh and replaces the plan's `tp`.
     """
     annotate_parameters(model, plan, context)
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]

@@ -254,17 +254,19 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         yield f"{shared}; name it in one of mesh_dims and replicate_dims"
     for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
         if not present(mesh_dims, context):
-            over, known = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
-            yield f"unit_mesh_dims shards {pattern!r} over {over}, the mesh has only {known}"
+            over, known_dims = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
+            yield f"unit_mesh_dims shards {pattern!r} over {over}, the mesh has only {known_dims}"
     yield from _scalars(model, fsdp)
     yield from _setters(fsdp)
     is_small = isinstance(fsdp.shard_placement, LargestDim) and fsdp.shard_placement.min_numel > 0
     if is_small or fsdp.whole:
-        kept = "parameters that LargestDim(min_numel=...) keeps whole" if is_small else "parameters in FSDP's whole"
+        whole_text = (
+            "parameters that LargestDim(min_numel=...) keeps whole" if is_small else "parameters in FSDP's whole"
+        )
         if fsdp.offload is not None:
-            yield f"CPU offload does not reach {kept}; leave one of them out"
+            yield f"CPU offload does not reach {whole_text}; leave one of them out"
         if any(policy.param_dtype is not None for policy in policies_of(fsdp)):
-            yield f"mixed precision does not cast {kept}; leave one of them out"
+            yield f"mixed precision does not cast {whole_text}; leave one of them out"
     if fsdp.spmd_mesh:
         parts = [name for name in ("ep", "cp", "pipeline") if getattr(plan, name)]
         parts += [f"FsdpPlan.{name}" for name in fsdp.changed_fields() if name in NOT_ON_SPMD_MESH]
@@ -292,8 +294,9 @@ def _setters(fsdp: FsdpPlan) -> Iterator[str]:
     setters = {name: method for name, method in vars(FSDPModule).items() if name.startswith("set_")}
     for name, value in fsdp.configure.items():
         if name not in setters:
-            known = ", ".join(setters)
-            yield f"FsdpPlan.configure: FSDPModule of torch {torch.__version__} has no setter {name!r}; use {known}"
+            setter_names = ", ".join(setters)
+            missing = f"FSDPModule of torch {torch.__version__} has no setter {name!r}"
+            yield f"FsdpPlan.configure: {missing}; use {setter_names}"
         elif not is_function(value):
             signature, (args, kwargs) = inspect.signature(setters[name]), setter_arguments(value)
             try:
@@ -306,8 +309,8 @@ def _uneven_shards(model: nn.Module, shards: Sequence[str], context: RankContext
     """Only ranks whose shards are shorter would fail in an extension; the others would wait for them."""
     for name, parameter in model.named_parameters():
         if parameter.ndim > 1 and parameter.shape[0] % context.index(tuple(shards))[1]:
-            what = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
-            yield undivided(what, parameter.shape[0], shards, context, name)
+            subject = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
+            yield undivided(subject, parameter.shape[0], shards, context, name)
 
 
 def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:

@@ -109,12 +109,12 @@ class _Writer:
         """`replace(NAME, FIELD=..., ...)` with the fields that differ, on one line. Raises _NoText."""
         self._names.setdefault("dataclasses", set()).add("replace")
         changes = []
-        for one in fields(after):
-            old, new = getattr(before, one.name), getattr(after, one.name)
+        for field in fields(after):
+            old, new = getattr(before, field.name), getattr(after, field.name)
             if isinstance(new, Declared) and type(old) is type(new) and old != new:
-                changes.append(f"{one.name}={self.difference(old, new, f'{name}.{one.name}')}")
+                changes.append(f"{field.name}={self.difference(old, new, f'{name}.{field.name}')}")
             elif old != new:
-                changes.append(f"{one.name}={' '.join(map(str.strip, self.text(new).splitlines()))}")
+                changes.append(f"{field.name}={' '.join(map(str.strip, self.text(new).splitlines()))}")
         return f"replace({', '.join([name, *changes])})"
 
     def _held(self, value: Any, indent: str) -> str:

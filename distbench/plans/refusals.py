@@ -29,6 +29,6 @@ def named_refusal(field: str, name: str = "", module: nn.Module | None = None) -
     except (UserError, Unsupported, dist.DistError):
         raise
     except Exception as error:
-        what = f"{name or 'the root'}, a {name_of(module)}" if module is not None else "this"
+        module_text = f"{name or 'the root'}, a {name_of(module)}" if module is not None else "this"
         why = one_line(error).rstrip(".")
-        raise UserError(f"{field}: torch refuses {what} ({why}); change the plan there") from error
+        raise UserError(f"{field}: torch refuses {module_text} ({why}); change the plan there") from error

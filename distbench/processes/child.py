@@ -75,12 +75,12 @@ def _answer_of(
     pipe = subprocess.PIPE
     with start_supervised(command, stdin=pipe, stdout=pipe, stderr=pipe) as child:
         try:
-            printed, said = child.communicate(question, timeout_s)
+            printed, error_output = child.communicate(question, timeout_s)
         except subprocess.TimeoutExpired as error:
             raise UserError(failure.replace("{why}", f"it did not end within {timeout_s:g} s")) from error
         finally:
             stop_supervised(child)
-    lines, complaints = (text.decode("utf-8", "replace").splitlines() for text in (printed, said))
+    lines, complaints = (text.decode("utf-8", "replace").splitlines() for text in (printed, error_output))
     return child.returncode, lines, complaints
 
 

@@ -97,12 +97,12 @@ def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
     return f"{text} ({'hosts' if len(theirs) > 1 else 'host'} {listed(theirs, MAX_NAMED)})"
 
 
-def require_own_names(told: Sequence[GivenToRank]) -> None:
+def require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
     """Refuse hosts of one name: their clocks would be taken for one, and links between them for links within a host."""
     first_ranks: dict[str, int] = {}
-    for rank, rank_job in enumerate(told):
+    for rank, rank_job in enumerate(rank_jobs):
         first = first_ranks.setdefault(rank_job.host, rank)
-        if rank_job.boot != told[first].boot:
+        if rank_job.boot != rank_jobs[first].boot:
             problem = f"ranks {first} and {rank} are on different hosts that are both called {rank_job.host}"
             raise UserError(f"{problem}; give each host a name of its own (hostname)")
 
@@ -206,9 +206,9 @@ def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
     return sentences
 
 
-def cautions_about(told: Mapping[str, HostFacts]) -> list[str]:
+def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
     """The same, of what each host says; the first one is rank 0's."""
-    (first, first_facts), *other_hosts = told.items()
+    (first, first_facts), *other_hosts = facts_by_host.items()
     cautions = []
     for host, facts in other_hosts:
         ahead_s = facts.now_s - first_facts.now_s
@@ -251,11 +251,11 @@ def require_same_device(store: dist.Store, rank: int, world_size: int, device: s
         raise UserError(why)
 
 
-def _differing(told: list[tuple[str, str]]) -> str:
-    (first, _), hosts = told[0], [host for _, host in told]
-    if not (other_ranks := [rank for rank, (device, _) in enumerate(told) if device != first]):
+def _differing(by_rank: list[tuple[str, str]]) -> str:
+    (first, _), hosts = by_rank[0], [host for _, host in by_rank]
+    if not (other_ranks := [rank for rank, (device, _) in enumerate(by_rank) if device != first]):
         return ""
-    theirs = ", ".join(sorted({told[rank][0] for rank in other_ranks}))
+    theirs = ", ".join(sorted({by_rank[rank][0] for rank in other_ranks}))
     problem = f"the device of {named(other_ranks, hosts)} is {theirs}, of {named([0], hosts)} {first}"
     return f"{problem}; say --device, and see `distbench doctor` on those hosts"
 

@@ -189,7 +189,7 @@ class _ExchangeOnRank:
             pieces.append(Piece(part, box, tensor, work))
         leaving, packed = [], {}
         # Each rank begins with the rank after it, so that no rank is everybody's first.
-        for rank, box in sorted(self._sends, key=lambda one: (one[0] - self._rank) % self._size):
+        for rank, box in sorted(self._sends, key=lambda send: (send[0] - self._rank) % self._size):
             if box not in packed:
                 packed[box] = part_of_box(local, self._before, box).contiguous()
             leaving.append(dist.isend(packed[box], group=self._group, tag=TAG, group_dst=rank))
@@ -215,8 +215,8 @@ class _ExchangeOnRank:
     def _put_together(self, parts: list[Piece], where: torch.Tensor) -> None:
         first, *others = parts
         so_far = first.arrived()
-        for other in others:
-            REDUCTIONS[self._exchange.reduce_op](so_far, other.arrived(), out=where)
+        for piece in others:
+            REDUCTIONS[self._exchange.reduce_op](so_far, piece.arrived(), out=where)
             so_far = where
         if not others and so_far.data_ptr() != where.data_ptr():
             where.copy_(so_far)

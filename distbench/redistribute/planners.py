@@ -103,7 +103,7 @@ def planned_redistribution(
 ) -> Iterator[PlannedRedistribution]:
     """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
 
-    Names are those of `spec.planner_names.PLANNERS` but direct, which `exchange_between` plans. `native` runs
+    Names are those of `spec.placements.PLANNERS` but direct, which `exchange_between` plans. `native` runs
     all-to-alls as such on CPU; `known_planning_s` is what planning it took, where that was measured.
     Unsupported where this planner cannot move this pair, or torch is not the one we know.
     """

@@ -150,15 +150,15 @@ def headline(reported: ReportedRun) -> Iterator[str]:
         return
     lines = [line for line in profile.lines if line.op not in LOCAL_OPS]
     for mesh_dim, of_dim in groupby(lines, key=lambda line: line.mesh_dim):
-        own = list(of_dim)
-        ranks, costs = count_text(own[0].group_size, "rank"), ", ".join(map(_cost_text, own))
+        dim_lines = list(of_dim)
+        ranks, costs = count_text(dim_lines[0].group_size, "rank"), ", ".join(map(_cost_text, dim_lines))
         yield f"{mesh_dim} ({ranks}), latency + bandwidth: {costs}"
     if lines:
         worst = max(lines, key=lambda line: line.expected_error)
         usual = percent_text(statistics.median(line.expected_error for line in lines))
         most = f"at worst {percent_text(worst.expected_error)}, {worst.op} over {worst.mesh_dim}"
-        judged = "sizes held out" if worst.held_out_error is not None else "their own sizes"
-        yield f"off by {usual} on {judged} (median of {count_text(len(lines), 'line')}; {most})"
+        sizes_text = "sizes held out" if worst.held_out_error is not None else "their own sizes"
+        yield f"off by {usual} on {sizes_text} (median of {count_text(len(lines), 'line')}; {most})"
 
 
 def tables(reported: ReportedRun, full: bool = True) -> list[Block]:

@@ -139,13 +139,13 @@ def figures(reported: ReportedRun) -> Figures:
     largest = max(percentile_s(row, percent) for row in rows for percent in PERCENTS if _is_known(row, percent))
     scale, unit = (1.0, "s") if largest >= 1 else (1e-3, "ms")
     for percent, (marker, color) in MARKS.items():
-        told = [(at, row) for at, row in enumerate(rows) if _is_known(row, percent)]
-        if told:
-            seconds = [percentile_s(row, percent) / scale for _, row in told]
+        known_rows = [(at, row) for at, row in enumerate(rows) if _is_known(row, percent)]
+        if known_rows:
+            seconds = [percentile_s(row, percent) / scale for _, row in known_rows]
             axes.scatter(
-                seconds, [at for at, _ in told], marker=marker, color=color, s=46, label=f"p{percent}", zorder=3
+                seconds, [at for at, _ in known_rows], marker=marker, color=color, s=46, label=f"p{percent}", zorder=3
             )
-            hover(axes, [Spot(x, at, _said(row, percent)) for x, (at, row) in zip(seconds, told, strict=True)])
+            hover(axes, [Spot(x, at, _said(row, percent)) for x, (at, row) in zip(seconds, known_rows, strict=True)])
     _spans(axes, rows, scale)
     axes.set_xlim(0, largest / scale * 1.12)
     style.name_bars(axes, [textwrap.fill(str(row["variant"]).replace(",", ", "), LABEL_WIDTH) for row in rows])
@@ -164,9 +164,9 @@ def _is_known(row: Row, percent: int) -> bool:
 
 def _spans(axes: "Axes", rows: list[Row], scale: float) -> None:
     for at, row in enumerate(rows):
-        told = [percentile_s(row, percent) / scale for percent in PERCENTS if _is_known(row, percent)]
-        if told:
-            axes.plot([told[0], told[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
+        latencies = [percentile_s(row, percent) / scale for percent in PERCENTS if _is_known(row, percent)]
+        if latencies:
+            axes.plot([latencies[0], latencies[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
 
 
 def _said(row: Row, percent: int) -> str:

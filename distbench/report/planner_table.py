@@ -64,8 +64,8 @@ class PlannerTable:
 
     def groups(self) -> list[tuple[str, str, Bools]]:
         """(mesh, size class, which pairs) of each mesh and size, ascending."""
-        found = self.pairs.groupby(["mesh_shape", "size"], sort=False)
-        smallest, members = found["payload_bytes"].min(), found.indices
+        grouped = self.pairs.groupby(["mesh_shape", "size"], sort=False)
+        smallest, members = grouped["payload_bytes"].min(), grouped.indices
         ordered = sorted(smallest.index, key=lambda label: (sizes_in(label[0]), smallest[label]))
         return [(mesh, size, self.mask(members[mesh, size])) for mesh, size in ordered]
 
@@ -103,21 +103,21 @@ def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
     """The table of some rows, as `laboratory_rows` gives them."""
-    known = measured_of(rows[rows["planner"] != ""], "redistribute")
-    right = known[~known["is_again"]].drop_duplicates([*PAIR_KEY, "planner"])
-    found = right.groupby(PAIR_KEY, sort=False)
-    pairs = found.agg(
+    measured_rows = measured_of(rows[rows["planner"] != ""], "redistribute")
+    right = measured_rows[~measured_rows["is_again"]].drop_duplicates([*PAIR_KEY, "planner"])
+    by_pair = right.groupby(PAIR_KEY, sort=False)
+    pairs = by_pair.agg(
         payload_bytes=("payload_bytes", "first"), bound_bytes=("lower_bound_bytes", "first")
     ).reset_index()
     pairs["size"] = size_classes(pairs["payload_bytes"].to_numpy(float))
     names = set(right["planner"])
     planners = (*(name for name in VARIANTS if name in names), *sorted(names - set(VARIANTS)))
-    at = right["planner"].map({name: place for place, name in enumerate(planners)}).to_numpy(int), found.ngroup()
+    at = right["planner"].map({name: place for place, name in enumerate(planners)}).to_numpy(int), by_pair.ngroup()
 
     def spread(values: "pd.Series[Any]", missing: Any) -> NDArray[Any]:
-        whole = np.full((len(planners), len(pairs)), missing, dtype=object if missing == "" else float)
-        whole[at] = values.fillna(missing)
-        return whole
+        filled = np.full((len(planners), len(pairs)), missing, dtype=object if missing == "" else float)
+        filled[at] = values.fillna(missing)
+        return filled
 
     of_passes = as_table(right[PASSES].tolist())
     passes = np.full((len(planners), len(pairs), of_passes.shape[1]), np.nan)
@@ -128,7 +128,7 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
         planners=planners,
         times=spread(right["median_s"], np.nan),
         passes=passes,
-        again=_again_at(pairs, known[known["is_again"]], passes.shape[2]),
+        again=_again_at(pairs, measured_rows[measured_rows["is_again"]], passes.shape[2]),
         paths=spread(path, ""),
         runs_as=spread((path + " | " + backend_op).where(path != "", ""), ""),
         numbers={name: spread(right[name], np.nan) for name in NUMBERS},
@@ -136,9 +136,9 @@ def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
 
 
 def _again_at(pairs: "pd.DataFrame", again: "pd.DataFrame", num_passes: int) -> Floats:
-    found = pairs[PAIR_KEY].merge(again[[*PAIR_KEY, PASSES]].drop_duplicates(PAIR_KEY), how="left")[PASSES]
+    pass_lists = pairs[PAIR_KEY].merge(again[[*PAIR_KEY, PASSES]].drop_duplicates(PAIR_KEY), how="left")[PASSES]
     nothing = np.full(num_passes, np.nan)
-    return as_table([values[:num_passes] if isinstance(values, np.ndarray) else nothing for values in found])
+    return as_table([values[:num_passes] if isinstance(values, np.ndarray) else nothing for values in pass_lists])
 
 
 def size_classes(sizes: Floats) -> list[str]:
@@ -150,8 +150,8 @@ def size_classes(sizes: Floats) -> list[str]:
 
 def median_of(values: Floats) -> float:
     """The median of what is known; nan where nothing is."""
-    found = values[np.isfinite(values)]
-    return float(np.median(found)) if found.size else float("nan")
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size else float("nan")
 
 
 # Planner against planner over many pairs: who wins beyond noise, and by how much.
@@ -218,33 +218,33 @@ def ratios(table: PlannerTable, planner: str, reference: Reference, pairs: Bools
 
     Pairs on which the reference is the planner itself are left out.
     """
-    row, others, size = table.at(planner), reference.rows, len(table.pairs)
+    row, reference_rows, size = table.at(planner), reference.rows, len(table.pairs)
     columns = np.arange(size)
-    at = np.flatnonzero(pairs & (others != row) & table.measured[row] & table.measured[others, columns])
-    again = np.where((others[at] == table.at(BASELINE))[:, None], table.again[at], np.nan)
+    at = np.flatnonzero(pairs & (reference_rows != row) & table.measured[row] & table.measured[reference_rows, columns])
+    again = np.where((reference_rows[at] == table.at(BASELINE))[:, None], table.again[at], np.nan)
     proofs = np.flatnonzero(np.isfinite(again).any(axis=1))
     against = [*range(len(at), 2 * len(at)), *[-1] * len(at), *(proofs + len(at))]
-    passes = np.concatenate([table.passes[row, at], table.passes[others[at], at], again[proofs]])
+    passes = np.concatenate([table.passes[row, at], table.passes[reference_rows[at], at], again[proofs]])
     compared = compare_passes(passes, against)
     verdicts = np.array(compared.verdict, dtype=object)
     sides = (verdicts == SLOWER).astype(int) - (verdicts == FASTER).astype(int)
     num_passes = compared.num_passes
 
     def spread(values: NDArray[Any], missing: Any) -> NDArray[Any]:
-        whole = np.full(size, missing)
-        whole[at] = values[: len(at)]
-        return whole
+        filled = np.full(size, missing)
+        filled[at] = values[: len(at)]
+        return filled
 
     ratio = Interval(*(spread(part, np.nan) for part in (compared.ratio, compared.low, compared.high)))
     side, enough = spread(sides, 0), spread(num_passes >= MIN_PASSES, False)
-    same = (table.runs_as[row] == table.runs_as[others, columns]) & (table.runs_as[row] != "")
-    controls = same & enough
+    is_same = (table.runs_as[row] == table.runs_as[reference_rows, columns]) & (table.runs_as[row] != "")
+    controls = is_same & enough
     of_proofs = sides[2 * len(at) :][num_passes[2 * len(at) :] >= MIN_PASSES]
     return Ratios(
         ratio=ratio,
-        same=same & np.isfinite(ratio.center),
+        same=is_same & np.isfinite(ratio.center),
         enough=enough,
-        side=np.where(same, 0, side),
+        side=np.where(is_same, 0, side),
         num_controls=int(controls.sum()) + len(of_proofs),
         num_false=int(np.count_nonzero(side[controls])) + int(np.count_nonzero(of_proofs)),
         sentences=compared.sentences(f"a pair that {planner} makes", reference.name),
@@ -270,7 +270,10 @@ def proof_lines(families: Sequence[Ratios]) -> list[str]:
 
     Those ran the same twice: one path by both planners, or the baseline once more.
     """
-    num_controls, num_false = sum(one.num_controls for one in families), sum(one.num_false for one in families)
+    num_controls, num_false = (
+        sum(family.num_controls for family in families),
+        sum(family.num_false for family in families),
+    )
     if not num_controls:
         return []
     return [f"proof: {num_false} of {num_controls} pairs that ran the same twice were called different"]

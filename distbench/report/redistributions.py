@@ -135,8 +135,8 @@ def _center(side: tuple[Comparison, int]) -> float:
 
 def _pair_text(comparison: Comparison, pair: int) -> str:
     facts = comparison.table.pairs.iloc[pair]
-    what = f"{facts['source']}->{facts['target']} of {size_text(comparison.payload_bytes)}"
-    return f"{what} in {ratio_text(*comparison.ratios.at(pair))} of {BASELINE}'s time"
+    move_text = f"{facts['source']}->{facts['target']} of {size_text(comparison.payload_bytes)}"
+    return f"{move_text} in {ratio_text(*comparison.ratios.at(pair))} of {BASELINE}'s time"
 
 
 def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
@@ -230,8 +230,8 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
         rows = comparison.rows[layer[comparison.rows]]
         axes.scatter(greedys[rows], times[rows], label=f"{label} ({len(rows)})", **look)
     hover(axes, [_pair_spot(comparison, pair) for pair in comparison.rows.tolist()])
-    both = np.concatenate([greedys[comparison.rows], times[comparison.rows]])
-    low, high = float(both.min()) / 1.25, float(both.max()) * 1.25
+    all_times = np.concatenate([greedys[comparison.rows], times[comparison.rows]])
+    low, high = float(all_times.min()) / 1.25, float(all_times.max()) * 1.25
     axes.plot([low, high], [low, high], color=style.GREY, linewidth=1, linestyle="--", zorder=0)
     style.square_time_axes(axes, low, high)
     axes.set_aspect("equal")

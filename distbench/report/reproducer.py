@@ -44,25 +44,29 @@ def failures_of(rows: "pd.DataFrame") -> list[Failure]:
     if bad.empty:
         return []
     bad = bad.assign(pattern=[pattern_of(record) for record in records_of(bad)])
-    outcomes, found = rows[[*PAIR_KEY, "planner", "status"]], []
+    outcomes, failures = rows[[*PAIR_KEY, "planner", "status"]], []
     for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
         example = min(records_of(group), key=lambda record: (numel_of(record), str(record["id"])))
-        same = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
-        statuses = {name: same.loc[same["planner"] == name, "status"] for name in OUR_VARIANTS}
-        others = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
-        found.append(Failure(str(status), str(planner), str(suite), str(pattern), len(group), example, others))
-    return sorted(found, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
+        same_pairs = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
+        statuses = {name: same_pairs.loc[same_pairs["planner"] == name, "status"] for name in OUR_VARIANTS}
+        other_statuses = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
+        failures.append(
+            Failure(str(status), str(planner), str(suite), str(pattern), len(group), example, other_statuses)
+        )
+    return sorted(failures, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
 
 
 def pattern_of(record: Row) -> str:
     """What is special about a row's pair, in words that rows of one cause share; "plain layouts" when nothing is."""
     source, target = sides = _placements(record["source"]), _placements(record["target"])
-    both = (*source, *target)
+    placements = (*source, *target)
     reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
     words = {
-        "strided shards": any(placement.split_factor is not None for placement in both),
-        "explicit shard order": any(placement.turn is not None for placement in both),
-        "Shard to Partial" if _sharded_dims(source) else "to Partial": any(one.reduce_op for one in target),
+        "strided shards": any(placement.split_factor is not None for placement in placements),
+        "explicit shard order": any(placement.turn is not None for placement in placements),
+        "Shard to Partial" if _sharded_dims(source) else "to Partial": any(
+            target_placement.reduce_op for target_placement in target
+        ),
         "from Partial " + "/".join(reduce_ops): bool(reduce_ops),
         "nested shards": any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, sides)),
         "uneven": _is_uneven(record, sides),
@@ -93,7 +97,10 @@ def _sharded_dims(placements: Iterable[Placement]) -> list[int]:
 def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
     shape, mesh_shape = sizes_in(record["shape"]), sizes_in(record["mesh_shape"])
     return any(
-        length % math.prod(size for size, one in zip(mesh_shape, placements, strict=False) if one.tensor_dim == dim)
+        length
+        % math.prod(
+            size for size, placement in zip(mesh_shape, placements, strict=False) if placement.tensor_dim == dim
+        )
         for placements in layouts
         for dim, length in enumerate(shape)
     )

@@ -64,8 +64,8 @@ def _run_blocks(reported: ReportedRun, full: bool) -> Iterator[Block]:
     yield Lines((f"run file: {short_path(run.path)}", *([EVERY_CASE] if reported.study else [])))
     for section in SECTIONS:
         yield from section.tables(reported, full)
-    if full and (spent := spent_line(run)):
-        yield Lines((spent,))
+    if full and (line := spent_line(run)):
+        yield Lines((line,))
     if run.traces:
         yield Lines((PATHS.format(short_path(run.path)),))
 

@@ -132,16 +132,16 @@ def headline(reported: ReportedRun) -> list[str]:
     called = dict(zip((row["variant"] for row in rows), names, strict=True))
     first = rows[0]
     is_forward = first["mode"] == FORWARD_ONLY
-    what = "forward pass" if is_forward else "step"
-    took = f"{units.brief_time_text(first['median_s'])} a {what}"
-    others = [row for row in rows if row["verdict"] != BASELINE]
-    if not others and is_forward:
+    unit_word = "forward pass" if is_forward else "step"
+    took = f"{units.brief_time_text(first['median_s'])} a {unit_word}"
+    other_rows = [row for row in rows if row["verdict"] != BASELINE]
+    if not other_rows and is_forward:
         return []  # a line of latencies says it all
-    if not others:
+    if not other_rows:
         times = [f"{name} {units.brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-        return [took] if len(rows) == 1 else [f"a {what} takes {listed(times, MAX_NAMED)}"]
-    again = [row for row in others if str(row["variant"]).endswith(AGAIN)]
-    variants = [row for row in others if row not in again]
+        return [took] if len(rows) == 1 else [f"a {unit_word} takes {listed(times, MAX_NAMED)}"]
+    again = [row for row in other_rows if str(row["variant"]).endswith(AGAIN)]
+    variants = [row for row in other_rows if row not in again]
     faster, slower, same, too_few = (
         [row for row in variants if row["verdict"] == verdict] for verdict in (FASTER, SLOWER, WITHIN_NOISE, TOO_FEW)
     )
@@ -209,10 +209,10 @@ def times_and_checks(
     full: bool,
 ) -> list[Table]:
     """The table of times and, where `full`, `checks`; where not, rows within noise are counted alone."""
-    shown = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
-    if num_left_out := len(rows) - len(shown):
+    shown_rows = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
+    if num_left_out := len(rows) - len(shown_rows):
         notes = [f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them", *notes]
-    times = table_of(title, columns, shown, notes, (), optional, where_known)
+    times = table_of(title, columns, shown_rows, notes, (), optional, where_known)
     return [capped(table, MAX_ROWS) for table in ((times, checks) if full else (times,))]
 
 
@@ -257,8 +257,8 @@ def figures(reported: ReportedRun) -> Figures:
         if any(widths):
             axes.barh(range(len(steps)), widths, left=ends, color=color, height=BAR, label=phase)
             for at, (variant, end, width) in enumerate(zip(names, ends, widths, strict=True)):
-                said = f"{variant}\n{phase}: {units.brief_time_text(width * scale)}"
-                hover(axes, [Spot(end, at - BAR / 2, said, width, BAR)] if width else [])
+                hover_text = f"{variant}\n{phase}: {units.brief_time_text(width * scale)}"
+                hover(axes, [Spot(end, at - BAR / 2, hover_text, width, BAR)] if width else [])
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
     _whole_steps(axes, steps, scale)
     style.name_bars(axes, [textwrap.fill(name, LABEL_WIDTH) for name in names])
@@ -301,13 +301,13 @@ def _spaced(variant: object) -> str:
 
 
 def _step_said(row: Row) -> str:
-    taken = f"whole step: {units.brief_time_text(row['median_s'])}"
+    time_line = f"whole step: {units.brief_time_text(row['median_s'])}"
     interval = units.time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
     ratio = units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
     against = f"{ratio} times as fast as its baseline: {row['verdict']}"
     if row["verdict"] == "baseline":
         against = "the baseline of the others"
-    return f"{_spaced(row['variant'])}\n{taken}{'' if interval == units.NOTHING else f' {interval}'}\n{against}"
+    return f"{_spaced(row['variant'])}\n{time_line}{'' if interval == units.NOTHING else f' {interval}'}\n{against}"
 
 
 SECTION = Section(headline, tables, figures)

@@ -172,13 +172,13 @@ class Study:
     @cached_property
     def tallies(self) -> dict[Place, Tally]:
         """Every planner against greedy and torch's better one, over pairs that communicate."""
-        counted = {}
+        tallies = {}
         for (planner, reference), compared in self.ratios.items():
             moved = self.table.communicates & np.isfinite(compared.ratio.center)
             for mesh, size, pairs in self._groups:
                 if (pairs & moved).any():
-                    counted[planner, reference, mesh, size] = tally(compared, pairs & moved)
-        return counted
+                    tallies[planner, reference, mesh, size] = tally(compared, pairs & moved)
+        return tallies
 
     def against(self, planner: str, baseline: str = BASELINE) -> Tally | None:
         """A planner against a baseline over the pairs in focus."""
@@ -187,18 +187,18 @@ class Study:
     @cached_property
     def differences(self) -> dict[Place, PathDifference]:
         """How often min_cost and calibrated leave greedy's path, and calibrated min_cost's."""
-        table, counted = self.table, {}
-        for planner, other in PATH_PLANNERS:
-            if planner not in table.planners or other not in table.planners:
+        table, path_differences = self.table, {}
+        for planner, reference in PATH_PLANNERS:
+            if planner not in table.planners or reference not in table.planners:
                 continue
-            one, two = table.at(planner), table.at(other)
-            both = table.measured[one] & table.measured[two]
-            differing = both & (table.paths[one] != table.paths[two])
+            one, two = table.at(planner), table.at(reference)
+            both_measured = table.measured[one] & table.measured[two]
+            differing = both_measured & (table.paths[one] != table.paths[two])
             for mesh, size, pairs in self._groups:
-                if (both & pairs).any():
-                    counts = int((both & pairs).sum()), int((differing & pairs).sum())
-                    counted[planner, other, mesh, size] = PathDifference(*counts)
-        return counted
+                if (both_measured & pairs).any():
+                    counts = int((both_measured & pairs).sum()), int((differing & pairs).sum())
+                    path_differences[planner, reference, mesh, size] = PathDifference(*counts)
+        return path_differences
 
     @cached_property
     def regrets(self) -> dict[str, Regret]:
@@ -219,12 +219,12 @@ class Study:
         """Each pair's time by the planner that `choose` takes by the predictions; nan where none has a prediction."""
         table, predicted = self.table, self.table.numbers["predicted_s"]
         is_known = np.isfinite(predicted) & table.measured
-        taken = np.full(len(table.pairs), np.nan)
+        chosen_times = np.full(len(table.pairs), np.nan)
         for pair in np.flatnonzero(is_known.any(axis=0)).tolist():
             rows = np.flatnonzero(is_known[:, pair]).tolist()
             plans = {table.planners[row]: float(predicted[row, pair]) for row in rows}
-            taken[pair] = table.times[table.at(choose(plans)), pair]
-        return taken
+            chosen_times[pair] = table.times[table.at(choose(plans)), pair]
+        return chosen_times
 
     @cached_property
     def chosen_ratio(self) -> tuple[float, float, float]:
@@ -237,7 +237,7 @@ class Study:
     @cached_property
     def largest_gains(self) -> list[LargestGain]:
         """The pairs in focus with the largest measured gain over greedy beyond noise, each by its fastest planner."""
-        over_greedy = {planner: part for (planner, other), part in self.ratios.items() if other == BASELINE}
+        over_greedy = {planner: part for (planner, reference), part in self.ratios.items() if reference == BASELINE}
         if not over_greedy:
             return []
         planners, compared = list(over_greedy), list(over_greedy.values())
@@ -281,10 +281,10 @@ class Study:
             plans: dict[str, tuple[float, float]] = {}
             for at in np.flatnonzero(np.isfinite(predicted[:, pair])).tolist():
                 plans.setdefault(str(self.table.runs_as[at, pair]), (predicted[at, pair], measured[at, pair]))
-            for one, other in combinations(plans.values(), 2):
-                if max(one[0], other[0]) > (1 + APART) * min(one[0], other[0]):
+            for plan, other_plan in combinations(plans.values(), 2):
+                if max(plan[0], other_plan[0]) > (1 + APART) * min(plan[0], other_plan[0]):
                     num_plans += 1
-                    num_right += int((one[0] < other[0]) == (one[1] < other[1]))
+                    num_right += int((plan[0] < other_plan[0]) == (plan[1] < other_plan[1]))
         return PredictionRanking(num_plans, num_right)
 
     @cached_property
@@ -533,8 +533,11 @@ def _means(study: Study) -> Table:
     planners = [planner for planner in study.table.planners if study.against(planner)]
     rows = []
     for mesh, size, tallies in _by_group(study, study.tallies, [(planner, BASELINE) for planner in planners]):
-        cells = [(units.ratio_text(*one.mean) if one else units.NOTHING).partition(" ")[::2] for one in tallies]
-        num_pairs = max(one.num_pairs for one in tallies if one)
+        cells = [
+            (units.ratio_text(*planner_tally.mean) if planner_tally else units.NOTHING).partition(" ")[::2]
+            for planner_tally in tallies
+        ]
+        num_pairs = max(planner_tally.num_pairs for planner_tally in tallies if planner_tally)
         rows.append((mesh, size, str(num_pairs), *(cell for mean_and_ci in cells for cell in mean_and_ci)))
     notes = [
         "geometric mean over the pairs that communicate, [95 % CI over pairs]; below 1 is faster than greedy",

@@ -250,11 +250,11 @@ def _signed(value: float, text: Callable[[float], str]) -> str:
     return f"{'-' if value < 0 else '+'}{text(abs(value))}"
 
 
-def _payloads(one: Trace, other: Trace, row: Row, keys: Sequence[str]) -> list[int]:
+def _payloads(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) -> list[int]:
     """The sizes of a path's collectives where one side lacks it, bytes, ascending, each once."""
     if row["count_a"] and row["count_b"]:
         return []
-    rows = (one if row["count_a"] else other).rows
+    rows = (trace_a if row["count_a"] else trace_b).rows
     for key in keys:
         rows = rows[rows[key] == row[key]]
     return sorted({int(size) for size in rows["payload_bytes"]})

@@ -283,8 +283,8 @@ def headline(reported: ReportedRun) -> list[str]:
     row, trace = max(exposed or paths, key=lambda path: path[0][name])
     path = f"{row['phase']} {row['source']} {row['kind']} over {row['mesh_dim']}"
     of_step = f"{brief_time_text(row[name])} of a step's {brief_time_text(step_of(trace))}"
-    what = "largest exposed path" if exposed else "longest path (what is exposed is not known)"
-    return [f"{what}: {path}, {of_step} in {trace.name}"]
+    label = "largest exposed path" if exposed else "longest path (what is exposed is not known)"
+    return [f"{label}: {path}, {of_step} in {trace.name}"]
 
 
 SECTION = Section(headline)

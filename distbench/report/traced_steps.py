@@ -101,7 +101,7 @@ def render_paths(
     """Which path costs what in the traced steps of some runs.
 
     Args:
-        named: run files and folders, each with or without `::PART` of a case's id; empty for the latest run.
+        targets: run files and folders, each with or without `::PART` of a case's id; empty for the latest run.
         form: one of FORMS; "csv" and "json" give one row a collective, traced step and rank.
         plots: folder for each trace's timeline.
         page: HTML file for the whole report on these runs, paths and timelines included; where a PART is named, for

@@ -245,8 +245,8 @@ def code_of(setup: Setup, child: SweepChild, candidates: Sequence[Candidate]) ->
     codes = {}
     for candidate, answer in zip(candidates, answers, strict=True):
         *imports, change = answer["change"] or [""]
-        own = [f"# --set {name}={value}" for name, value in candidate.choices if not is_knob(name)]
-        changes = [line for line in (change, *own) if line]
+        set_lines = [f"# --set {name}={value}" for name, value in candidate.choices if not is_knob(name)]
+        changes = [line for line in (change, *set_lines) if line]
         as_it_is = f"# plan: as {setup.entry.file.name} has it, with a value that has no text of its own"
         *plan_imports, plan = answer["plan"] or [*imports, "\n".join([as_it_is, *changes])]
         lines = [*plan_imports, *([""] if plan_imports else []), f"mesh = {candidate.mesh!r}", *plan.splitlines()]

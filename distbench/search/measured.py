@@ -146,8 +146,8 @@ def combined(ranked: Sequence[RankedPlan], plans: Mapping[Candidate, RankedPlan]
         is_single = plan.candidate.sizes == sizes and len(plan.candidate.choices) == 1
         if is_single and (written_plan is None or plan.step_s < written_plan.step_s):
             different.setdefault(*plan.candidate.choices[0])
-    both = Candidate(sizes, tuple(sorted(list(different.items())[:2])))
-    return [both] if len(different) > 1 and both not in plans else []
+    combination = Candidate(sizes, tuple(sorted(list(different.items())[:2])))
+    return [combination] if len(different) > 1 and combination not in plans else []
 
 
 def with_written(

@@ -61,17 +61,19 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     expanded: set[Candidate] = set()
     while True:
         if not waiting:
-            tried = {*state.predictions, *state.left_out}
+            tried_candidates = {*state.predictions, *state.left_out}
             leaders = state.ranked_predictions[:NUM_EXPANDED]
             best = next((one for one in leaders if one.candidate not in expanded), None)
-            is_early = len(tried) < MESH_SHARE * limits.max_plans and limits.left_s(MESH_SHARE * SEARCH_SHARE) > 0
+            is_early = (
+                len(tried_candidates) < MESH_SHARE * limits.max_plans and limits.left_s(MESH_SHARE * SEARCH_SHARE) > 0
+            )
             if meshes and (is_early or best is None):
                 waiting, meshes = meshes[:AT_ONCE], meshes[AT_ONCE:]
             elif best is None:
                 break
             else:
                 expanded.add(best.candidate)
-                waiting = [one for one in space.neighbours(best.candidate) if one not in tried]
+                waiting = [one for one in space.neighbours(best.candidate) if one not in tried_candidates]
             continue
         room = limits.max_plans - len(state.predictions) - len(state.left_out)
         if room <= 0:
@@ -93,7 +95,9 @@ def _look_for_option(state: SweepState, predictor: Predictor) -> bool:
     first = next(iter(state.left_out), None)
     choices = [(name, value) for name, values in state.space.axes.items() for value in values[1:]] if first else []
     for name, value in choices[:AT_ONCE]:
-        if first and not any(isinstance(one, str) for _, one in predictor.outcomes([first.with_choice(name, value)])):
+        if first and not any(
+            isinstance(outcome, str) for _, outcome in predictor.outcomes([first.with_choice(name, value)])
+        ):
             state.option = f"--set {name}={value}"
             return True
     return False
@@ -117,14 +121,16 @@ def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     few layers, as the others' is."""
     num_tried = 0
     while num_tried < MAX_WHOLE:
-        known = [one for one in state.ranked_predictions if one.fits]
-        if len(known) >= NUM_WHOLE or (num_tried and limits.left_s() < 0):
+        fitting = [prediction for prediction in state.ranked_predictions if prediction.fits]
+        if len(fitting) >= NUM_WHOLE or (num_tried and limits.left_s() < 0):
             break
-        waiting = [one for one in state.ranked_predictions if one.fits is None][: min(2, NUM_WHOLE - len(known))]
+        waiting = [prediction for prediction in state.ranked_predictions if prediction.fits is None][
+            : min(2, NUM_WHOLE - len(fitting))
+        ]
         if not waiting:
             break
         num_tried += len(waiting)
-        for candidate, outcome in predictor.outcomes([one.candidate for one in waiting], whole=True):
+        for candidate, outcome in predictor.outcomes([prediction.candidate for prediction in waiting], whole=True):
             if isinstance(outcome, str):
                 state.left_out[candidate] = outcome
                 del state.predictions[candidate]

@@ -249,9 +249,9 @@ class Predictor:
             self._few_layers_work = self._few_layers_work or not isinstance(outcome, str)
             self.tell(0, 1)
             yield candidate, outcome
-        for answer in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
+        for result in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
             self.tell(0, 1)
-            yield answer
+            yield result
 
     def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
         """Outcomes of candidates of which none works with few layers: a plan may name layers that those lack."""
@@ -268,7 +268,8 @@ class Predictor:
     def _answers(self, candidates: Sequence[Candidate], whole: bool) -> Iterator[tuple[Candidate, Any]]:
         few: list[dict[str, Any]] = [{self.layers: count} for count in FEW] if self.layers and not whole else [{}]
         questions = [
-            Question("record", [{**one.variant(self.base), **count} for count in few], one.mesh) for one in candidates
+            Question("record", [{**plan.variant(self.base), **count} for count in few], plan.mesh)
+            for plan in candidates
         ]
         damaged = []
         for place, answer in self.recorder.ask(questions):

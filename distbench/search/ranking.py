@@ -62,12 +62,12 @@ def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPla
     best = int(np.argmin([plan.step_s for plan in plans]))
     comparison = compare_passes(as_table(passes), [best] * len(plans))
     bounds = zip(comparison.ratio.tolist(), comparison.low.tolist(), comparison.high.tolist(), strict=True)
-    others = [
+    other_plans = [
         replace(plan, verdict=verdict, measured=bound)
         for place, (plan, verdict, bound) in enumerate(zip(plans, comparison.verdict, bounds, strict=True))
         if place != best
     ]
-    return [replace(plans[best], verdict="recommended"), *sorted(others, key=lambda plan: plan.step_s)]
+    return [replace(plans[best], verdict="recommended"), *sorted(other_plans, key=lambda plan: plan.step_s)]
 
 
 def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:

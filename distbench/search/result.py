@@ -152,12 +152,14 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
             "round in the next; those with a verdict took turns in the last"
         )
     else:
-        which = "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
+        tried_text = (
+            "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
+        )
         if state.written is not None:
-            which = "the plan as written, and those that differ from it by one change or by one factor of the mesh"
+            tried_text = "the plan as written, and those that differ from it by one change or by one factor of the mesh"
         num_tried = len({*state.predictions, *state.left_out})
         stopped = f"; {state.stopped}" if state.stopped else ""
-        notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')}: {which}{stopped}")
+        notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')}: {tried_text}{stopped}")
         notes += [setup.note] if setup.note else []
     if state.refused:
         notes.append(f"meshes that were refused unrecorded, since their shards alone do not fit: {len(state.refused)}")

@@ -336,7 +336,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     swept = {name: values for name, values in entry.axes.items() if not (quick and name in entry.quick)}
     swept |= {name: tuple(values) for name, values in chosen.items()}
     several = {name: values for name, values in swept.items() if len(values) > 1}
-    axes = {name: tuple(sorted(values, key=lambda one: one != base[name])) for name, values in several.items()}
+    axes = {name: tuple(sorted(values, key=lambda value: value != base[name])) for name, values in several.items()}
     note, all_texts = _scaled_batch(entry, base, chosen, size, quick), list(texts)
     if note:
         name = next(name for name in BATCH_NAMES if name in base)

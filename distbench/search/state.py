@@ -76,13 +76,13 @@ class SweepState:
         several with about as little, the fastest. Memory that is known whole counts before an estimate.
         """
         ranked = sorted(self.predictions.values(), key=_rank_of)
-        usable = [one for one in ranked if one.fits is not False]
-        near = [one for one in usable if one.step_s <= (1 + CLOSE) * usable[0].step_s]
-        near = [one for one in near if one.is_whole] or near
+        usable = [prediction for prediction in ranked if prediction.fits is not False]
+        near = [prediction for prediction in usable if prediction.step_s <= (1 + CLOSE) * usable[0].step_s]
+        near = [prediction for prediction in near if prediction.is_whole] or near
         if near:
-            least = min(one.reserved_bytes for one in near)
-            best = next(one for one in near if one.reserved_bytes <= (1 + CLOSE) * least)
-            ranked = [best, *(one for one in ranked if one is not best)]
+            least = min(prediction.reserved_bytes for prediction in near)
+            best = next(prediction for prediction in near if prediction.reserved_bytes <= (1 + CLOSE) * least)
+            ranked = [best, *(prediction for prediction in ranked if prediction is not best)]
         return ranked
 
     @property

@@ -139,16 +139,16 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
     # Stages of a pipeline have layers each: all are recorded there.
     layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
     with display_for("sweep", request.quiet) as display:
-        tell = RecordingProgress(display)
+        progress = RecordingProgress(display)
         try:
-            predict(state, Predictor(child, setup.base, hardware, tell, setup.float8, layers), request.limits)
+            predict(state, Predictor(child, setup.base, hardware, progress, setup.float8, layers), request.limits)
         except KeyboardInterrupt:
             if not state.predictions:
                 raise
             state.interrupted, state.stopped = True, "it was interrupted; --resume goes on"
     require_fitting(setup, state, hardware)
     if not state.interrupted and is_here(setup, hardware):
-        usable = [one.candidate for one in state.ranked_predictions if one.fits is not False]
+        usable = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits is not False]
         best = dict.fromkeys([*([state.written] if state.written else []), *usable])
         _rounds(request, state).run_last([*best][:NUM_FINAL])
 
@@ -167,8 +167,8 @@ def _measure(request: AskedSweep, child: SweepChild, state: SweepState) -> None:
 
     def changes(best: Sequence[Candidate], most: int) -> list[Candidate]:
         candidates = space.around(written) if written else changes_of_best(space, best)
-        changed, others = legal(child, setup, candidates[:most])
-        wrong.update(others)
+        changed, wrong_changes = legal(child, setup, candidates[:most])
+        wrong.update(wrong_changes)
         return changed
 
     _rounds(request, state).run(working, changes)

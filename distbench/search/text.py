@@ -118,9 +118,9 @@ def record_of_result(result: SweepResult) -> dict[str, Any]:
         "predicted": [record_of(plan, result.world, result.price) for plan in result.predicted],
         "undominated": [result.plans.index(plan) for plan in undominated(result.plans)],
         "changes": [
-            {"code": list(one.code), "time_share": one.time_share, "memory_bytes": one.memory_bytes}
-            | {"mesh": one.plan.candidate.mesh, "changes": dict(one.plan.candidate.choices)}
-            for one in result.changes
+            {"code": list(change.code), "time_share": change.time_share, "memory_bytes": change.memory_bytes}
+            | {"mesh": change.plan.candidate.mesh, "changes": dict(change.plan.candidate.choices)}
+            for change in result.changes
         ],
         "memory_estimates": list(result.estimates),
         "layouts": list(result.layouts),

@@ -207,9 +207,9 @@ def _breakable(cell: str, is_left: bool) -> "Markup | str":
     if not _is_long(cell, is_left):
         return cell
     # An arrow would be broken after its dash.
-    whole = Markup("<span>{}</span><wbr>")
+    span = Markup("<span>{}</span><wbr>")
     parts = enumerate(_BREAK_AFTER.split(cell))
-    return Markup("").join(whole.format(part) if at % 2 else escape(part) for at, part in parts)
+    return Markup("").join(span.format(part) if at % 2 else escape(part) for at, part in parts)
 
 
 def _hash(script: str) -> str:

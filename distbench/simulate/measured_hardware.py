@@ -132,8 +132,10 @@ def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> di
     for part in WHOLE:
         events = [event for event in steps[part].recording.step if isinstance(event, Operator | Collective)]
         took = [on_host(event, host) for event in events]
-        operators_s = sum(one.seconds for event, one in zip(events, took, strict=True) if isinstance(event, Operator))
-        rest_s = sum(one.host_s + one.seconds for one in took) - operators_s
+        operators_s = sum(
+            event_times.seconds for event, event_times in zip(events, took, strict=True) if isinstance(event, Operator)
+        )
+        rest_s = sum(event_times.host_s + event_times.seconds for event_times in took) - operators_s
         factors[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
     return factors
 

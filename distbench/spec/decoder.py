@@ -159,8 +159,8 @@ def _part(kind: Any, value: Any, name: str, index: str) -> tuple[str, Any, Any]:
             name = origin._fields[int(index)]
             return f".{name}", _hints(origin)[name], value[int(index)]
         if index.isdecimal() and issubclass(origin, Sequence):
-            each = inner[int(index)] if origin is tuple and ... not in inner else inner[0]
-            return f"[{index}]", each, value[int(index)]
+            item_type = inner[int(index)] if origin is tuple and ... not in inner else inner[0]
+            return f"[{index}]", item_type, value[int(index)]
     raise AssertionError(f"{kind} has no {name or index}")
 
 

@@ -268,16 +268,16 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
         rows = np.flatnonzero(count >= max(min_pairs, 2))
         tested_rows.append(rows)
         flips.append(SignFlips.of(np.where(is_known, block, 0.0)[rows], count[rows]))
-    largest = reduce(np.maximum, (each.largest(signs) for each in flips), np.full(len(signs), -np.inf))
+    largest = reduce(np.maximum, (flip.largest(signs) for flip in flips), np.full(len(signs), -np.inf))
     # So many choices of signs may reach a statistic that is still significant; the signs as given are one of them.
     allowed = int(alpha * len(largest) + 1e-9)
-    others = np.sort(largest[1:])
-    critical = float(others[-allowed]) if 0 < allowed <= len(others) else np.inf
+    other_largest = np.sort(largest[1:])
+    critical = float(other_largest[-allowed]) if 0 < allowed <= len(other_largest) else np.inf
     chance = np.sort(largest)
     results = []
-    for block, rows, each in zip(blocks, tested_rows, flips, strict=True):
-        statistic, error = each.as_given()
-        freedom = each.count.astype(float) - 1 + PRIOR_FREEDOM
+    for block, rows, flip in zip(blocks, tested_rows, flips, strict=True):
+        statistic, error = flip.as_given()
+        freedom = flip.count.astype(float) - 1 + PRIOR_FREEDOM
         columns = _reached(chance, statistic), _reached(chance, -statistic), error, freedom
         slower, faster, error, freedom = (_at(rows, values, len(block)) for values in columns)
         results.append(Flipped(slower, faster, error, critical, freedom))
@@ -350,9 +350,9 @@ class SignFlips:
         """Mean over error, and the error, [rows of the piece, choices of signs]."""
         count, squares = self.count[piece, None], self.squares[piece, None]
         # The mean takes its part of a sum of squares that stays the same under each choice of signs.
-        rest = squares - count * mean**2
-        rest = np.where(rest <= 1e-12 * squares, 0.0, rest)
-        error = leaning_error(rest, self.prior, count)
+        residual_squares = squares - count * mean**2
+        residual_squares = np.where(residual_squares <= 1e-12 * squares, 0.0, residual_squares)
+        error = leaning_error(residual_squares, self.prior, count)
         with np.errstate(divide="ignore", invalid="ignore"):
             return np.where(error > 0, mean / error, np.where(mean == 0, 0.0, np.copysign(np.inf, mean))), error
 
@@ -472,7 +472,7 @@ def tolerance_words(
     """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was seen, or "".
 
     Args:
-        found: what the block's family says of it.
+        result: what the block's family says of it.
         is_believed: whether a change that was seen may be held against the candidate.
         may_pass: whether a candidate that looks no slower may pass.
     """

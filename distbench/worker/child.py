@@ -48,12 +48,12 @@ def main(verb: str, *arguments: str) -> None:
     if verb == "sweep":
         from distbench.worker.sweep_steps import answer_lines
 
-        answered = answer_lines(*arguments)
+        results = answer_lines(*arguments)
     else:
         text = sys.stdin.read()
-        answered = iter([answer(verb, json.loads(text) if text else None, arguments)])
-    for each in answered:
-        print(json.dumps(each), file=answers, flush=True)
+        results = iter([answer(verb, json.loads(text) if text else None, arguments)])
+    for result in results:
+        print(json.dumps(result), file=answers, flush=True)
 
 
 if __name__ == "__main__":

@@ -69,7 +69,7 @@ class ForkPool:
         while self._waiting and len(self._running) < self._num_at_once:
             self._start(self._waiting.popleft())
         ready = wait([*self._running, *files])
-        ended = [self._ended(each) for each in ready if isinstance(each, Connection)]
+        ended = [self._ended(connection) for connection in ready if isinstance(connection, Connection)]
         return [question for question in ended if question], len(ready) > len(ended)
 
     def _start(self, question: Question) -> None:
@@ -99,16 +99,16 @@ class ForkPool:
                 question.answer, modules = connection.recv()
             process.join()
             stderr.seek(0)
-            said = stderr.read().decode("utf-8", "replace").splitlines()
+            stderr_lines = stderr.read().decode("utf-8", "replace").splitlines()
         _import(modules)
         code = process.exitcode or 0
         if question.answer is None and code < 0 and not question.again:
-            self._waiting.appendleft(Question(question.data, again=ended_text(code, said)))
+            self._waiting.appendleft(Question(question.data, again=ended_text(code, stderr_lines)))
             return None
         if question.answer is None and code < 0:
-            question.why = f"its process was {ended_text(code, said)}, the second time"
+            question.why = f"its process was {ended_text(code, stderr_lines)}, the second time"
         elif question.answer is None:
-            words = f" (its last words: {last_words(said)})" if last_words(said) else ""
+            words = f" (its last words: {last_words(stderr_lines)})" if last_words(stderr_lines) else ""
             question.why = f"its process ended with exit code {code} and without an answer{words}"
         return question
 

@@ -76,7 +76,7 @@ class PassPlan:
             estimate_s: seconds that an iteration takes.
             is_touched: whether an iteration that is not timed comes before the samples.
             most: samples at most, if not 0.
-            wanted: samples, where the budget allows them.
+            num_samples: samples, where the budget allows them.
         """
         settings = self._settings
         if not self.is_automatic:

@@ -93,10 +93,10 @@ def _check(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
 def _code(scenario: Scenario, question: dict[str, Any]) -> dict[str, Any]:
     """`plan`: lines that make the variant's plan. `change`: lines that make it of the same scenario's plan with the
     changes of the first variant alone. Each is None where some value has no text."""
-    own, changes = split_variant(question["variant"])
+    params, changes = split_variant(question["variant"])
     _, first_changes = split_variant(question["variants"][0])
     # Of one call: objects without an equality of their own are equal to themselves alone.
-    plan = question["function"](**own).plan
+    plan = question["function"](**params).plan
     change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
     return {"plan": plan_code(scenario.plan), "change": change}
 
@@ -168,8 +168,8 @@ def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[st
     # A buffer would take in lines that `wait` then never sees.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
-            answered, is_readable = pool.wait([lines.fileno()] if is_open else [])
-            for question in answered:
+            questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
+            for question in questions:
                 again = {"again": question.again} if question.again else {}
                 answer = question.answer or {"left_out": question.why, "lasts": False}
                 yield {"id": question.data["id"], **answer, **again}

@@ -140,7 +140,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
     (
         ParallelPlan(pipeline=PipelinePlan("gpipe", split=own_split)),
         {},
-        "split returns str for stage 0; return the stage",
+        "split returns str for stage 0; return an nn.Module",
     ),
     (ParallelPlan(pipeline=PipelinePlan("zbv"), microbatches=4), {}, "use FsdpPlan(reshard_after_forward=False), 1f1b"),
     (ParallelPlan(pipeline=PipelinePlan("gpipe"), cp=CpPlan()), {}, "a pipeline does not go together with cp here"),
