@@ -25,8 +25,8 @@ from distbench.ranks.measure import no_stamp
 from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Scenario, UserError, list_entries
 from distbench.torch_private import Skipped, fake_ranks
+from distbench.worker.rank_session import declared, load_scenario, variant_label
 from distbench.worker.rehearsal import answer_of
-from distbench.worker.session import declared, load_scenario, variant_label
 
 RANKS = 4
 # Sizes of real models, what has no plan, and a compiler that takes longer than all the rest.

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.claims import Claim, Row
-from distbench.judge.signature import SUFFIX, Signature, compare, differences, load
+from distbench.judge.communication_signature import SUFFIX, Signature, compare, differences, load
 
 ROOT = Path(__file__).parent.parent
 BASELINES, CHANGES = ROOT / "signatures", ROOT / "tests" / "data" / "plan_changes.py"

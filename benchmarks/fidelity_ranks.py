@@ -18,7 +18,7 @@ from distbench.ranks.device import HostClock
 from distbench.ranks.measure import Meter, RankGroup
 from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Job, Settings
-from distbench.worker.session import connected_ranks
+from distbench.worker.rank_session import connected_ranks
 
 # Size to (turns, iterations a turn): short turns in random order, so that both see the same weather.
 SIZES = {1024: (100, 20), 2**20: (300, 10), 2**24: (100, 6)}

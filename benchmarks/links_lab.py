@@ -30,7 +30,7 @@ RATE = 400
 ROOT = Path(__file__).resolve().parent.parent
 FORK_SERVER = ROOT / "tests" / "processes"
 # What a rank and its command import.
-IMPORTED = ("distbench.cli.main", "distbench.launch", "distbench.worker.session", "distbench.records.run_file")
+IMPORTED = ("distbench.cli.main", "distbench.launch", "distbench.worker.rank_session", "distbench.records.run_file")
 CLONE_NEWUTS = 0x04000000  # sched.h
 LAUNCH_S, START_S = 300, 120
 

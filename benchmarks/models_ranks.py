@@ -17,7 +17,7 @@ from distbench.plans.inference import step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Entry, find
-from distbench.worker.session import declared, load_scenario
+from distbench.worker.rank_session import declared, load_scenario
 
 
 def rows_of(entry: Entry) -> Iterator[dict[str, Any]]:

@@ -24,7 +24,7 @@ from distbench.redistribute.expected_shards import Pair
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs
 from distbench.statistics.intervals import median
 from distbench.torch_private import Unsupported
-from distbench.worker.session import connected_ranks
+from distbench.worker.rank_session import connected_ranks
 
 PLANNERS = ("greedy", "min_cost", "calibrated", "calibrated+native", "direct")
 CALIBRATED_SIZES = (65536, 524288, 4194304, 16777216)

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from distbench.judge.signature import counted, load
+from distbench.judge.communication_signature import counted, load
 from distbench.launch import Request, jobs_of
 from distbench.simulate.recording import RecordedSteps, load_recordings, record_steps
 from distbench.spec import Job

@@ -18,7 +18,7 @@ from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Job, Settings, parse_mesh
 from distbench.statistics.intervals import median
 from distbench.torch_private import calibrated_planning
-from distbench.worker.session import connected_ranks, load_scenario
+from distbench.worker.rank_session import connected_ranks, load_scenario
 
 SCENARIOS = Path(__file__).parents[1] / "scenarios"
 # Short turns, so that all sides see the same weather.

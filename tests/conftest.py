@@ -88,9 +88,9 @@ def torchrun_options(children: Children) -> set[str]:
 def known_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs tell of one known host: looking at the real one starts git, uname and nvidia-smi."""
     facts = {"machine": "known", "platform": "Linux", "cpu_model": "x86_64", "num_cpus": 2, "variables": {}}
-    monkeypatch.setattr("distbench.launch.request.host_facts", lambda: dict(facts))
-    monkeypatch.setattr("distbench.launch.request.accelerator_here", lambda: ("cpu", 0))
-    monkeypatch.setattr("distbench.launch.request.device_count", lambda device: 0)
+    monkeypatch.setattr("distbench.launch.job_request.host_facts", lambda: dict(facts))
+    monkeypatch.setattr("distbench.launch.job_request.accelerator_here", lambda: ("cpu", 0))
+    monkeypatch.setattr("distbench.launch.job_request.device_count", lambda device: 0)
 
 
 def run_files(folder: Path) -> list[Path]:

@@ -25,7 +25,7 @@ from distbench.ranks import device as seam
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import DeviceStart, Meter, RankGroup
 from distbench.simulate import recorded_step
-from distbench.simulate.recorder import Recorder
+from distbench.simulate.operator_recorder import Recorder
 from distbench.simulate.sim_device import DEVICE_TYPE, SimEvent, SimModule
 from distbench.spec import Job, ParallelPlan, Settings, UserError
 from distbench.torch_private import (
@@ -39,7 +39,7 @@ from distbench.torch_private import (
     simulated_device,
 )
 from distbench.worker.child_answers import signature
-from distbench.worker.session import all_cases, load_scenario, variant_label
+from distbench.worker.rank_session import all_cases, load_scenario, variant_label
 
 EVENT_MS = 1e-3
 MANY = 300

@@ -76,7 +76,7 @@ MAY_IMPORT = {
 }
 # Where torch may be imported: packages of code that ranks run, and the files of simulate/ that record a step.
 TORCH_PACKAGES = {"cases", "observe", "plans", "ranks", "redistribute", "torch_private", "worker"}
-TORCH_FILES = {"simulate/recorded_step.py", "simulate/recorder.py", "simulate/sim_device.py"}
+TORCH_FILES = {"simulate/recorded_step.py", "simulate/operator_recorder.py", "simulate/sim_device.py"}
 # Packages that draw or hold frames; each imports pandas and matplotlib inside functions.
 FRAMES = {"cli", "judge", "planning", "records", "report", "search", "show"}
 # Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').
@@ -160,9 +160,9 @@ def broken_rules(path: Path, package: str) -> list[str]:
 
 
 def test_a_broken_rule_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    path = PACKAGE / "cases" / "call.py"
+    path = PACKAGE / "cases" / "user_call.py"
     monkeypatch.setitem(MAY_IMPORT, "cases", set())
-    assert any("cases/call.py may not import distbench.ranks" in line for line in broken_rules(path, "cases"))
+    assert any("cases/user_call.py may not import distbench.ranks" in line for line in broken_rules(path, "cases"))
     assert broken_rules(path, "spec")  # a package without torch
 
 

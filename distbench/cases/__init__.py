@@ -4,13 +4,13 @@ a profile's steps, training, users' calls."""
 from collections.abc import Iterator
 
 from distbench.cases.calibration import calibration_cases
-from distbench.cases.call import call_cases
 from distbench.cases.collective import collective_cases
 from distbench.cases.dtensor_operator import operator_cases
 from distbench.cases.links import link_cases
 from distbench.cases.operator_times import compute_cases
 from distbench.cases.redistribution import laboratory_cases, redistribution_cases
 from distbench.cases.step import step_cases
+from distbench.cases.user_call import call_cases
 from distbench.ranks.case import CaseSpec
 from distbench.ranks.context import RankContext
 from distbench.spec import Scenario

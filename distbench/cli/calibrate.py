@@ -94,7 +94,7 @@ def calibrate(
 
 def _mesh_of_hosts(joined: Any) -> dict[str, int] | None:
     """Where a launcher started as many ranks on each of several hosts: one mesh dim across hosts, one within each."""
-    from distbench.launch.request import hosts_of_ranks
+    from distbench.launch.job_request import hosts_of_ranks
 
     hosts = hosts_of_ranks(joined.world_size, joined) if joined else ()
     num_hosts = len(set(hosts))

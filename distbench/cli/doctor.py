@@ -144,7 +144,7 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
     `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
     """
     from distbench.launch import Request, jobs_of
-    from distbench.launch.request import MESH_TAGS, REAL_SIZE_TAG
+    from distbench.launch.job_request import MESH_TAGS, REAL_SIZE_TAG
     from distbench.spec import list_entries
 
     targets = targets or [entry.name for entry in list_entries() if not {*MESH_TAGS, REAL_SIZE_TAG} & set(entry.tags)]

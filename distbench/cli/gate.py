@@ -211,9 +211,9 @@ def _refuse_unused(mode: str | None) -> None:
 
 def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions) -> int:
     """Compare signatures or make the new ones the baseline; the exit code."""
-    from distbench.judge import signature as difference_text
-    from distbench.judge.signature import compare
-    from distbench.judge.signature import update as make_baseline
+    from distbench.judge import communication_signature as difference_text
+    from distbench.judge.communication_signature import compare
+    from distbench.judge.communication_signature import update as make_baseline
 
     if len(paths) != 2:
         raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")

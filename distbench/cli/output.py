@@ -82,7 +82,7 @@ def say_once(text: str) -> None:
     return None
 
 
-# Each has a function in judge/gate_text.py and in judge/signature.py.
+# Each has a function in judge/gate_text.py and in judge/communication_signature.py.
 FORMS = ("table", "markdown", "json", "junit", "github")
 
 

@@ -34,7 +34,7 @@ def signature(
       distbench signature llama_2d --mesh dp_shard=64,tp=8 -o llama_2d.signature
       distbench signature bench.py tp_mlp --quick -o signatures
     """
-    from distbench.judge.signature import signatures_of
+    from distbench.judge.communication_signature import signatures_of
     from distbench.launch import Request, jobs_of
 
     request = Request(scenarios, choices, mesh, device="cpu", quick=quick, started_at=STARTED_AT, full_mesh=True)
@@ -54,7 +54,7 @@ def signature(
 
 def _files(names: Sequence[str], output: Path | None) -> list[Path]:
     """Where each scenario's signature goes, known to be writable in time; none where it is printed."""
-    from distbench.judge.signature import SUFFIX
+    from distbench.judge.communication_signature import SUFFIX
 
     if twice := {name for name in names if names.count(name) > 1}:
         raise UserError(f"two files hold a scenario {min(twice)}; write their signatures apart: FILE::NAME -o FILE")

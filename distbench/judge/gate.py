@@ -15,14 +15,7 @@ from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
 from distbench.spec.safe_text import count_text, listed
 from distbench.statistics.intervals import Floats
-from distbench.statistics.significance import (
-    Block,
-    LogDifference,
-    Tested,
-    outlying_pairs,
-    tested,
-    tolerance_words,
-)
+from distbench.statistics.significance import Block, LogDifference, Tested, outlying_pairs, tested, tolerance_words
 from distbench.statistics.verdicts import (
     BROKEN,
     IMPROVEMENT,

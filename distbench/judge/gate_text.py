@@ -261,7 +261,7 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     return "\n".join(lines)
 
 
-# As `--format` names them; the exact gate has the same in judge/signature.py.
+# As `--format` names them; the exact gate has the same in judge/communication_signature.py.
 FORMS: dict[str, Callable[[Gated, bool], str]] = {
     **{"table": text, "markdown": markdown},
     **{"json": json_text, "junit": junit_text, "github": annotations},

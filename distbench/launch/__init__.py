@@ -1,7 +1,7 @@
 """From a request to finished run files: make the jobs, start the ranks, watch them, say what became of them."""
 
+from distbench.launch.job_request import Request, jobs_of, jobs_of_entries
 from distbench.launch.rank_processes import RankProcesses
-from distbench.launch.request import Request, jobs_of, jobs_of_entries
 from distbench.launch.run_job import MODULE, JobOutcome, launch, launch_on
 
 __all__ = ["MODULE", "JobOutcome", "RankProcesses", "Request", "jobs_of", "jobs_of_entries", "launch", "launch_on"]

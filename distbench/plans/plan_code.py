@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from distbench.spec import ParallelPlan
-from distbench.spec.declarations import Declared
+from distbench.spec.checked_dataclass import Declared
 
 MAX_LINE = 90
 PLACEMENTS = ("Replicate", "Shard", "Partial")

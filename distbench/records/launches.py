@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from distbench.records.run_file import Environment, Run
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file import Run
+from distbench.records.run_file_fields import Environment, Record
 
 FAILED = ("wrong", "raised", "timeout", "aborted")
 NOT_RUN = ("skipped", "unsupported")

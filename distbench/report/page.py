@@ -8,13 +8,13 @@ from pathlib import Path
 
 from distbench.records.run_file import Run
 from distbench.report.overview import NOT_OK, NOT_OK_TITLE, Contents, overview, spent_line
+from distbench.report.planner_study import Study, code_blocks, story, verdict_lines
+from distbench.report.planner_study_plots import laboratory_figures
 from distbench.report.sections import SECTIONS
-from distbench.report.study import Study, code_blocks, story, verdict_lines
-from distbench.report.study_plots import laboratory_figures
 from distbench.report.summary import summary
-from distbench.report.timeline import timeline_figures
 from distbench.report.trace_rows import Trace, traces_of
 from distbench.report.trace_tables import trace_blocks
+from distbench.report.trace_timeline import timeline_figures
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.html import PageBlock, Picture, SectionHeading, Verdict, page_of
 from distbench.show.plots import styled

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from distbench.report.planner_study import verdict_lines
 from distbench.report.planner_table import (
     Bools,
     PlannerTable,
@@ -18,19 +19,10 @@ from distbench.report.planner_table import (
     tally,
 )
 from distbench.report.section import MAX_PANELS, NO_VERDICT, PER_ROW, Figures, ReportedRun, Section
-from distbench.report.study import verdict_lines
 from distbench.show import plots as style
 from distbench.show.blocks import Rows, Table
 from distbench.show.plots import Spot, hover
-from distbench.show.units import (
-    NOTHING,
-    brief_time_text,
-    percent_text,
-    ratio_text,
-    size_text,
-    time_text,
-    whole_text,
-)
+from distbench.show.units import NOTHING, brief_time_text, percent_text, ratio_text, size_text, time_text, whole_text
 from distbench.spec.placements import BASELINE
 from distbench.spec.safe_text import count_text
 from distbench.statistics.intervals import Ints, margin_of

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from distbench.records.run_file import Run
-from distbench.report.study import Study
+from distbench.report.planner_study import Study
 from distbench.show.blocks import Block
 from distbench.statistics.pass_comparison import TOO_FEW
 

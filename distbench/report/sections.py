@@ -6,7 +6,6 @@ from dataclasses import replace
 from distbench.judge.links_text import link_figures, link_lines, link_tables
 from distbench.report import (
     calibrations,
-    calls,
     collectives,
     inference,
     operators,
@@ -14,13 +13,14 @@ from distbench.report import (
     simulated_steps,
     steps,
     trace_tables,
+    user_calls,
 )
 from distbench.report.overview import Contents, overview, spent_line
+from distbench.report.planner_study import code_blocks, story, verdict_lines
+from distbench.report.planner_study_plots import laboratory_figures
 from distbench.report.section import Figures, ReportedRun, Section
-from distbench.report.study import code_blocks, story, verdict_lines
-from distbench.report.study_plots import laboratory_figures
-from distbench.report.timeline import timeline_figures
 from distbench.report.trace_rows import traces_of
+from distbench.report.trace_timeline import timeline_figures
 from distbench.show.blocks import Block, Heading, Lines
 from distbench.spec.file_io import short_path
 
@@ -36,7 +36,7 @@ SECTIONS = (
     operators.SECTION,
     steps.SECTION,
     inference.SECTION,
-    calls.SECTION,
+    user_calls.SECTION,
     redistributions.SECTION,
     LINKS,
     calibrations.SECTION,

@@ -11,8 +11,8 @@ from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, record
 from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
 from distbench.report.section import MAX_NAMED, NO_VERDICT, Figures, ReportedRun, Section
-from distbench.report.timeline import PHASE_COLORS
 from distbench.report.trace_rows import SCHEDULE
+from distbench.report.trace_timeline import PHASE_COLORS
 from distbench.show import plots as style
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, table_of

@@ -11,10 +11,10 @@ from distbench.records.run_file import Run
 from distbench.report.output import DATA_FORMS, Rendered, rendered
 from distbench.report.overview import Contents
 from distbench.report.page import page_blocks, traced_blocks, write_page
-from distbench.report.timeline import timeline_figures, write_chrome
 from distbench.report.trace_diff import comparison_blocks, difference
 from distbench.report.trace_rows import Trace, frame_of_traces, traces_of
 from distbench.report.trace_tables import grouped_table, trace_blocks
+from distbench.report.trace_timeline import timeline_figures, write_chrome
 from distbench.show.blocks import Block, Heading, Lines
 from distbench.show.html import PageBlock, Verdict
 from distbench.show.plots import draw

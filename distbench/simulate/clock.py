@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from distbench.simulate.compiled import fused_bytes
-from distbench.simulate.costs import collective_s, on_host, operator_s
 from distbench.simulate.hardware_file import Hardware, HostFigures
+from distbench.simulate.operator_costs import collective_s, on_host, operator_s
 from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited, HostWaited, Operator, Recording
 from distbench.spec.errors import UserError
 from distbench.spec.time_spans import Cover, union

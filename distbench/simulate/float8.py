@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from distbench.simulate.compiled import OWN_KERNEL, is_within
-from distbench.simulate.costs import FLOAT8
 from distbench.simulate.hardware_file import Hardware
+from distbench.simulate.operator_costs import FLOAT8
 from distbench.simulate.recording import (
     MATMUL,
     MEMORY,

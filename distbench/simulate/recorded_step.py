@@ -21,7 +21,7 @@ from distbench.plans.training_step import TrainingStep, state_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import one_line_and_place, raised_at
 from distbench.ranks.measure import no_stamp
-from distbench.simulate.recorder import Recorder, StageMessages, busier_ranks, differing_ranks, tensors_in
+from distbench.simulate.operator_recorder import Recorder, StageMessages, busier_ranks, differing_ranks
 from distbench.simulate.recording import MAX_RANKS, Head, PipelineFacts, Recording, ranks_of_pipeline
 from distbench.simulate.sim_device import DEVICE_TYPE, simulate_device
 from distbench.spec import Scenario, UserError
@@ -34,6 +34,7 @@ from distbench.torch_private import (
     fake_ranks,
     forget_layouts_of_backward,
     meshes_with_values,
+    tensors_in,
 )
 
 SEED = 0

@@ -9,9 +9,9 @@ from typing import Any
 from distbench.simulate.allocator import MemoryUse, replay_memory
 from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
 from distbench.simulate.compiled import compiled_memory
-from distbench.simulate.costs import host_assumptions
 from distbench.simulate.float8 import IS_A_RULE, in_float8_by
 from distbench.simulate.hardware_file import Hardware
+from distbench.simulate.operator_costs import host_assumptions
 from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of_pipeline
 from distbench.spec.plan import folded
 

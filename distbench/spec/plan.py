@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Literal
 
-from distbench.spec.declarations import Declared
+from distbench.spec.checked_dataclass import Declared
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
-from distbench.spec.declarations import Declared
+from distbench.spec.checked_dataclass import Declared
 from distbench.spec.errors import UserError
 from distbench.spec.plan import ParallelPlan
 

@@ -17,13 +17,7 @@ from numpy.typing import NDArray
 from scipy.special import stdtrit
 
 from distbench.statistics.intervals import Floats
-from distbench.statistics.significance import (
-    PRIOR_FREEDOM,
-    SignFlips,
-    detectable_effect,
-    leaning_error,
-    sign_choices,
-)
+from distbench.statistics.significance import PRIOR_FREEDOM, SignFlips, detectable_effect, leaning_error, sign_choices
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 # Of a table. Reports promise 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a verdict, at

@@ -56,7 +56,7 @@ def _run(job: Job) -> None:
     for activity, seconds in (SPENT_BEFORE or {"launch": max(STARTED_S - job.started_clock_s, 0.0)}).items():
         stopwatch.add(activity, seconds)
     with stopwatch.on("imports"):
-        from distbench.worker.session import run_session
+        from distbench.worker.rank_session import run_session
     run_session(job, stopwatch)
 
 

@@ -41,7 +41,7 @@ from distbench.torch_private import (
     remembered_steps,
 )
 from distbench.worker.fork_pool import ForkPool
-from distbench.worker.session import all_cases, chosen_cases, declared, load_scenario, variant_label
+from distbench.worker.rank_session import all_cases, chosen_cases, declared, load_scenario, variant_label
 
 
 def jobs_in(records: Sequence[Mapping[str, Any]]) -> list[Job]:

@@ -185,7 +185,7 @@ def _import_for(job: Job) -> None:
     On an accelerator only what every job needs: what else is imported might touch the device, which a process that
     forks must not.
     """
-    import distbench.worker.session  # noqa: F401
+    import distbench.worker.rank_session  # noqa: F401
 
     if job.device == "cpu":
         import torch

@@ -35,7 +35,7 @@ from distbench.spec.plan_changes import mesh_of
 from distbench.spec.safe_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
 from distbench.worker.child_answers import jobs_in, rank_of
-from distbench.worker.session import declared, load_scenario, variant_label
+from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 # One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where.
 

@@ -37,8 +37,8 @@ from distbench.spec.plan_changes import split_variant
 from distbench.torch_private import ShapesOnly, Skipped, Unsupported, fake_ranks
 from distbench.worker.child_answers import rank_of
 from distbench.worker.fork_pool import ForkPool
+from distbench.worker.rank_session import declared, load_scenario
 from distbench.worker.rehearsal import rehearse
-from distbench.worker.session import declared, load_scenario
 
 STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
 

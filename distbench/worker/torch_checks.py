@@ -28,7 +28,7 @@ from distbench.spec.placements import PLANNERS
 from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
 from distbench.torch_private import Skipped, fake_ranks, needs_newer, probe
 from distbench.worker.child_answers import jobs_in, rank_of
-from distbench.worker.session import declared, load_scenario, variant_label
+from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 
 def checks(_: None = None) -> list[dict[str, Any]]:

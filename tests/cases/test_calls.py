@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from distbench.cases.call import call_cases, scenario_of_call
+from distbench.cases.user_call import call_cases, scenario_of_call
 from distbench.ranks.case import OpenedCase
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
-from distbench.report import calls
+from distbench.report import user_calls
 from distbench.report.section import ReportedRun
 from distbench.spec import Scenario, UserError
-from distbench.worker.session import load_scenario
+from distbench.worker.rank_session import load_scenario
 
 PLACE: Any = SimpleNamespace(mesh=SimpleNamespace(size=lambda: 4), mesh_dims=("dp_shard", "tp"), mesh_shape=(2, 2))
 
@@ -103,7 +103,7 @@ def test_the_report_shows_calls_that_are_ok() -> None:
     ]
     header = {"type": "run", "schema_version": 1, "run_id": "x", "job": {}, "environment": {}}
     run = Run(Path("x.jsonl"), header, cases, None, [])
-    (table,) = calls.tables(ReportedRun(run, frame_of([run])))
+    (table,) = user_calls.tables(ReportedRun(run, frame_of([run])))
     (row,) = table.rows
     assert (row[0], row[1], row[2].split(), row[5]) == ("gather/tp=2", "2", ["2.00", "ms"], "3")
 

@@ -16,7 +16,7 @@ from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, w
 from distbench.cli.gate import sides_of
 from distbench.cli.main import main
 from distbench.cli.output import FORMS
-from distbench.judge import gate_text, signature
+from distbench.judge import communication_signature, gate_text
 from distbench.judge import gate_text as machine_forms
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.judge.gate_text import annotations
@@ -239,7 +239,7 @@ def test_json_holds_every_number_and_the_exit_code(tmp_path: Path) -> None:
 
 
 def test_both_gates_have_every_form_that_can_be_asked_for() -> None:
-    assert tuple(machine_forms.FORMS) == tuple(signature.FORMS) == FORMS
+    assert tuple(machine_forms.FORMS) == tuple(communication_signature.FORMS) == FORMS
 
 
 def test_junit_maps_verdicts_to_what_test_reporters_know(tmp_path: Path) -> None:

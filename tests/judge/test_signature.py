@@ -17,7 +17,7 @@ from processes import Children
 
 from distbench.cli.main import main
 from distbench.cli.signature import _files
-from distbench.judge.signature import (
+from distbench.judge.communication_signature import (
     CommunicationPath,
     Signature,
     counted,

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from distbench.launch.job_request import check_profile, hosts_of_ranks
 from distbench.launch.rendezvous import Joined
-from distbench.launch.request import check_profile, hosts_of_ranks
 from distbench.planning.cost_profile import COLLECTIVES, Line, Profile, load_profile, measured_cost, profile_on
 from distbench.report.calibrations import profile_text
 from distbench.spec import Calibration, Scenario

@@ -13,14 +13,7 @@ import torch
 import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error, shards
 
-from distbench.cases.likely_causes import (
-    fingerprint,
-    held_gradients,
-    of_another_run,
-    of_batches,
-    of_loss,
-    of_replicas,
-)
+from distbench.cases.likely_causes import fingerprint, held_gradients, of_another_run, of_batches, of_loss, of_replicas
 from distbench.cases.step_check import StepCheck
 from distbench.plans.batch import Batch, batch_of, loss_of
 from distbench.plans.training_step import TrainingStep
@@ -221,7 +214,7 @@ def test_gradients_that_nobody_sums_and_models_that_remember_are_told(context: R
     held = held_gradients(step.model)
     assert {part for part, _ in held.values()} == {(0,)} and len(held) == 4
     (said,) = of_replicas([{"a": ((0,), 1.0), "b": ((), 2.0)}, {"a": ((1,), 5.0), "b": ((), 2.1)}])
-    assert said.startswith("ranks 0 and 1 hold the same part of b, and other gradients of it, which nobody adds up")
+    assert said.startswith("ranks 0 and 1 hold the same part of b, and other gradients of it, which are not added up")
     assert not [*of_replicas([held, held]), *of_replicas([{"a": ((0,), 1.0)}, {"a": ((1,), 5.0)}, {}])]
     (said,) = of_another_run(1.0, 2.0)
     assert "neither parameter nor buffer" in said

@@ -20,7 +20,7 @@ from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import fake_ranks
-from distbench.worker.session import load_scenario
+from distbench.worker.rank_session import load_scenario
 
 
 @pytest.fixture(scope="module")

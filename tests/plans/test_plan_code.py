@@ -26,7 +26,7 @@ from distbench.plans.changed_plan import changed_plan
 from distbench.plans.plan_code import change_code, plan_code
 from distbench.spec import CpPlan, Entry, FsdpPlan, ParallelPlan, list_entries
 from distbench.spec.job import variants_of
-from distbench.worker.session import declared, load_scenario
+from distbench.worker.rank_session import declared, load_scenario
 
 PLAN = ParallelPlan(
     tp={

@@ -24,7 +24,7 @@ from distbench.processes.supervisor import PARENT_PID, die_with_parent
 
 IMPORTED = (
     "distbench.cli.main",
-    "distbench.worker.session",
+    "distbench.worker.rank_session",
     "matplotlib.figure",
     "pandas",
     # What the first step of a rank imports: an optimizer's, a checkpoint's or a hook's own module.

@@ -12,7 +12,7 @@ from distbench.cases import step
 from distbench.ranks.case import CaseSpec
 from distbench.ranks.context import RankContext
 from distbench.spec import Job, format_mesh, list_entries, parse_mesh
-from distbench.worker import session
+from distbench.worker import rank_session
 from distbench.worker.__main__ import main
 
 LLAMA = {"dim": 64, "hidden": 256, "num_layers": 2, "sequence": 64}
@@ -48,14 +48,14 @@ def combinations(job: Job, function: object, context: RankContext) -> list[CaseS
     for number, (name, mesh_text, params) in enumerate(COMBINATIONS[context.mesh.size()]):
         mesh = parse_mesh(mesh_text)
         devices = init_device_mesh("cpu", tuple(mesh.values()), mesh_dim_names=tuple(mesh))
-        load = partial(session.load_scenario, files[name], name)
+        load = partial(rank_session.load_scenario, files[name], name)
         one = replace(job, scenario=f"{number} {name} {format_mesh(mesh)}", variants=[params], axes=[])
         found += alone(one, load(), replace(context, mesh=devices))
     return found
 
 
-alone = session.all_cases
-session.all_cases = combinations
+alone = rank_session.all_cases
+rank_session.all_cases = combinations
 # What a step needs of memory is held elsewhere, and takes as long as its check.
 step.memory_counters = lambda *_: {}
 

@@ -19,7 +19,7 @@ from distbench.ranks.failure import MAX_MESSAGE, one_line
 from distbench.records.run_file import read_run
 from distbench.show.plots import styled
 from distbench.spec import Collectives, Scenario, UserError, find
-from distbench.worker.session import load_scenario
+from distbench.worker.rank_session import load_scenario
 
 GOLDEN = ROOT / "tests" / "golden"
 LINE = {"op": "all_gather", "mesh_dim": "tp", "group_size": 2, "base_s": 1e-5, "per_byte_s": 1e-9}

@@ -14,7 +14,8 @@ from trace_records import record
 from distbench.judge.side_by_side import FRAME_COLUMNS
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import read_run, run_file_schema
-from distbench.records.run_file_fields import HeaderLine, decode, require_line
+from distbench.records.run_file_fields import HeaderLine, require_line
+from distbench.spec.decoder import decode
 
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.jsonl"))
 SCHEMA = json.loads((ROOT / "docs" / "run_file.schema.json").read_text())

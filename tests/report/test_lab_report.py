@@ -10,6 +10,7 @@ from lab_rows import HEADER, MIB, Row, broken, moved, write
 
 from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
+from distbench.report.planner_study import CHOSEN, Study, is_laboratory, studies_of
 from distbench.report.planner_table import (
     BETTER_OF_TORCH,
     MAX_EXACT_SIZES,
@@ -20,7 +21,6 @@ from distbench.report.planner_table import (
     size_classes,
 )
 from distbench.report.reproducer import pattern_of
-from distbench.report.study import CHOSEN, Study, is_laboratory, studies_of
 
 NOWHERE = Path("nowhere")
 A, B, C, LOCAL = "S(0)R->RS(0)", "S(1)R->RS(1)", "P(sum)R->RR", "RR->RS(0)"

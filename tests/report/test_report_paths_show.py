@@ -13,9 +13,9 @@ from trace_records import STEP, collective, record, run_file
 
 from distbench.cli.main import main
 from distbench.report import render
-from distbench.report.timeline import chrome_events, lanes, median_step, waiting_and_own
 from distbench.report.trace_diff import cautions, difference, headline, names_of, path_changes, step_change
 from distbench.report.trace_rows import Trace
+from distbench.report.trace_timeline import chrome_events, lanes, median_step, waiting_and_own
 from distbench.report.traced_steps import render_difference, render_paths, selected_trace
 from distbench.spec.errors import UserError
 

@@ -11,15 +11,7 @@ from conftest import ROOT
 from processes import Ranks
 from test_lab_report import failing, four_pairs, study_in
 
-from distbench.report.reproducer import (
-    Cut,
-    Failure,
-    NotWritten,
-    Versions,
-    layout_of,
-    script_of,
-    write_reproducers,
-)
+from distbench.report.reproducer import Cut, Failure, NotWritten, Versions, layout_of, script_of, write_reproducers
 
 GOLDEN = ROOT / "tests" / "golden" / "laboratory.jsonl"
 VERSIONS = Versions("2.13.0", "gloo")
@@ -165,7 +157,7 @@ def test_a_real_runs_failures_come_out_by_cause(tmp_path: Path) -> None:
 def study_in_file(path: Path) -> list[Failure]:
     from distbench.records.dataframe import frame_of
     from distbench.records.results_folder import collect
-    from distbench.report.study import studies_of
+    from distbench.report.planner_study import studies_of
 
     runs, _ = collect((path,), Path("nowhere"))
     (study,) = studies_of(runs, [frame_of(runs)])

@@ -12,7 +12,7 @@ import torch
 from conftest import ROOT
 from processes import Children
 
-from distbench.judge.signature import counted, load, stored_for
+from distbench.judge.communication_signature import counted, load, stored_for
 from distbench.launch import Request, jobs_of
 from distbench.spec import list_entries
 from distbench.spec.versions import release

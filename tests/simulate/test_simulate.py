@@ -13,14 +13,14 @@ from conftest import DATA, ROOT
 from processes import Children
 
 from distbench.cli.main import main
-from distbench.judge.signature import counted, load
+from distbench.judge.communication_signature import counted, load
 from distbench.launch import Request, jobs_of
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.simulate.allocator import replay_memory
-from distbench.simulate.costs import ranks_of
+from distbench.simulate.operator_costs import ranks_of
+from distbench.simulate.operator_recorder import busier_ranks, differing_along, nested_ranks
 from distbench.simulate.recorded_step import untested
-from distbench.simulate.recorder import busier_ranks, differing_along, nested_ranks
 from distbench.simulate.recording import (
     ATTENTION,
     MATMUL,

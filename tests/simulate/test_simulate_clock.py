@@ -11,8 +11,8 @@ from conftest import DATA
 
 from distbench.show.terminal import text_of
 from distbench.simulate.clock import Exposed, parts_of, replay_time
-from distbench.simulate.costs import collective_s, ranks_by_node, ranks_of
 from distbench.simulate.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
+from distbench.simulate.operator_costs import collective_s, ranks_by_node, ranks_of
 from distbench.simulate.recording import (
     Allocated,
     Collective,

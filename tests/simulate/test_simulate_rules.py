@@ -13,8 +13,8 @@ from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
 from distbench.simulate.clock import replay_time
 from distbench.simulate.compiled import compiled_memory
-from distbench.simulate.costs import collective_s, operator_s, slowest
 from distbench.simulate.hardware_file import Figure, Hardware, HostFigures, load_hardware
+from distbench.simulate.operator_costs import collective_s, operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.simulation import Simulation
 from distbench.simulate.simulation_text import blocks_of

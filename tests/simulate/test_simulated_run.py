@@ -12,11 +12,11 @@ from conftest import ROOT
 from test_simulate_clock import HEAD, elementwise, gather, machine, matmul
 
 from distbench.cli.main import main
-from distbench.judge.signature import of_run_file
+from distbench.judge.communication_signature import of_run_file
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run, read_run
-from distbench.report.timeline import chrome_events
 from distbench.report.trace_rows import Trace, traces_of
+from distbench.report.trace_timeline import chrome_events
 from distbench.simulate.recording import Allocated, EventRecorded, EventWaited, Recording, StepBegun
 from distbench.simulate.simulated_run import write_simulated_run
 from distbench.simulate.simulation import NOT_SIMULATED, Simulation

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, find
-from distbench.spec.declarations import fits, in_words
+from distbench.spec.checked_dataclass import fits, in_words
 
 
 class Model:

@@ -12,7 +12,7 @@ from distbench.records.run_file import Case, read_run
 from distbench.report import render
 from distbench.spec import Settings
 from distbench.worker.pass_schedule import MAX_PASSES, CaseProgress, PassPlan, groups_of
-from distbench.worker.session import with_baselines_again
+from distbench.worker.rank_session import with_baselines_again
 
 VARIANTS = {"a=1": 0.100, "a=2": 0.050, "a=3": 0.100, "b=1": 0.300, "b=2": 0.400}
 

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases import cases_of
-from distbench.cases.call import scenario_of_call
+from distbench.cases.user_call import scenario_of_call
 from distbench.plans.changed_plan import scenario_of
 from distbench.ranks.agreement import Agreement, Store, presence_of
 from distbench.ranks.case import CaseSpec

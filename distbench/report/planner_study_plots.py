@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distbench.report.planner_study import CHOSEN, NEAR_BEST, Regret, Study
 from distbench.report.planner_table import PlannerTable
-from distbench.report.study import CHOSEN, NEAR_BEST, Regret, Study
 from distbench.show import plots as style
 from distbench.show.plots import Spot, hover
 from distbench.show.units import brief_time_text, percent_text, ratio_text
