@@ -16,17 +16,17 @@ from torch.distributed.device_mesh import init_device_mesh
 from benchmarks.agree_models import models
 from benchmarks.agree_plans import Mesh, plans
 from benchmarks.bench_models import EXAMPLES, FILES
-from distbench.cases.step_check import StepCheck
+from distbench.cases.step_correctness import StepCheck
 from distbench.launch import Request, jobs_of
 from distbench.plans.inference import step_of
 from distbench.ranks.context import RankContext
+from distbench.ranks.cpu_scheduling import calm_scheduler
 from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
-from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Scenario, UserError, list_entries
 from distbench.torch_private import Skipped, fake_ranks
+from distbench.worker.plan_rehearsal import answer_of
 from distbench.worker.rank_session import declared, load_scenario, variant_label
-from distbench.worker.rehearsal import answer_of
 
 RANKS = 4
 # Sizes of real models, what has no plan, and a compiler that takes longer than all the rest.

@@ -17,7 +17,7 @@ from benchmarks.claims import Claim, Row
 from benchmarks.gate_history import QUIET, figures
 from benchmarks.gate_made_up import disturbed, steady_among_noisy
 from benchmarks.gate_series import recorded_here, shrunk
-from distbench.judge.gate_quality import BESIDE_SPOILED, rates
+from distbench.judge.gate_self_test import BESIDE_SPOILED, rates
 
 NUM_CASES, NUM_LAUNCHES, NUM_SAMPLES = 10_000, 10, 20
 MAX_WALL_S = 20.0

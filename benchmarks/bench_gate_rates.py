@@ -8,7 +8,7 @@ from pathlib import Path
 
 from benchmarks import gate_record
 from benchmarks.claims import Row
-from distbench.judge.gate_quality import rates, recorded
+from distbench.judge.gate_self_test import rates, recorded
 from distbench.records.results_folder import run_files_in
 
 FOLDER = Path("build/gate_rates")

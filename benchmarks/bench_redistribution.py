@@ -18,7 +18,7 @@ from statistics import geometric_mean, median
 from typing import Any
 
 from benchmarks.claims import Claim, Row
-from distbench.planning.priced_plans import choose
+from distbench.planning.redistribution_plans import choose
 
 MESHES = {"2x4": ("dp_shard=2,tp=4", 0.42), "2x2x2": ("dp_replicate=2,dp_shard=2,tp=2", 0.35)}
 PLANNERS = ("greedy", "min_cost", "calibrated", "calibrated+native", "direct")

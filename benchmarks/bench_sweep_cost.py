@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks.bench_simulation import RecordedSteps, all_recorded
 from benchmarks.claims import Claim, Row
 from distbench.simulate.hardware_file import load_hardware
-from distbench.simulate.simulation import Simulation
+from distbench.simulate.replay import Simulation
 
 MOST_FEW_S, MOST_SWEEP_S, NUM_PLANS = 8.0, 300.0, 50
 IS_LONG = True

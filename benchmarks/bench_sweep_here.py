@@ -21,10 +21,10 @@ from distbench.launch import MODULE, RankProcesses, Request, jobs_of, launch_on
 from distbench.launch.display import display_for
 from distbench.records.dataframe import frame_of, measured_of
 from distbench.records.run_file import read_run
-from distbench.search.child import SweepChild, facts_of
 from distbench.search.measured import SCREENING
 from distbench.search.space import Candidate, Setup, all_of, set_up
 from distbench.search.sweep import AskedSweep, run_sweep
+from distbench.search.sweep_child import SweepChild, facts_of
 from distbench.spec import Settings
 from distbench.spec.job import variant_text
 from distbench.spec.plan_changes import MESH

@@ -62,12 +62,16 @@ class Launch:
 
     @property
     def _launchers_and_ranks(self) -> set[int]:
-        return {pid for pid in self.pids if _runs(pid, b"distbench.worker.launcher") and pid not in self.supervisors}
+        return {
+            pid for pid in self.pids if _runs(pid, b"distbench.worker.rank_launcher") and pid not in self.supervisors
+        }
 
     @property
     def supervisors(self) -> list[int]:
         """The pids of the two supervisors of the launcher, whose command names that too."""
-        return [pid for pid in self.pids if _runs(pid, b"supervisor.py") and _runs(pid, b"distbench.worker.launcher")]
+        return [
+            pid for pid in self.pids if _runs(pid, b"supervisor.py") and _runs(pid, b"distbench.worker.rank_launcher")
+        ]
 
     @property
     def run_files(self) -> list[Path]:

@@ -14,9 +14,9 @@ import torch.distributed as dist
 
 from distbench.cases.collective import OPERATIONS, _all_gather, _reduce_scatter
 from distbench.ranks.context import RankContext
+from distbench.ranks.cpu_scheduling import calm_scheduler
 from distbench.ranks.device import HostClock
 from distbench.ranks.measure import Meter, RankGroup
-from distbench.ranks.scheduling import calm_scheduler
 from distbench.spec import Job, Settings
 from distbench.worker.rank_session import connected_ranks
 

@@ -7,7 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.gate_series import quiet_here, recorded_here
-from distbench.judge.gate_quality import RecordedSeries
+from distbench.judge.gate_self_test import RecordedSeries
 from distbench.statistics.change_points import MIN_LAUNCHES, change_points
 
 Floats = NDArray[np.float64]

@@ -6,7 +6,7 @@ from functools import partial
 
 from distbench.judge.ab import looks_of, settled_by
 from distbench.judge.gate import gate
-from distbench.judge.gate_quality import CHANGES, RecordedSeries, TrialVerdicts, Window, percent, rates
+from distbench.judge.gate_self_test import CHANGES, RecordedSeries, TrialVerdicts, Window, percent, rates
 from distbench.statistics.verdicts import Options
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from distbench.judge.gate_quality import RecordedSeries, Rule, TrialVerdicts, Window
+from distbench.judge.gate_self_test import RecordedSeries, Rule, TrialVerdicts, Window
 from distbench.statistics.verdicts import INCONCLUSIVE, REGRESSION
 
 Floats = NDArray[np.float64]

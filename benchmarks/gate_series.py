@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from distbench.judge.gate_quality import ORIGIN, RecordedSeries
+from distbench.judge.gate_self_test import ORIGIN, RecordedSeries
 from distbench.records.baselines import read_baseline
-from distbench.records.launches import Value
+from distbench.records.launch_values import Value
 
 
 @dataclass(frozen=True)

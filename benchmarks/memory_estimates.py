@@ -7,9 +7,9 @@ with 12 layers on 8 devices, drawn at random; a minute of CPU a plan. docs/sweep
 import random
 import sys
 
-from distbench.search.child import SweepChild, facts_of
-from distbench.search.prediction import Predictor, layers_of
+from distbench.search.simulated_plan import Predictor, layers_of
 from distbench.search.space import all_of, set_up
+from distbench.search.sweep_child import SweepChild, facts_of
 from distbench.simulate.hardware_file import load_hardware
 
 DEFAULTS = ("llama3_8b", "8", "8", "num_layers=12")

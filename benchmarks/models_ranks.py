@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 
-from distbench.cases.step_check import StepCheck
+from distbench.cases.step_correctness import StepCheck
 from distbench.observe.trace import StepTrace, differences
 from distbench.plans.inference import step_of
 from distbench.ranks.context import RankContext
-from distbench.ranks.scheduling import calm_scheduler
+from distbench.ranks.cpu_scheduling import calm_scheduler
 from distbench.spec import Entry, find
 from distbench.worker.rank_session import declared, load_scenario
 

@@ -3,9 +3,9 @@ in parts, as a CPU has it, and no kernel of its own for it."""
 
 import sys
 
-from distbench.torch_private import shapes_only
+from distbench.torch_private import fake_tensors
 from distbench.worker.child import main
 
 if __name__ == "__main__":
-    shapes_only.OWN_KERNELS = ()
+    fake_tensors.OWN_KERNELS = ()
     main("recordings", *sys.argv[1:])

@@ -12,10 +12,10 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from benchmarks.plan_mistakes import BELOW_BF16, MISTAKES, mistaken
 from benchmarks.right_plans import POLICIES, RIGHT, scenario_of
-from distbench.cases.step_check import StepCheck
+from distbench.cases.step_correctness import StepCheck
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
-from distbench.ranks.scheduling import calm_scheduler
+from distbench.ranks.cpu_scheduling import calm_scheduler
 from distbench.spec import Scenario
 
 RIGHT_SEEDS = range(1, 6)

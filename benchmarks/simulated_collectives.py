@@ -26,7 +26,7 @@ EXCHANGED = {"shard_params"}
 def _exchanged(job: Job) -> dict[str, Any]:
     """The paths of each case of a job whose DTensors exchange as accelerators' do."""
     from distbench.torch_private import native_all_to_all
-    from distbench.worker.child_answers import signature
+    from distbench.worker.child_verbs import signature
 
     with native_all_to_all():
         return {case: counted(one["paths"]) for case, one in signature(job)["cases"].items()}

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from distbench.planning.cost_profile import load_profile
     from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
-    from distbench.torch_private.planning_by_profile import calibrated_planning
+    from distbench.torch_private.profile_planner import calibrated_planning
     from distbench.torch_private.redistribute import native_all_to_all
 
 __all__ = [
@@ -40,7 +40,7 @@ import_when_asked(
         "planning.cost_profile": ("load_profile",),
         "spec.errors": ("UserError",),
         "redistribute.direct": ("DirectRedistribution",),
-        "torch_private.planning_by_profile": ("calibrated_planning",),
+        "torch_private.profile_planner": ("calibrated_planning",),
         "torch_private.redistribute": ("native_all_to_all",),
     },
 )

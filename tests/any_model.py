@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import fake_ranks
-from distbench.worker.rehearsal import answer_of
+from distbench.worker.plan_rehearsal import answer_of
 
 HERE = __file__
 CPU = torch.device("cpu")

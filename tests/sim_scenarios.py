@@ -19,8 +19,8 @@ import torch.distributed as dist
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from distbench.cases import redistribution
-from distbench.observe import attribution
-from distbench.observe.attribution import communications_of
+from distbench.observe import module_attribution
+from distbench.observe.module_attribution import communications_of
 from distbench.ranks import device as seam
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import DeviceStart, Meter, RankGroup
@@ -33,12 +33,12 @@ from distbench.torch_private import (
     ShapesOnly,
     Skipped,
     fake_ranks,
+    fake_tensors,
     meshes_with_values,
     native_all_to_all,
-    shapes_only,
     simulated_device,
 )
-from distbench.worker.child_answers import signature
+from distbench.worker.child_verbs import signature
 from distbench.worker.rank_session import all_cases, load_scenario, variant_label
 
 EVENT_MS = 1e-3
@@ -172,7 +172,7 @@ def of_steps(job: Job) -> dict[str, Any]:
     return found
 
 
-def groups_with_values(context: RankContext, plain: Any = attribution._mesh_dims_by_ranks) -> Any:
+def groups_with_values(context: RankContext, plain: Any = module_attribution._mesh_dims_by_ranks) -> Any:
     """The ranks of a mesh have values also where tensors have none."""
     with unset_fake_temporarily():
         return plain(context)
@@ -234,9 +234,9 @@ def main(jobs: Path, every: int, without_steps: tuple[str, ...]) -> None:
     torch.set_num_threads(1)
     given = [Job.from_record(record) for record in json.loads(jobs.read_text())]
     # For an accelerator's own kernel of RMSNorm DTensor chooses other shardings than for its parts, as a CPU has it.
-    shapes_only.OWN_KERNELS = ()
+    fake_tensors.OWN_KERNELS = ()
     simulated_device(DEVICE_TYPE, Module())
-    attribution._mesh_dims_by_ranks = groups_with_values
+    module_attribution._mesh_dims_by_ranks = groups_with_values
     redistribution.exchange_between = planned_with_values
     device = seam.select_device(DEVICE_TYPE)
     found: dict[str, Any] = {"facts": seam.device_facts(device), "current": seam.Accelerator.current().type}  # type: ignore[union-attr]

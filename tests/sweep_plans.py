@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from distbench.search.prediction import Prediction
 from distbench.search.ranking import RankedPlan
+from distbench.search.simulated_plan import Prediction
 from distbench.search.space import Candidate, Space
 
 FACTS: dict[str, Any] = {

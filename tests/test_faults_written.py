@@ -11,7 +11,7 @@ from trace_records import record, run_file
 
 from distbench.cli.main import main
 from distbench.spec.file_io import write_whole
-from distbench.spec.safe_text import cell
+from distbench.spec.printable_text import cell
 
 GOLDEN = Path(__file__).parent / "golden"
 

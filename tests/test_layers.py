@@ -152,7 +152,7 @@ def broken_rules(path: Path, package: str) -> list[str]:
         library = imports.split(".")[0]
         if library == "torch" and package not in TORCH_PACKAGES and name not in TORCH_FILES:
             broken.append(
-                f"{name} may not import torch: ask processes/child.py, or move the code to a package of ranks"
+                f"{name} may not import torch: ask processes/ask_child.py, or move the code to a package of ranks"
             )
         if library in ("pandas", "matplotlib") and package not in FRAMES:
             broken.append(f"{name} may not import {library}: move the frame to report/ and the picture to show/")
@@ -252,7 +252,7 @@ LIGHT = (
     "distbench.launch",
     "distbench.pytest_plugin.fixture",
     "distbench.records.run_file",
-    "distbench.simulate.simulation",
+    "distbench.simulate.replay",
     "distbench.spec",
 )
 # One process for all, which forks for each.

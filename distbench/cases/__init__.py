@@ -11,7 +11,7 @@ from distbench.cases.operator_times import compute_cases
 from distbench.cases.redistribution import laboratory_cases, redistribution_cases
 from distbench.cases.step import step_cases
 from distbench.cases.user_call import call_cases
-from distbench.ranks.case import CaseSpec
+from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext
 from distbench.spec import Scenario
 

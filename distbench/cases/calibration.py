@@ -14,7 +14,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from distbench.cases.redistribution import Experiment, FieldsOf, open_pair, opened
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, PARTITION, ZERO_FILL
 from distbench.planning.direct_exchange import Exchange, plan_exchange
-from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, shape_text
 from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import Pair

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.ranks.case import CaseSpec, OpenedCase, first_difference
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase, first_difference
 from distbench.ranks.context import TORCH_DTYPES, RankContext
 from distbench.records.bus_bandwidth import busbw_factor
 from distbench.records.run_file import DTYPE_BYTES, Case

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch.distributed.tensor import DTensor, Replicate
 
-from distbench.observe.attribution import Communication, communications_of
-from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.observe.module_attribution import Communication, communications_of
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import blamed, one_line
 from distbench.ranks.measure import Stamp, no_stamp

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from distbench.ranks.case import CaseSpec, OpenedCase, first_difference
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase, first_difference
 from distbench.ranks.context import TORCH_DTYPES, RankContext
 from distbench.ranks.device import synchronize
 from distbench.records.run_file import DTYPE_BYTES, Case

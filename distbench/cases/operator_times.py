@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 from distbench.cases.collective import OPERATIONS, sizes_of
-from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext
 from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.spec import Scenario

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.cases.likely_causes import batch_statistics_of
+from distbench.cases.causes_of_wrong import batch_statistics_of
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.inference import cache_of, forward_alone, output_of
 from distbench.plans.materialise import load_initial_values, place_attributes

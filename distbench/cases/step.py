@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbench.cases.step_check import StepCheck
+from distbench.cases.step_correctness import StepCheck
 from distbench.observe.memory import memory_counters
 from distbench.observe.trace import StepTrace
 from distbench.plans.batch import Batch, batch_of
@@ -21,7 +21,7 @@ from distbench.plans.model import Blueprint, blueprint, tensors_of
 from distbench.plans.pipeline import idle_counters
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import round_trip
-from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.device import empty_allocator
 from distbench.ranks.failure import blamed

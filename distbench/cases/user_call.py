@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.ranks.context import RankContext
 from distbench.records.run_file import Case
 from distbench.spec import Scenario, UserError, format_mesh

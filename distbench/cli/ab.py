@@ -8,7 +8,7 @@ import click
 from distbench.cli.gate import VerdictOptions
 from distbench.cli.options import MAX_LAUNCHES, MONTH_S, PATH, FiniteRange, new_folder, options_of, width_option
 from distbench.cli.output import OutputOptions, say
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 
 @click.command(context_settings={"ignore_unknown_options": False})

@@ -10,11 +10,11 @@ from distbench.cli import STARTED_AT
 from distbench.cli.options import mesh_option, scenario_names, width_option
 from distbench.cli.output import say_lines
 from distbench.launch import Request, jobs_of
-from distbench.processes.child import ask_child
+from distbench.processes.ask_child import ask_child
 from distbench.show.units import size_text
 from distbench.spec import Job, format_mesh
 from distbench.spec.mesh import mesh_size
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 TIMEOUT_S = 600.0
 MAX_PROBLEMS = 8

@@ -10,7 +10,7 @@ import click
 from distbench.cli.options import MAX_LAUNCHES, PATH
 from distbench.cli.output import say, say_lines
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
 MAX_LISTED = 15

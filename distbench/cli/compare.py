@@ -11,7 +11,7 @@ from distbench.cli.options import format_option, options_of, width_option
 from distbench.cli.output import say
 
 if TYPE_CHECKING:
-    from distbench.judge.side_by_side import SideBySide
+    from distbench.judge.compare_runs import SideBySide
 
 
 @click.command()
@@ -41,7 +41,7 @@ def compare(paths: tuple[str, ...], verdict: VerdictOptions, form: str) -> None:
 
 def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions) -> "SideBySide":
     """Two sides, read and compared. Raises UserError where a path cannot be read or nothing can be compared."""
-    from distbench.judge.side_by_side import predicted_side_by_side, side_by_side
+    from distbench.judge.compare_runs import predicted_side_by_side, side_by_side
     from distbench.records.results_folder import collect
     from distbench.records.run_file import no_garbage_collection
 
@@ -56,8 +56,8 @@ def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions) -> "
 
 def text_of(comparison: "SideBySide", form: str) -> str:
     """In one of the forms of --format."""
-    from distbench.judge.side_by_side import blocks_of
-    from distbench.report.output import DATA_FORMS, data_text
+    from distbench.judge.compare_runs import blocks_of
+    from distbench.report.report_formats import DATA_FORMS, data_text
     from distbench.show.terminal import shown
 
     return data_text(comparison.frame, form) if form in DATA_FORMS else shown(blocks_of(comparison), form)

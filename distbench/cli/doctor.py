@@ -11,11 +11,11 @@ import click
 from distbench.cli.defaults import defaults_for
 from distbench.cli.options import format_option, scenario_names, width_option
 from distbench.cli.output import say_lines
-from distbench.processes.child import ask_child
+from distbench.processes.ask_child import ask_child
 from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
 from distbench.spec.devices import SWITCHED_OFF, built_for
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
 
 TIMEOUT_S = 300.0

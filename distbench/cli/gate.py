@@ -95,7 +95,7 @@ def self_test(paths: Sequence[str], num_launches: int, options: "Options") -> No
     The paths are a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
     """
     from distbench.judge.ab import check_run_arguments, launch_unchanged
-    from distbench.judge.gate_quality import OURS, gate_rule, recorded, table
+    from distbench.judge.gate_self_test import OURS, gate_rule, recorded, table
 
     least = 2 * min(NUM_PAIRS)
     if num_launches < least:

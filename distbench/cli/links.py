@@ -9,7 +9,7 @@ from distbench.cli.output import say
 from distbench.spec import Job
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import mesh_size
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 TAG = "links"
 SLOW, UNKNOWN = 1, 3

@@ -14,7 +14,7 @@ from distbench.cli.options import PATH, format_option, refuse_with, refuse_witho
 from distbench.cli.output import say
 from distbench.show.terminal import width_here
 from distbench.spec import Entry, find, format_mesh, list_entries
-from distbench.spec.safe_text import clean, count_text
+from distbench.spec.printable_text import clean, count_text
 
 INDENT = "    "
 LABEL_WIDTH = 12

@@ -11,7 +11,7 @@ from distbench.cli.defaults import defaults_for
 from distbench.cli.output import say, say_once
 from distbench.processes.signals import stopped_as_interrupt
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import cut
+from distbench.spec.printable_text import cut
 from distbench.version import __version__
 
 # Options under names that they had before: they work, and one line says what to write instead. No help shows them.

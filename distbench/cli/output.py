@@ -16,7 +16,7 @@ import click
 
 from distbench.cli.options import option, write
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import printable
+from distbench.spec.printable_text import printable
 
 # How long the process that printed a sentence keeps its name: ranks that start or fail a little later find it.
 STAYS_S = 1.0

@@ -24,7 +24,7 @@ from distbench.spec.errors import UserError
 if TYPE_CHECKING:
     import pandas as pd
 
-    from distbench.judge.side_by_side import SideBySide
+    from distbench.judge.compare_runs import SideBySide
     from distbench.records.run_file import Run
 
 INTERRUPTED = 130

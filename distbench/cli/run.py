@@ -33,7 +33,7 @@ from distbench.spec.errors import PLAN_PROBLEMS, UserError
 from distbench.spec.file_io import short_path
 from distbench.spec.job import CHECKS
 from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
-from distbench.spec.safe_text import clean, count_text, cut
+from distbench.spec.printable_text import clean, count_text, cut
 
 if TYPE_CHECKING:
     from distbench.launch import JobOutcome, Request
@@ -242,7 +242,7 @@ def dry_run_lines(jobs: Sequence[Job], out: Path) -> list[str]:
     Raises:
         UserError: a scenario is declared wrongly, or the user's choice leaves no case of any.
     """
-    from distbench.processes.child import ask_child
+    from distbench.processes.ask_child import ask_child
 
     answers = ask_child(
         "case_ids",

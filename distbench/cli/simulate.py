@@ -22,7 +22,7 @@ from distbench.spec.errors import UserError
 
 if TYPE_CHECKING:
     from distbench.simulate.recording import Recording
-    from distbench.simulate.simulation import Simulation
+    from distbench.simulate.replay import Simulation
 
 MAX_RANKS, MAX_DIGITS = 16, 8
 
@@ -75,8 +75,8 @@ def simulate(
     from distbench.simulate.float8 import patterns_of
     from distbench.simulate.hardware_file import load_hardware
     from distbench.simulate.recording import load_recordings, save_recordings
+    from distbench.simulate.replay import Simulation
     from distbench.simulate.simulated_run import write_simulated_run
-    from distbench.simulate.simulation import Simulation
 
     environment: dict[str, Any]
     machine = load_hardware(hardware)
@@ -104,7 +104,7 @@ def simulate(
 
 def _say_steps(simulations: "list[Simulation]", form: str) -> None:
     """Print what was simulated."""
-    from distbench.simulate.simulation import steps_of
+    from distbench.simulate.replay import steps_of
 
     if form == "json":
         click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))

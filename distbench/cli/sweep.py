@@ -18,7 +18,7 @@ from distbench.cli.options import (
 from distbench.cli.output import say
 
 if TYPE_CHECKING:
-    from distbench.search.result import SweepResult
+    from distbench.search.sweep_result import SweepResult
 
 INTERRUPTED = 130
 
@@ -73,11 +73,11 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
     result, interrupted = run_sweep(request, lambda line: say(line, err=True))
     # Said before it is written: a disk that is full by now must not cost what took minutes.
     if form == "json":
-        from distbench.search.text import record_of_result
+        from distbench.search.sweep_text import record_of_result
 
         click.echo(json.dumps(record_of_result(result), indent=1))
     else:
-        from distbench.search.text import blocks_of
+        from distbench.search.sweep_text import blocks_of
         from distbench.show.terminal import shown
 
         say(shown(blocks_of(result), form))
@@ -88,7 +88,7 @@ def sweep(ctx: click.Context, /, scenario: str, form: str, page: Path | None, ou
 def _write(result: "SweepResult", out: Path, page: Path | None) -> None:
     """The plans as data, the picture, and the page where one is asked for."""
     from distbench.cli.options import write
-    from distbench.search.text import pareto_figures, record_of_result
+    from distbench.search.sweep_text import pareto_figures, record_of_result
     from distbench.show import plots
 
     write(out / "plans.json", json.dumps(record_of_result(result), indent=1))
@@ -102,7 +102,7 @@ def _write(result: "SweepResult", out: Path, page: Path | None) -> None:
 
 def _page(result: "SweepResult") -> str:
     """Everything as HTML: the recommendation first, then the picture."""
-    from distbench.search.text import blocks_of, pareto_figures
+    from distbench.search.sweep_text import blocks_of, pareto_figures
     from distbench.show import plots
     from distbench.show.blocks import Heading, Lines
     from distbench.show.html import Picture, Verdict, page_of

@@ -10,11 +10,11 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.processes.child import ask_child
+from distbench.processes.ask_child import ask_child
 from distbench.records.run_file import read_run
 from distbench.records.run_file_fields import Record
 from distbench.show.blocks import code_span, markdown_text
-from distbench.show.ci import TOOL, CiOutcome, annotation, annotations, junit_xml
+from distbench.show.ci_formats import TOOL, CiOutcome, annotation, annotations, junit_xml
 from distbench.show.terminal import width_here, wrap
 from distbench.show.units import size_text
 from distbench.spec import Job
@@ -22,7 +22,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_text, shown, write_whole
 from distbench.spec.mesh import format_mesh, parse_mesh
 from distbench.spec.plan import folded
-from distbench.spec.safe_text import capped_lines, count_text, printable
+from distbench.spec.printable_text import capped_lines, count_text, printable
 from distbench.spec.versions import release
 
 # A communication signature: what a scenario communicates, as text that is stable, reviewable and kept in git.
@@ -48,7 +48,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class CommunicationPath:
-    """One way that bytes take; the fields are those of `observe.attribution.Communication`, layers folded."""
+    """One way that bytes take; the fields are those of `observe.module_attribution.Communication`, layers folded."""
 
     phase: str
     source: str
@@ -108,7 +108,7 @@ def _order(path: CommunicationPath) -> tuple[Any, ...]:
 
 
 def counted(communications: list[dict[str, Any]]) -> Counter[CommunicationPath]:
-    """Communications as `observe.attribution.Communication` has them, counted by path."""
+    """Communications as `observe.module_attribution.Communication` has them, counted by path."""
     names = [path_field.name for path_field in fields(CommunicationPath)]
     counts: Counter[CommunicationPath] = Counter()
     for record in communications:

@@ -5,10 +5,10 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from distbench.records.launches import Launch
+from distbench.records.launch_values import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.spec.errors import UserError, nearest
-from distbench.spec.safe_text import listed
+from distbench.spec.printable_text import listed
 
 DTYPE = "dtype"  # it stands in a case's id, not in the environment
 _DTYPE_IN_ID = re.compile(r"(?<=/)([a-z]+\d+)(?=\[)")

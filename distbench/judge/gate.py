@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from distbench.judge.comparable import DTYPE, MAX_LISTED, Group, differences, groups_of, without_dtype
-from distbench.judge.pairing import Pairing, Span, difference_between, pairing_of, spans_of
-from distbench.records.launches import FAILED, NOT_RUN, Launch, Value
+from distbench.judge.launch_pairs import Pairing, Span, difference_between, pairing_of, spans_of
+from distbench.records.launch_values import FAILED, NOT_RUN, Launch, Value
 from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import Block, LogDifference, Tested, outlying_pairs, tested, tolerance_words
 from distbench.statistics.verdicts import (

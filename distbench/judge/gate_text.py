@@ -12,14 +12,14 @@ from typing import Any
 
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.records.baselines import launches_of, load_baseline
-from distbench.records.launches import Value
+from distbench.records.launch_values import Value
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Rows, Table, capped, markdown_of
-from distbench.show.ci import TOOL, CiOutcome, annotation, junit_xml
-from distbench.show.ci import annotations as annotation_lines
+from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml
+from distbench.show.ci_formats import annotations as annotation_lines
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, time_text
-from distbench.spec.safe_text import capped_lines, clean, count_text
+from distbench.spec.printable_text import capped_lines, clean, count_text
 from distbench.statistics.verdicts import BROKEN, INCONCLUSIVE, JUDGED, METRICS, NEW, PASS, REGRESSION
 
 # One stored baseline as a person reads it.

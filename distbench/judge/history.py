@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.records.launches import Launch
+from distbench.records.launch_values import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
 from distbench.show.terminal import text_of
 from distbench.show.units import time_text
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.change_points import (
     BLOCK,
     LEVEL,

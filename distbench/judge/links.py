@@ -13,7 +13,7 @@ from scipy.special import stdtr, stdtrit
 
 from distbench.records.run_file import Run
 from distbench.spec import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_effect, holm, moderated_variance
 

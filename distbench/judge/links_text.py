@@ -30,7 +30,7 @@ from distbench.show.plots import Spot, hover
 from distbench.show.units import bandwidth_text, brief_time_text, decimals_for, ratio_text
 from distbench.spec import UserError
 from distbench.spec.devices import DRIVER_FIELDS
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import Floats
 
 if TYPE_CHECKING:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator
 from typing import Any, TextIO
 
-from distbench.spec.safe_text import clean, count_text, printable
+from distbench.spec.printable_text import clean, count_text, printable
 
 PLAIN_EVERY_S = 10.0
 LONGEST_ID = 120

@@ -11,10 +11,10 @@ from typing import Annotated
 from msgspec import Struct
 
 from distbench.spec import UserError
-from distbench.spec.decoder import Count, Date, Format, among, read_record
 from distbench.spec.errors import FAILURES
 from distbench.spec.job import LAUNCH_LOG
-from distbench.spec.safe_text import clean
+from distbench.spec.json_decoder import Count, Date, Format, among, read_record
+from distbench.spec.printable_text import clean
 
 MAX_ERROR = 300  # characters
 

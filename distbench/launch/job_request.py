@@ -16,7 +16,7 @@ from distbench.spec.file_io import unique_stem
 from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.plan_changes import mesh_of
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.spec.versions import installed_torch
 
 # What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from distbench.records.machine import slug
 from distbench.spec import UserError
-from distbench.spec.safe_text import printable
+from distbench.spec.printable_text import printable
 
 # Below the ports that Linux hands out by itself (ip_local_port_range).
 FIRST_PORT, NUM_PORTS, PORTS_A_STEP = 20_000, 10_000, 101
@@ -129,8 +129,8 @@ def first_host(nodelist: str) -> str:
 
 
 def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> list[str]:
-    """What starts the ranks of some jobs on this host, each running a program: see `worker/launcher.py`."""
-    return [sys.executable, "-m", "distbench.worker.launcher", str(num_ranks), *program, *map(str, job_files)]
+    """What starts the ranks of some jobs on this host, each running a program: see `worker/rank_launcher.py`."""
+    return [sys.executable, "-m", "distbench.worker.rank_launcher", str(num_ranks), *program, *map(str, job_files)]
 
 
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:

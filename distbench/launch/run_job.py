@@ -24,7 +24,7 @@ from distbench.spec import Job, UserError
 from distbench.spec.case_filter import none_chosen
 from distbench.spec.file_io import write_whole
 from distbench.spec.job import JOB_FILE, digest_of
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 from distbench.spec.versions import installed_torch
 
 MODULE = ("-m", "distbench.worker")

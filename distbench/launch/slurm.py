@@ -13,7 +13,7 @@ from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words,
 from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, ask_slurm, slurm_port
 from distbench.spec import UserError
 from distbench.spec.file_io import unique_stem
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 # Words of sbatch for something else than one job whose output is shown; with --chdir, results would be elsewhere.
 NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words, require_program, run_here
-from distbench.spec.safe_text import cut
+from distbench.spec.printable_text import cut
 
 SPLIT = "--"
 # How Python begins to tell of an error; a rank's stands behind the rank's name.

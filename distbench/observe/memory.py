@@ -16,7 +16,7 @@ from typing import Any
 from torch import nn
 from torch.profiler import record_function
 
-from distbench.observe.attribution import RunningModules, running_modules
+from distbench.observe.module_attribution import RunningModules, running_modules
 from distbench.plans.model import tensors_of
 from distbench.plans.training_step import SCHEDULE, TrainingStep, state_of
 from distbench.ranks.context import RankContext

@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.profiler import profile, record_function
 
-from distbench.observe.attribution import Communication, Traced, TracedRow
+from distbench.observe.module_attribution import Communication, Traced, TracedRow
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import profiler_activities, synchronize

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch.distributed as dist
 
-from distbench.observe.attribution import (
+from distbench.observe.memory import largest_known, prediction_of
+from distbench.observe.module_attribution import (
     Communication,
     Traced,
     TracedRow,
@@ -21,14 +22,13 @@ from distbench.observe.attribution import (
     tables,
     tracked_collectives,
 )
-from distbench.observe.memory import largest_known, prediction_of
 from distbench.observe.profiler_kernels import profiled_step
 from distbench.plans.pipeline import StageWork
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.spec.devices import known_device
-from distbench.spec.safe_text import capped_lines, count_text
+from distbench.spec.printable_text import capped_lines, count_text
 from distbench.statistics.intervals import median
 from distbench.torch_private import Issued, timed_collectives
 

@@ -13,7 +13,7 @@ from distbench.planning.layout_drawing import MAX_TEXT_RANKS, diagram_of, drawin
 from distbench.planning.layout_picture import check_picture, save_picture
 from distbench.planning.placement_states import State
 from distbench.planning.plan_request import Setting, TorchAnswers, ask_torch, every_pair, pair_of, zero_filled
-from distbench.planning.priced_plans import (
+from distbench.planning.redistribution_plans import (
     Advice,
     PairRanking,
     Plan,
@@ -30,7 +30,7 @@ from distbench.show.units import percent_text, size_text, time_text
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh
 from distbench.spec.placements import PLANNERS, TORCH_PLANNERS
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 MAX_ROWS = 40
 PRICED_NOTE = (

@@ -16,9 +16,9 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
-from distbench.spec.decoder import Amount, Bytes, Duration, Format, Name, Size, Time, is_of_type, read_record
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import shown, write_whole
+from distbench.spec.json_decoder import Amount, Bytes, Duration, Format, Name, Size, Time, is_of_type, read_record
 from distbench.spec.mesh import (
     SHAPE,
     fits,

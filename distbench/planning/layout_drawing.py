@@ -8,7 +8,7 @@ from itertools import pairwise, product
 from distbench.planning.direct_exchange import overlap
 from distbench.planning.placement_states import Box, State, box_of
 from distbench.planning.plan_request import Setting
-from distbench.planning.priced_plans import Plan, PlannedStep
+from distbench.planning.redistribution_plans import Plan, PlannedStep
 from distbench.show.terminal import width_here, wrap
 
 # What there is to draw of a plan: which part of the tensor each rank holds after each step. Data only.

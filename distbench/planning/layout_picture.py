@@ -11,7 +11,7 @@ from distbench.planning.direct_exchange import overlap, volume
 from distbench.planning.layout_drawing import Drawing, Scene, drawing_of
 from distbench.planning.placement_states import Box
 from distbench.planning.plan_request import Setting
-from distbench.planning.priced_plans import Advice, PlannedStep, time_words
+from distbench.planning.redistribution_plans import Advice, PlannedStep, time_words
 from distbench.show.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, save_figure, styled
 from distbench.show.terminal import wrap
 from distbench.show.units import size_text

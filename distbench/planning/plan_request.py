@@ -19,14 +19,14 @@ from distbench.planning.cost_profile import (
     measured_cost,
 )
 from distbench.planning.placement_states import NotHandled, State, parse_state
-from distbench.planning.pricing import Problem
-from distbench.processes.child import ask_child
+from distbench.planning.step_prices import Problem
+from distbench.processes.ask_child import ask_child
 from distbench.records.run_file import DTYPE_BYTES
 from distbench.spec.devices import device_of, known_device
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_dim_size, parse_mesh
 from distbench.spec.placements import TORCH_PLANNERS, format_placements
-from distbench.spec.safe_text import count_text, cut
+from distbench.spec.printable_text import count_text, cut
 
 # What is asked, read from the words of the command line and checked: a tensor, a mesh, two layouts, a cost model.
 

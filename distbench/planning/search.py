@@ -5,9 +5,9 @@ from functools import lru_cache
 from heapq import heappop, heappush
 
 from distbench.planning.cost_profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, MeshCost
-from distbench.planning.graph import graph_of, zero_fillable
+from distbench.planning.placement_graph import graph_of, zero_fillable
 from distbench.planning.placement_states import State
-from distbench.planning.pricing import COUNTER_BITS, FORBIDDEN, PEAK_SHIFT, Pricing, Problem, unpack
+from distbench.planning.step_prices import COUNTER_BITS, FORBIDDEN, PEAK_SHIFT, Pricing, Problem, unpack
 
 # A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
 #

@@ -16,7 +16,7 @@ from distbench.ranks.context import dtype_name
 from distbench.ranks.failure import blamed, place_of
 from distbench.spec import UserError
 from distbench.spec.errors import nearest
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 # Tensors in nested dicts, lists, tuples, dataclasses and other objects: each with its name, and the same tree with
 # others instead.

@@ -20,7 +20,7 @@ from distbench.plans.module_patterns import (
     styles_by_module,
     styles_by_parameter,
 )
-from distbench.plans.refusals import named_refusal
+from distbench.plans.torch_refusals import named_refusal
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import own_shard

@@ -30,7 +30,7 @@ from distbench.spec import FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserE
 from distbench.spec.errors import nearest
 from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 
 # What does not divide evenly, as a sentence with the sizes that would do; and problems of many layers told once.
 

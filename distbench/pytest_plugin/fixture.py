@@ -23,7 +23,7 @@ from distbench.records.run_file_fields import Record
 from distbench.spec import Entry, Job
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import median, median_ci, summarise
 from distbench.statistics.verdicts import FASTER, SLOWER
 

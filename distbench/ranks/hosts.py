@@ -22,7 +22,7 @@ from distbench.ranks.device import device_facts
 from distbench.spec import Job, UserError
 from distbench.spec.devices import is_accelerator
 from distbench.spec.job import JOB_FILE
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 
 Gather = Callable[[Any], list[Any]]
 MAX_NAMED = 8

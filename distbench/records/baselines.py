@@ -9,13 +9,13 @@ from typing import Any
 
 from msgspec import Struct
 
-from distbench.records.launches import Launch, Value
+from distbench.records.launch_values import Launch, Value
 from distbench.records.machine import slug
 from distbench.records.run_file import Header
 from distbench.records.run_file_fields import Environment, Record, Status
-from distbench.spec.decoder import Amount, Count, Date, Format, Time, decode, document
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_json, shown, write_whole
+from distbench.spec.json_decoder import Amount, Count, Date, Format, Time, decode, document
 
 # What a stored baseline may hold.
 

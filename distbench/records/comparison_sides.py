@@ -6,7 +6,7 @@ from itertools import chain
 from pathlib import Path
 
 from distbench.records.baselines import read_baseline
-from distbench.records.launches import Launch, launch_of
+from distbench.records.launch_values import Launch, launch_of
 from distbench.records.nccl_tests import read_nccl_tests
 from distbench.records.results_folder import read_each, run_files_in
 from distbench.records.run_file import MAX_RUN_BYTES, no_garbage_collection, read_run

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
-    from distbench.records.launches import Launch
+    from distbench.records.launch_values import Launch
     from distbench.records.run_file_fields import Record
 
 Series = dict[tuple[str, str], list[float]]

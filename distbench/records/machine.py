@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 
 # What drives this host's GPUs, how fast they are allowed to run, and how they are linked: what nvidia-smi tells.
 #

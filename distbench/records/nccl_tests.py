@@ -14,10 +14,10 @@ from msgspec import Struct
 
 from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, Run
 from distbench.records.run_file_fields import HeaderLine, Record, require_line
-from distbench.spec.decoder import Count, Time, decode, is_of_type
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_json
+from distbench.spec.json_decoder import Count, Time, decode, is_of_type
 
 DTYPES = {"float": "f32", "double": "f64", "half": "f16", "bfloat16": "bf16"}
 OPS = {"alltoall": "all_to_all", "sendrecv": "send_recv"}

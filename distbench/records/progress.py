@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 from msgspec import defstruct
 
-from distbench.spec.decoder import Amount, Count, is_of_type, optional
 from distbench.spec.errors import StorageFailed
 from distbench.spec.file_io import parse_json
+from distbench.spec.json_decoder import Amount, Count, is_of_type, optional
 
 FILE_NAME = "progress.jsonl"
 SAMPLES_EVERY_S = 0.25

@@ -14,7 +14,7 @@ from distbench.records.baselines import FOLDER as BASELINES
 from distbench.records.machine import machine_name
 from distbench.records.run_file import Header, Run, read_header, read_run
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import capped_lines, count_text
+from distbench.spec.printable_text import capped_lines, count_text
 
 # Which run files a report is about: those that were named, or every scenario of the latest `distbench run`.
 

@@ -37,10 +37,10 @@ from distbench.records.run_file_fields import (
     TraceLine,
     require_line,
 )
-from distbench.spec.decoder import decode, is_of_type
 from distbench.spec.devices import DRIVER_FIELDS, first_backend_class
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown
+from distbench.spec.json_decoder import decode, is_of_type
 from distbench.spec.mesh import Mesh, format_mesh
 
 # The lines of a run file, one after another: a bad header refuses the file, a bad line costs only itself.
@@ -326,7 +326,7 @@ class Run:
             (number of a pass, its samples), in order.
         footer: its last line, or None when the run was interrupted.
         warnings: sentences about lines that could not be read.
-        traces: one record a traced step, in file order: `case_id`, and `error` or the fields of `worker.tracing`.
+        traces: one record a traced step, in file order: `case_id`, and `error` or the fields of `observe.trace`.
     """
 
     path: Path

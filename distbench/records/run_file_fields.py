@@ -5,7 +5,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from msgspec import Meta, Struct, defstruct
 
-from distbench.spec.decoder import Amount, Bytes, Count, Date, Duration, Moment, Name, Size, Time, decode, optional
+from distbench.spec.json_decoder import Amount, Bytes, Count, Date, Duration, Moment, Name, Size, Time, decode, optional
 
 # Columns of a trace: a row per collective, per phase, and per stretch in which a rank computes.
 TRACE_COLUMNS = (

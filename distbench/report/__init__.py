@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 from distbench.records.dataframe import frame_of, records_of
 from distbench.records.results_folder import collect, is_scenario_name
 from distbench.records.run_file import no_garbage_collection
-from distbench.report.output import DATA_FORMS, FORMS, Rendered, rendered
 from distbench.report.overview import Contents, overview
 from distbench.report.page import page_blocks, write_page
+from distbench.report.report_formats import DATA_FORMS, FORMS, Rendered, rendered
 from distbench.report.reproducer import write_reproducers
 from distbench.report.sections import figures_in, report_blocks
 from distbench.report.summary import summary

@@ -10,7 +10,7 @@ import numpy as np
 from distbench.planning.calibration import MeasuredSteps, measured_in, profile_of
 from distbench.planning.cost_profile import DIRECT, LOCAL_OPS, Line, Profile, Sample
 from distbench.records.run_file import Run
-from distbench.report.section import Figures, ReportedRun, Section
+from distbench.report.section_protocol import Figures, ReportedRun, Section
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Lines, Table, TableColumns, table_of
 from distbench.show.plots import Spot, hover
@@ -18,7 +18,7 @@ from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, bandwidth_text, brief_time_text, percent_text, size_text, time_text
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import format_mesh, level_of
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

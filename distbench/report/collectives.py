@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, measured_of, records_of
-from distbench.report.section import MAX_PANELS, PER_ROW, Figures, ReportedRun, Section
+from distbench.report.section_protocol import MAX_PANELS, PER_ROW, Figures, ReportedRun, Section
 from distbench.show import plots as style
 from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of

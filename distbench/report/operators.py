@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, measured_of, records_of
-from distbench.report.section import ReportedRun, Section
+from distbench.report.section_protocol import ReportedRun, Section
 from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
 from distbench.show.units import NOTHING, known, size_text, time_text, whole_text, word_text
 from distbench.spec.placements import BASELINE

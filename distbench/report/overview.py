@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from distbench.records.run_file import Run
 from distbench.records.run_file_fields import STATUSES
 from distbench.report.planner_study import Study, studies_of
-from distbench.report.section import ReportedRun
+from distbench.report.section_protocol import ReportedRun
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of
 from distbench.show.units import brief_time_text, counts_text, known, percent_text, size_text
 from distbench.spec.mesh import format_mesh
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 
 if TYPE_CHECKING:
     import pandas as pd

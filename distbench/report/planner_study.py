@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distbench.planning.priced_plans import LEAVING_SHARE, choose
+from distbench.planning.redistribution_plans import LEAVING_SHARE, choose
 from distbench.records.run_file import Run
 from distbench.report.planner_table import (
     BETTER_OF_TORCH,
@@ -32,7 +32,7 @@ from distbench.show import units
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, capped, shorten
 from distbench.spec.file_io import short_path
 from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import Floats, Ints, geometric_mean, geometric_mean_with_ci
 from distbench.statistics.pass_comparison import MIN_PASSES
 

@@ -18,13 +18,13 @@ from distbench.report.planner_table import (
     references_of,
     tally,
 )
-from distbench.report.section import MAX_PANELS, NO_VERDICT, PER_ROW, Figures, ReportedRun, Section
+from distbench.report.section_protocol import MAX_PANELS, NO_VERDICT, PER_ROW, Figures, ReportedRun, Section
 from distbench.show import plots as style
 from distbench.show.blocks import Rows, Table
 from distbench.show.plots import Spot, hover
 from distbench.show.units import NOTHING, brief_time_text, percent_text, ratio_text, size_text, time_text, whole_text
 from distbench.spec.placements import BASELINE
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import Ints, margin_of
 from distbench.statistics.pass_comparison import TOO_FEW
 

@@ -16,7 +16,7 @@ from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.spec.placements import NATIVE, OUR_VARIANTS, TORCH_PLANNERS, Placement, parse_placements
-from distbench.spec.safe_text import clean
+from distbench.spec.printable_text import clean
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -18,7 +18,7 @@ from distbench.report import (
 from distbench.report.overview import Contents, overview, spent_line
 from distbench.report.planner_study import code_blocks, story, verdict_lines
 from distbench.report.planner_study_plots import laboratory_figures
-from distbench.report.section import Figures, ReportedRun, Section
+from distbench.report.section_protocol import Figures, ReportedRun, Section
 from distbench.report.trace_rows import traces_of
 from distbench.report.trace_timeline import timeline_figures
 from distbench.show.blocks import Block, Heading, Lines

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from distbench.records.run_file import SIMULATED, Run, guesses_text
-from distbench.report.section import ReportedRun, Section
+from distbench.report.section_protocol import ReportedRun, Section
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.units import NOTHING, brief_time_text, count_text, known, size_text, time_text
-from distbench.spec.safe_text import listed
+from distbench.spec.printable_text import listed
 
 Record = dict[str, Any]
 MAX_ROWS, MAX_ALIVE, MAX_LISTED = 40, 8, 6

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, records_of
-from distbench.records.launches import FORWARD_ONLY
+from distbench.records.launch_values import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
-from distbench.report.section import MAX_NAMED, NO_VERDICT, Figures, ReportedRun, Section
+from distbench.report.section_protocol import MAX_NAMED, NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.trace_rows import SCHEDULE
 from distbench.report.trace_timeline import PHASE_COLORS
 from distbench.show import plots as style
@@ -18,7 +18,7 @@ from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.plots import Spot, hover
 from distbench.show.terminal import without_shared
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.pass_comparison import BASELINE, TOO_FEW, as_table, compare_passes
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 

@@ -14,13 +14,13 @@ from distbench.report.overview import (
     machine_line,
     statuses_text,
 )
-from distbench.report.section import NO_VERDICT, ReportedRun
+from distbench.report.section_protocol import NO_VERDICT, ReportedRun
 from distbench.report.sections import FIRST_ON_SCREEN, SECTIONS
 from distbench.show.blocks import Block, Code, Heading, Lines, shorten
 from distbench.show.terminal import cells, width_here
 from distbench.spec.file_io import short_path
 from distbench.spec.mesh import format_mesh
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.pass_comparison import MIN_PASSES
 
 MAX_REASON, MAX_RUNS = 200, 20

@@ -12,7 +12,7 @@ from distbench.report.trace_tables import method_lines, number_text, whole_bytes
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, capped, changes_in, key_columns, table_of
 from distbench.show.units import NOTHING, brief_time_text, known, size_text, time_text
 from distbench.spec.mesh import format_mesh
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import median
 from distbench.statistics.pass_comparison import as_table, compare_passes, pass_medians
 from distbench.statistics.verdicts import WITHIN_NOISE

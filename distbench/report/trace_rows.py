@@ -13,7 +13,7 @@ from distbench.records.run_file_fields import COMPUTING_COLUMNS, PHASE_COLUMNS, 
 from distbench.show.units import percent_text
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.plan import folded
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import median
 
 if TYPE_CHECKING:

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.records.dataframe import Row, records_of
 from distbench.records.run_file import basis_text
-from distbench.report.section import ReportedRun, Section
+from distbench.report.section_protocol import ReportedRun, Section
 from distbench.report.trace_rows import NOBODY, PATH, Trace, bubbles_text, busy_share, costs, doubts, step_of, traces_of
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
 from distbench.show.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
-from distbench.spec.safe_text import capped_lines, count_text
+from distbench.spec.printable_text import capped_lines, count_text
 
 if TYPE_CHECKING:
     import pandas as pd

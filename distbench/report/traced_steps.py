@@ -8,9 +8,9 @@ from pathlib import Path
 from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
 from distbench.records.run_file import Run
-from distbench.report.output import DATA_FORMS, Rendered, rendered
 from distbench.report.overview import Contents
 from distbench.report.page import page_blocks, traced_blocks, write_page
+from distbench.report.report_formats import DATA_FORMS, Rendered, rendered
 from distbench.report.trace_diff import comparison_blocks, difference
 from distbench.report.trace_rows import Trace, frame_of_traces, traces_of
 from distbench.report.trace_tables import grouped_table, trace_blocks

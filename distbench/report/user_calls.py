@@ -1,11 +1,11 @@
 """Users' own calls: one row a call and variant."""
 
 from distbench.records.dataframe import Row, measured_of, records_of
-from distbench.report.section import MAX_NAMED, ReportedRun, Section
+from distbench.report.section_protocol import MAX_NAMED, ReportedRun, Section
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.terminal import without_shared
 from distbench.show.units import brief_time_text, p95_notes, spread_of, time_text, whole_text, word_text
-from distbench.spec.safe_text import listed
+from distbench.spec.printable_text import listed
 
 MAX_ROWS = 100
 

@@ -22,17 +22,17 @@ from distbench.records.dataframe import PASSES, frame_of, measured_of, records_o
 from distbench.records.machine import machine_name
 from distbench.records.run_file import read_run
 from distbench.report.trace_rows import traces_of
-from distbench.search.child import code_of_file, digest
 from distbench.search.ranking import RankedPlan, judged
 from distbench.search.space import Candidate, Setup, Space
-from distbench.search.state import Limits, SweepState
+from distbench.search.sweep_child import code_of_file, digest
+from distbench.search.sweep_state import Limits, SweepState
 from distbench.spec import Job, Settings
-from distbench.spec.decoder import Format, Name, read_record
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.spec.job import variant_text
+from distbench.spec.json_decoder import Format, Name, read_record
 from distbench.spec.plan_changes import MESH
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 # The folder of a sweep: which sweep it is of, and the rounds that were measured.
 

@@ -8,13 +8,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from distbench.search.prediction import Predictor, no_plan_fits, require_same_work, reserve_text
+from distbench.search.simulated_plan import Predictor, no_plan_fits, require_same_work, reserve_text
 from distbench.search.space import Candidate, Setup, lower_bound_bytes
-from distbench.search.state import Limits, SweepState
+from distbench.search.sweep_state import Limits, SweepState
 from distbench.show.units import disk_text
 from distbench.simulate.hardware_file import Hardware
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 NUM_EXPANDED = 3  # of the best, whose changes are tried
 NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all

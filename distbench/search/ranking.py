@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from distbench.search.child import PlanCode
-from distbench.search.prediction import BUBBLE, COMPUTE, IDLE, Prediction
+from distbench.search.simulated_plan import BUBBLE, COMPUTE, IDLE, Prediction
 from distbench.search.space import Candidate
+from distbench.search.sweep_child import PlanCode
 from distbench.show.units import brief_time_text, size_text
 from distbench.statistics.pass_comparison import as_table, compare_passes
 

@@ -12,7 +12,7 @@ from distbench.spec.job import parse_choices, variants_of
 from distbench.spec.mesh import BATCH_DIMS, MAX_RANKS, MESH_DIMS, Mesh, format_mesh, mesh_size
 from distbench.spec.plan import ROTATIONS
 from distbench.spec.plan_changes import MESH, PREFIX, brief_mesh, is_knob
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # units that are gathered before they are needed

@@ -9,19 +9,19 @@ from pathlib import Path
 from typing import Any
 
 from distbench.launch.display import Display, display_for
-from distbench.search.child import PlanCode, SweepChild, code_of, facts_of, legal
 from distbench.search.measured import NUM_FINAL, Rounds, changes_of_best, claim_folder, require_folder
 from distbench.search.predicted import no_plan_error, predict, require_fitting
-from distbench.search.prediction import Predictor, layers_of, with_memory
-from distbench.search.result import SweepResult, plans_of, result_of
+from distbench.search.simulated_plan import Predictor, layers_of, with_memory
 from distbench.search.space import Candidate, Setup, set_up
-from distbench.search.state import Limits, SweepState
+from distbench.search.sweep_child import PlanCode, SweepChild, code_of, facts_of, legal
+from distbench.search.sweep_result import SweepResult, plans_of, result_of
+from distbench.search.sweep_state import Limits, SweepState
 from distbench.simulate.float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import RANKS_PER_CPU
-from distbench.spec.safe_text import count_text, cut
+from distbench.spec.printable_text import count_text, cut
 
 # Amounts with a unit, as the command line takes them: `80GB`, `10min`.
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, overload
 
 from distbench.show.units import NOTHING, key_text
-from distbench.spec.safe_text import clean, cut
+from distbench.spec.printable_text import clean, cut
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Heading, Lines, clean_lines
 from distbench.show.plots import Spot, placed_spots
-from distbench.spec.safe_text import clean, cut
+from distbench.spec.printable_text import clean, cut
 
 if TYPE_CHECKING:
     from markupsafe import Markup

@@ -10,7 +10,7 @@ from functools import cached_property
 from typing import TextIO
 
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, clean_lines, markdown_of
-from distbench.spec.safe_text import clean, cut
+from distbench.spec.printable_text import clean, cut
 
 # How wide the screen is that text goes to; `--width` says it where it is given.
 

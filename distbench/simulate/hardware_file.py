@@ -16,9 +16,9 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, Struct
 
-from distbench.spec.decoder import Format, Name, Size, decode, document
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import read_json
+from distbench.spec.json_decoder import Format, Name, Size, decode, document
 
 OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
 

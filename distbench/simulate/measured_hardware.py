@@ -31,7 +31,7 @@ from distbench.simulate.operator_costs import FSDP, collective_on_host, is_liste
 from distbench.simulate.recording import Collective, Operator, Recording
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 # Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
 # whole steps of two kinds say how much longer operators take there than alone.

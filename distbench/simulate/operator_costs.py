@@ -8,7 +8,7 @@ from typing import NamedTuple
 from distbench.simulate.hardware_file import Curve, Hardware, HostFigures
 from distbench.simulate.recording import ATTENTION, ATTENTION_BACKWARD, MATMUL, Collective, Operator, Recording, Touched
 from distbench.spec.mesh import group_shape
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 # How long an operator takes on a hardware file's device, which runs with others that are not equally fast.
 

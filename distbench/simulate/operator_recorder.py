@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from distbench.observe.attribution import CollectiveTracker, IssueContext
+from distbench.observe.module_attribution import CollectiveTracker, IssueContext
 from distbench.plans.parallelize import shards_sequence
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext, dtype_name

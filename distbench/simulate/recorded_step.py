@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.cases.step import step_case
-from distbench.observe.attribution import tracked_collectives
+from distbench.observe.module_attribution import tracked_collectives
 from distbench.plans.batch import batch_of
 from distbench.plans.checkpoint_compile import fused_modules
 from distbench.plans.inference import step_of

@@ -11,11 +11,11 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from distbench.processes.child import ask_child
+from distbench.processes.ask_child import ask_child
 from distbench.spec import Job
-from distbench.spec.decoder import Amount, Count, Name, Size, among, decode
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown, write_whole
+from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
 
 # A recording of one rank's step: what it issued to which stream, and what it allocated, in the order of the program.
 #
@@ -131,7 +131,7 @@ class Operator(NamedTuple):
 
 class Collective(NamedTuple):
     """A collective on a stream, or a message of a pipeline's stage, of kind "send" or "recv"; fields as
-    `worker.tracing.communication.Communication` has them.
+    `observe.module_attribution.Communication` has them.
 
     Args:
         ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,

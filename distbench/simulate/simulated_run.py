@@ -14,7 +14,7 @@ from distbench.records.run_file_fields import COMPUTING_COLUMNS, PHASE_COLUMNS, 
 from distbench.simulate.clock import computing_of, exposed_spans
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.recording import SCHEDULE, Collective, Head, Operator
-from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest, steps_of
+from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import DAY_S, unique_stem
 
@@ -197,7 +197,7 @@ def _phase(of_operator: str, head: Head) -> str:
 
 
 def _trace(ranks: Sequence[Simulation]) -> Record:
-    """As `worker.tracing` has it, of the ranks that were simulated."""
+    """As `observe.trace` has it, of the ranks that were simulated."""
     phases = [[_rank(simulation), 0, *span] for simulation in ranks for span in _phase_spans(simulation)]
     computing = [[_rank(simulation), 0, *stretch] for simulation in ranks for stretch in _computing(simulation)]
     return {

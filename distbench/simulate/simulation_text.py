@@ -7,9 +7,9 @@ from distbench.show import units
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.units import brief_time_text, rate_text, size_text, time_text
 from distbench.simulate.clock import Exposed
-from distbench.simulate.simulation import Simulation, by_mesh_dim, fullest, slowest
+from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 MAX_ROWS = 8
 LEAST_S = 1e-9  # below it is what floating point leaves over

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Sequence
 
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 Matches = Callable[[str], bool]
 # A part of an id in quotes may hold spaces and parentheses, as those of redistributions do.

@@ -1,5 +1,5 @@
 """How files are read and written: read to plain data or refused in one sentence, written whole or not at all;
-`spec/decoder.py` makes records of plain data."""
+`spec/json_decoder.py` makes records of plain data."""
 
 import contextlib
 import errno

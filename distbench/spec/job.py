@@ -13,7 +13,7 @@ from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import write_whole
 from distbench.spec.plan_changes import KNOBS, check_knob, is_knob
-from distbench.spec.safe_text import cut
+from distbench.spec.printable_text import cut
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
@@ -146,14 +146,14 @@ class Job:
     @classmethod
     def load(cls, path: Path) -> "Job":
         """The job that `save` wrote; UserError where the file holds none, as on a disk that was full."""
-        from distbench.spec.decoder import Format, read_record
+        from distbench.spec.json_decoder import Format, read_record
 
         return read_record(path, cls, Format("job file", "start the launch again"))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Job":
         """The job that `to_record` gave."""
-        from distbench.spec.decoder import decode
+        from distbench.spec.json_decoder import decode
 
         return decode(record, cls)
 

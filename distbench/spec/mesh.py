@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import product
 
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text, cut
+from distbench.spec.printable_text import count_text, cut
 
 # Device meshes as ordered {mesh dim name: size}; torch sees them only in the worker.
 

@@ -12,7 +12,7 @@ from typing import Any
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import Mesh, check_mesh_dims, mesh_dim_size, mesh_size
 from distbench.spec.plan import ROTATIONS
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 PREFIX = "plan."
 MESH = "plan.mesh"

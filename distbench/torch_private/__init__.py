@@ -4,8 +4,7 @@ What needs a name that is missing raises `Unsupported` with the reason, and so t
 recorded.
 """
 
-from distbench.torch_private.collective_kernels import Issued, nothing_sent, timed_collectives
-from distbench.torch_private.collective_mode import (
+from distbench.torch_private.collective_dispatch_mode import (
     FAMILIES,
     NAMESPACES,
     OTHERS,
@@ -28,7 +27,21 @@ from distbench.torch_private.collective_mode import (
     waited_for,
     written_by,
 )
+from distbench.torch_private.collective_kernels import Issued, nothing_sent, timed_collectives
 from distbench.torch_private.context_parallel import context_parallel, require_kernel, whole_sequence
+from distbench.torch_private.fake_tensors import (
+    EndedWork,
+    NeedsValues,
+    ShapesOnly,
+    chunks_when_asked_for,
+    global_metadata,
+    has_values,
+    meshes_with_values,
+    reducers_on_host,
+    simulated_device,
+    waited_for_when_used,
+    with_values_again,
+)
 from distbench.torch_private.fsdp import (
     Label,
     Labels,
@@ -85,7 +98,6 @@ from distbench.torch_private.planners import (
     planner,
     remembered_steps,
 )
-from distbench.torch_private.planning_by_profile import calibrated_planning
 from distbench.torch_private.probe import (
     PENDING,
     SHARDED_INDICES,
@@ -104,17 +116,5 @@ from distbench.torch_private.probe import (
     replaced,
     require,
 )
+from distbench.torch_private.profile_planner import calibrated_planning
 from distbench.torch_private.redistribute import native_all_to_all
-from distbench.torch_private.shapes_only import (
-    EndedWork,
-    NeedsValues,
-    ShapesOnly,
-    chunks_when_asked_for,
-    global_metadata,
-    has_values,
-    meshes_with_values,
-    reducers_on_host,
-    simulated_device,
-    waited_for_when_used,
-    with_values_again,
-)

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from distbench.torch_private.collective_mode import PEERS, CollectiveCall, call_of
+from distbench.torch_private.collective_dispatch_mode import PEERS, CollectiveCall, call_of
+from distbench.torch_private.fake_tensors import EndedWork
 from distbench.torch_private.probe import KERNELS, require
-from distbench.torch_private.shapes_only import EndedWork
 
 # torch has `gather_into_tensor_` since 2.14.
 OPERATORS = (

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from distbench.torch_private.collective_mode import each_operator, tensors_in
+from distbench.torch_private.collective_dispatch_mode import each_operator, tensors_in
+from distbench.torch_private.fake_tensors import has_values
 from distbench.torch_private.probe import replaced, require
-from distbench.torch_private.shapes_only import has_values
 
 
 class Block(NamedTuple):

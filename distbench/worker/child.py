@@ -18,11 +18,11 @@ from distbench.spec import UserError
 
 # Verb to the function that answers it: of the question and the arguments.
 VERBS = {
-    "case_ids": "child_answers.all_case_ids",
-    "plan_paths": "child_answers.plan_paths",
+    "case_ids": "child_verbs.all_case_ids",
+    "plan_paths": "child_verbs.plan_paths",
     "plan_problems": "rehearsal.all_plan_problems",
-    "recordings": "child_answers.all_recordings",
-    "signatures": "child_answers.all_signatures",
+    "recordings": "child_verbs.all_recordings",
+    "signatures": "child_verbs.all_signatures",
     "torch_behaviour": "torch_checks.behaviour",
     "torch_checks": "torch_checks.checks",
     "trace_differences": "torch_checks.all_trace_differences",

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any, BinaryIO
 
-from distbench.processes.child import ended_text, last_words
+from distbench.processes.ask_child import ended_text, last_words
 
 
 @dataclass

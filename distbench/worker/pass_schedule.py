@@ -14,7 +14,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from distbench.ranks.case import CaseSpec, OpenedCase
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.spec import Settings
 from distbench.statistics.intervals import is_steady
 from distbench.statistics.pass_comparison import MIN_PASSES

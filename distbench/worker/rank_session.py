@@ -22,8 +22,9 @@ from distbench.cases import cases_of
 from distbench.cases.user_call import scenario_of_call
 from distbench.plans.changed_plan import scenario_of
 from distbench.ranks.agreement import Agreement, Store, presence_of
-from distbench.ranks.case import CaseSpec
+from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext, gather_objects, profile_here, profile_of
+from distbench.ranks.cpu_scheduling import policy_name
 from distbench.ranks.device import backend_of, device_facts, identity, select_device
 from distbench.ranks.failure import blamed, one_line, place_of, raised_at
 from distbench.ranks.hosts import (
@@ -36,7 +37,6 @@ from distbench.ranks.hosts import (
     require_same_job,
 )
 from distbench.ranks.measure import Stopwatch
-from distbench.ranks.scheduling import policy_name
 from distbench.records.progress import FILE_NAME, ProgressWriter
 from distbench.records.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
@@ -46,8 +46,8 @@ from distbench.spec.job import Variant, variant_text
 from distbench.spec.placements import BASELINE, NATIVE
 from distbench.spec.plan_changes import mesh_of
 from distbench.torch_private import backend_class
+from distbench.worker.case_runner import RowWriter, Runner
 from distbench.worker.pass_schedule import groups_of
-from distbench.worker.runner import RowWriter, Runner
 
 PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 

@@ -35,10 +35,10 @@ from distbench.spec import Scenario, UserError
 from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.plan_changes import split_variant
 from distbench.torch_private import ShapesOnly, Skipped, Unsupported, fake_ranks
-from distbench.worker.child_answers import rank_of
+from distbench.worker.child_verbs import rank_of
 from distbench.worker.fork_pool import ForkPool
+from distbench.worker.plan_rehearsal import rehearse
 from distbench.worker.rank_session import declared, load_scenario
-from distbench.worker.rehearsal import rehearse
 
 STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
 

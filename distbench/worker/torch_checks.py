@@ -16,7 +16,7 @@ from distbench.cases.redistribution import redistribution_cases
 from distbench.cases.step import step_cases
 from distbench.observe.trace import StepTrace, differences
 from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
-from distbench.ranks.case import CaseSpec
+from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import Accelerator, nccl_version
 from distbench.ranks.failure import one_line
@@ -27,7 +27,7 @@ from distbench.spec.devices import ACCELERATORS, built_for, known_device
 from distbench.spec.placements import PLANNERS
 from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
 from distbench.torch_private import Skipped, fake_ranks, needs_newer, probe
-from distbench.worker.child_answers import jobs_in, rank_of
+from distbench.worker.child_verbs import jobs_in, rank_of
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 

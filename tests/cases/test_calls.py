@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from distbench.cases.user_call import call_cases, scenario_of_call
-from distbench.ranks.case import OpenedCase
+from distbench.ranks.case_protocol import OpenedCase
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report import user_calls
-from distbench.report.section import ReportedRun
+from distbench.report.section_protocol import ReportedRun
 from distbench.spec import Scenario, UserError
 from distbench.worker.rank_session import load_scenario
 

@@ -13,7 +13,7 @@ from distbench.ranks.measure import no_stamp
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report.operators import headline, tables
-from distbench.report.section import ReportedRun
+from distbench.report.section_protocol import ReportedRun
 from distbench.spec import DTensorOperator, Scenario, UserError
 from distbench.torch_private import Unsupported, fake_ranks
 

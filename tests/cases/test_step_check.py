@@ -14,10 +14,17 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from distbench.cases.likely_causes import of_compiled
+from distbench.cases.causes_of_wrong import of_compiled
 from distbench.cases.single_device_reference import Difference, Differences, reference_of
 from distbench.cases.step import step_cases
-from distbench.cases.step_check import Allowance, Finding, Rounding, StepCheck, measured_rounding, reduction_rounding
+from distbench.cases.step_correctness import (
+    Allowance,
+    Finding,
+    Rounding,
+    StepCheck,
+    measured_rounding,
+    reduction_rounding,
+)
 from distbench.plans.batch import batch_of
 from distbench.plans.model import blueprint
 from distbench.ranks.context import RankContext

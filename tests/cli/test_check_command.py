@@ -57,7 +57,7 @@ def forgets() -> Scenario:
 
 def asked_here(verb: str, *, given: Any, timeout_s: float, failure: str) -> Any:
     """What the child process would answer, without what a second import of torch costs."""
-    from distbench.worker.rehearsal import all_plan_problems
+    from distbench.worker.plan_rehearsal import all_plan_problems
 
     assert verb == "plan_problems"
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):

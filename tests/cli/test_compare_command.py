@@ -11,7 +11,7 @@ from click.testing import CliRunner, Result
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write
 
 from distbench.cli.main import main
-from distbench.judge.side_by_side import FRAME_COLUMNS, WORDS
+from distbench.judge.compare_runs import FRAME_COLUMNS, WORDS
 from distbench.show.terminal import ask_width
 from distbench.statistics.verdicts import JUDGED
 

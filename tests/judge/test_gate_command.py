@@ -20,7 +20,7 @@ from distbench.judge import communication_signature, gate_text
 from distbench.judge import gate_text as machine_forms
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.judge.gate_text import annotations
-from distbench.show.ci import MAX_ANNOTATIONS
+from distbench.show.ci_formats import MAX_ANNOTATIONS
 from distbench.spec.errors import UserError
 from distbench.statistics.verdicts import Options
 

@@ -16,7 +16,7 @@ from benchmarks.gate_peers import PEERS, RULES
 from benchmarks.gate_quality import main
 from benchmarks.gate_series import synthetic
 from distbench.cli.main import main as cli
-from distbench.judge.gate_quality import CHANGES, Rates, RecordedSeries, rates, recorded
+from distbench.judge.gate_self_test import CHANGES, Rates, RecordedSeries, rates, recorded
 from distbench.spec import UserError
 
 FEW = 60

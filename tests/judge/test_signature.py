@@ -149,7 +149,7 @@ def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(
     known_host: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from distbench.torch_private import Skipped
-    from distbench.worker import child_answers as worker
+    from distbench.worker import child_verbs as worker
 
     (job,) = jobs_of(Request(("tp_mlp",), device="cpu"), None)
     case_specs = [

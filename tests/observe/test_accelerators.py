@@ -11,9 +11,9 @@ import pytest
 import torch
 from processes import PATIENCE_S
 
-from distbench.cases import step_check
-from distbench.cases.step_check import StepCheck, full_precision
-from distbench.observe.attribution import RunningModules
+from distbench.cases import step_correctness
+from distbench.cases.step_correctness import StepCheck, full_precision
+from distbench.observe.module_attribution import RunningModules
 from distbench.ranks import agreement
 from distbench.ranks.agreement import Presence
 
@@ -95,8 +95,8 @@ def test_what_the_libraries_round_on_their_own_is_allowed(
             return self
 
     monkeypatch.setenv("NVIDIA_TF32_OVERRIDE", value)
-    monkeypatch.setattr(step_check, "lowest_precision", lambda *_: torch.float32)
-    monkeypatch.setattr(step_check, "reduction_rounding", lambda *_: 0.0)
+    monkeypatch.setattr(step_correctness, "lowest_precision", lambda *_: torch.float32)
+    monkeypatch.setattr(step_correctness, "reduction_rounding", lambda *_: 0.0)
     one: Any = Any_()
     assert StepCheck(one, one, one)._allowance(one).tolerance == allowed
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from test_kernels import AUTOGRAD, COMPUTE, GROUPS, MAIN, NCCL, Event, event, kernel, launched, nccl, row, told
 
-from distbench.observe.attribution import Communication
+from distbench.observe.module_attribution import Communication
 from distbench.observe.profiler_kernels import (
     UNNAMED,
     HostCalls,

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from distbench.observe import profiler_kernels
-from distbench.observe.attribution import Communication
+from distbench.observe.module_attribution import Communication
 from distbench.observe.profiler_kernels import (
     UNNAMED,
     HostCalls,

@@ -9,8 +9,8 @@ from conftest import DATA, run_files
 from processes import Ranks
 from torch import nn
 
-from distbench.observe.attribution import RunningModules
 from distbench.observe.memory import measured_step_peak, peak_of, predicted_peak_bytes
+from distbench.observe.module_attribution import RunningModules
 from distbench.plans.training_step import Stamp
 from distbench.records.run_file import read_run
 from distbench.spec import ParallelPlan

@@ -19,9 +19,9 @@ from processes import Ranks
 
 from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
-from distbench.observe.attribution import Communication, Traced, TracedRow, tables
+from distbench.observe.module_attribution import Communication, Traced, TracedRow, tables
 from distbench.observe.trace import differences
-from distbench.processes.child import ask_child
+from distbench.processes.ask_child import ask_child
 from distbench.records.run_file import read_run
 from distbench.records.run_file_fields import PHASE_COLUMNS, TRACE_COLUMNS
 from distbench.spec import Job, list_entries

@@ -18,15 +18,15 @@ from torch.distributed.tensor import DTensor, Shard
 
 import distbench
 from distbench.planning import advice as advice_module
-from distbench.planning import priced_plans
-from distbench.planning import priced_plans as recommendation
+from distbench.planning import redistribution_plans
+from distbench.planning import redistribution_plans as recommendation
 from distbench.planning.advice import pair_text, ranking_text
 from distbench.planning.cost_profile import Line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.layout_drawing import diagram_of, drawing_of
 from distbench.planning.layout_picture import check_picture
 from distbench.planning.plan_request import Setting, TorchAnswers, TorchPath, every_pair, pair_of, setting_of
-from distbench.planning.priced_plans import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
+from distbench.planning.redistribution_plans import Advice, advise, chosen_pairs, ranking_of, times_longer, verdict
 from distbench.spec.errors import UserError
 from distbench.spec.placements import PLANNERS
 from distbench.torch_private import fake_mesh
@@ -160,7 +160,7 @@ def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:
 
 
 def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (priced_plans, advice_module):
+    for module in (redistribution_plans, advice_module):
         monkeypatch.setattr(module, "PLANNERS", (*PLANNERS, "replicate"))
     setting, torch = setting_of("8,8", "bf16", "2x2"), answers("RR->S(0)R")
     advice = advice_of(setting, "RR", "S(0)R", torch)
@@ -302,7 +302,7 @@ def test_what_crosses_a_mesh_dim_is_counted_at_the_outermost_that_differs() -> N
                     size = 4 * math.prod(stop - start for start, stop in one.box)
                     ends.update({("out", one.sender): size, ("in", one.receiver): size})
             most[mesh_dim] = max(ends.values(), default=0)
-        assert priced_plans._crossing_bytes(setting, exchange) == list(most.values())
+        assert redistribution_plans._crossing_bytes(setting, exchange) == list(most.values())
 
 
 def _by_gathering(source: object, target: object) -> TorchPath:

@@ -14,7 +14,7 @@ from distbench.planning.calibration import measured_in, profile_of
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, Sample, TorchCost, fit_line, load_profile
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.placement_states import parse_state
-from distbench.planning.pricing import Problem, priced_steps
+from distbench.planning.step_prices import Problem, priced_steps
 from distbench.records.run_file import Run, read_run
 from distbench.report import render
 from distbench.report.calibrations import calibration_figures, profile_text

@@ -2,7 +2,7 @@
 
 import pytest
 
-from distbench.planning.priced_plans import choose
+from distbench.planning.redistribution_plans import choose
 
 
 @pytest.mark.parametrize(

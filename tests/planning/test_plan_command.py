@@ -14,7 +14,7 @@ from conftest import ROOT, Cli
 from processes import Children
 
 from distbench.planning.plan_request import ask_torch, every_pair, pair_of, setting_of
-from distbench.planning.priced_plans import ranking_of
+from distbench.planning.redistribution_plans import ranking_of
 
 PAIRS = (
     ("S(0)S(1)", "S(1)S(0)"),
@@ -132,7 +132,7 @@ def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.Monk
     """And takes the same paths. It took 65 ms of CPU time a pair of 4x4x4 when each pair worked them out anew."""
     from torch.distributed.tensor import _redistribute
 
-    from distbench.worker import child_answers
+    from distbench.worker import child_verbs
 
     states = ["RRR", "S(0)S(1)R", "S(1)RS(0)", "P(sum)S(0)R", "S(0)S(0)S(1)", "RP(avg)S(1)"]
     request = {"mesh_shape": [2, 2, 2], "shape": [8, 8], "dtype": "f32", "devices_per_host": 1, "budget_s": 60.0}
@@ -145,10 +145,10 @@ def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.Monk
         return plain(self, placements, order)
 
     monkeypatch.setattr(_redistribute.DTensorRedistributePlanner, "get_next_state", counted)
-    kept = child_answers.plan_paths(request)
+    kept = child_verbs.plan_paths(request)
     assert set(worked_out.values()) == {1}
-    monkeypatch.setattr(child_answers, "remembered_steps", contextlib.nullcontext)
-    assert child_answers.plan_paths(request) == kept and max(worked_out.values()) > 1
+    monkeypatch.setattr(child_verbs, "remembered_steps", contextlib.nullcontext)
+    assert child_verbs.plan_paths(request) == kept and max(worked_out.values()) > 1
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,15 @@ import torch
 import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error, shards
 
-from distbench.cases.likely_causes import fingerprint, held_gradients, of_another_run, of_batches, of_loss, of_replicas
-from distbench.cases.step_check import StepCheck
+from distbench.cases.causes_of_wrong import (
+    fingerprint,
+    held_gradients,
+    of_another_run,
+    of_batches,
+    of_loss,
+    of_replicas,
+)
+from distbench.cases.step_correctness import StepCheck
 from distbench.plans.batch import Batch, batch_of, loss_of
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext

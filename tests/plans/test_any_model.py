@@ -18,7 +18,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 from distbench.cases.single_device_reference import _shared, model_on_device, reference_of
 from distbench.cases.step import step_cases
-from distbench.cases.step_check import StepCheck, measured_rounding
+from distbench.cases.step_correctness import StepCheck, measured_rounding
 from distbench.observe.memory import memory_counters
 from distbench.plans.materialise import initial_value
 from distbench.plans.model import blueprint
@@ -29,7 +29,7 @@ from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import _one_sentence_errors
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import NeedsValues, no_collectives
-from distbench.worker.rehearsal import answer_of
+from distbench.worker.plan_rehearsal import answer_of
 from distbench.worker.sweep_steps import _optimizer_share
 
 HERE = __file__

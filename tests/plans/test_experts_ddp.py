@@ -11,8 +11,8 @@ import torch
 from conftest import ROOT
 from torch import nn
 
-from distbench.observe import attribution
-from distbench.observe.attribution import Communication, communications_of
+from distbench.observe import module_attribution
+from distbench.observe.module_attribution import Communication, communications_of
 from distbench.plans.batch import Batch
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep
@@ -194,7 +194,7 @@ def test_experts_over_tp_exchange_tokens_over_ep_alone_and_sum_what_comes_out_ov
     assert (router.phase, router.kind, router.mesh_dim, router.source) == ("backward", "all_reduce", "tp", "tp")
 
 
-mesh_dims_by_ranks = attribution._mesh_dims_by_ranks
+mesh_dims_by_ranks = module_attribution._mesh_dims_by_ranks
 
 
 def with_swapped_mesh_dims(context: RankContext) -> dict[tuple[int, ...], str]:
@@ -202,7 +202,7 @@ def with_swapped_mesh_dims(context: RankContext) -> dict[tuple[int, ...], str]:
     return {ranks: swapped.get(name, name) for ranks, name in mesh_dims_by_ranks(context).items()}
 
 
-def last_module(self: attribution.RunningModules, running: str | None, position: int | None) -> str | None:
+def last_module(self: module_attribution.RunningModules, running: str | None, position: int | None) -> str | None:
     return running if running is not None or position is None else self._spans[-1][2]
 
 
@@ -216,7 +216,7 @@ def test_a_collective_of_another_mesh_dim_or_owner_is_noticed(
     mixture: Any, function: str, mutant: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mutants of attribution: the check above must fail for them."""
-    monkeypatch.setattr(f"distbench.observe.attribution.{function}", mutant)
+    monkeypatch.setattr(f"distbench.observe.module_attribution.{function}", mutant)
     with pytest.raises(AssertionError):
         test_experts_over_tp_exchange_tokens_over_ep_alone_and_sum_what_comes_out_over_tp_once(
             step_of_experts_over_tp()

@@ -18,11 +18,11 @@ from torch.distributed.tensor.parallel import ColwiseParallel
 
 from distbench.cases.single_device_reference import compare, reference_of
 from distbench.cases.step import step_cases
+from distbench.judge.compare_runs import blocks_of, side_by_side
 from distbench.judge.gate import gate
 from distbench.judge.gate_text import text
 from distbench.judge.history import OF_LATENCIES, series_of
-from distbench.judge.side_by_side import blocks_of, side_by_side
-from distbench.observe.attribution import communications_of
+from distbench.observe.module_attribution import communications_of
 from distbench.plans.changed_plan import scenario_of
 from distbench.plans.inference import ForwardStep, output_of, step_of
 from distbench.ranks.context import RankContext
@@ -30,7 +30,7 @@ from distbench.ranks.measure import no_stamp
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run, read_run
 from distbench.report import inference, steps
-from distbench.report.section import ReportedRun
+from distbench.report.section_protocol import ReportedRun
 from distbench.show.terminal import text_of
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.statistics.intervals import MIN_FOR_PERCENTILE, summarise

@@ -12,13 +12,13 @@ from conftest import ROOT
 from processes import Ranks
 from torch import nn
 
-from distbench.observe.attribution import Communication, communications_of
+from distbench.observe.module_attribution import Communication, communications_of
 from distbench.observe.trace import StepTrace, differences
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.spec import DdpPlan, ParallelPlan, Scenario, Settings
 from distbench.torch_private import fake_ranks
-from distbench.worker.rehearsal import answer_on, rehearse
+from distbench.worker.plan_rehearsal import answer_on, rehearse
 
 
 class WithUnused(nn.Module):

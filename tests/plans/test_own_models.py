@@ -18,7 +18,7 @@ from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases.step import step_cases
-from distbench.observe.attribution import OPTIMIZER, communications_of
+from distbench.observe.module_attribution import OPTIMIZER, communications_of
 from distbench.observe.trace import StepTrace, differences
 from distbench.plans.batch import Batch, loss_of
 from distbench.plans.materialise import load_initial_values
@@ -29,7 +29,7 @@ from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import fake_ranks
-from distbench.worker.rehearsal import rehearse
+from distbench.worker.plan_rehearsal import rehearse
 
 HERE = __file__
 CPU = torch.device("cpu")

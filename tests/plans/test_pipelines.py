@@ -12,7 +12,7 @@ from conftest import ROOT
 from processes import Ranks
 from torch import nn
 
-from distbench.observe.attribution import communications_of
+from distbench.observe.module_attribution import communications_of
 from distbench.plans.batch import Batch
 from distbench.plans.module_patterns import matching_modules
 from distbench.plans.pipeline import activations_of, check_split, stage_of
@@ -24,7 +24,7 @@ from distbench.report.trace_rows import Trace, bubble_shares, bubbles_text, doub
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, PipelinePlan, Scenario, UserError
 from distbench.spec.plan import SCHEDULES, layers_of_stages
 from distbench.torch_private import V_SCHEDULES, fake_ranks, needs_newer
-from distbench.worker.rehearsal import answer_on
+from distbench.worker.plan_rehearsal import answer_on
 
 
 class Layers(nn.Module):

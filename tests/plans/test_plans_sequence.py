@@ -13,15 +13,15 @@ import torch.nn.functional as F
 from conftest import ROOT
 
 from distbench.cases.single_device_reference import Difference, Differences
-from distbench.cases.step_check import Allowance
-from distbench.observe.attribution import Communication, communications_of
+from distbench.cases.step_correctness import Allowance
+from distbench.observe.module_attribution import Communication, communications_of
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.spec import CpPlan, ParallelPlan, UserError
 from distbench.torch_private import Skipped, Unsupported, context_parallel, fake_ranks, require_kernel
 from distbench.torch_private.context_parallel import _of_four_dims
-from distbench.torch_private.shapes_only import _flash_attention
+from distbench.torch_private.fake_tensors import _flash_attention
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ from typing import Any
 from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases import step
-from distbench.ranks.case import CaseSpec
+from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext
 from distbench.spec import Job, format_mesh, list_entries, parse_mesh
 from distbench.worker import rank_session

@@ -34,7 +34,7 @@ from distbench.redistribute.expected_shards import (
 from distbench.spec.errors import UserError
 from distbench.torch_private import ZERO_FILLS, OrderedPlacements, OrderedTensor, lacks, planner
 from distbench.torch_private.planners import layout_of
-from distbench.torch_private.planning_by_profile import calibrated_planning
+from distbench.torch_private.profile_planner import calibrated_planning
 
 DTYPES = (torch.float32, torch.bfloat16, torch.int64)
 

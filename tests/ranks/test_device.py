@@ -18,7 +18,7 @@ from distbench.records import machine
 from distbench.records.machine import accelerator_here, device_count, num_visible
 from distbench.spec import UserError
 from distbench.spec.devices import backend_for, device_of
-from distbench.worker import launcher
+from distbench.worker import rank_launcher
 
 
 class Event:
@@ -307,8 +307,8 @@ def test_a_rank_that_cannot_be_bound_says_why(
 
     monkeypatch.setattr("torch.numa.binding._maybe_apply_numa_binding_to_current_process", refuses)
     monkeypatch.setenv("DISTBENCH_NUMA_BINDING", mode)
-    assert not launcher._is_bound(1, tmp_path)
+    assert not rank_launcher._is_bound(1, tmp_path)
     cause = cause_of(tmp_path, 1)
     assert cause.user_can_fix and cause.message.startswith(said)
     monkeypatch.delenv("DISTBENCH_NUMA_BINDING")
-    assert launcher._is_bound(1, tmp_path)
+    assert rank_launcher._is_bound(1, tmp_path)

@@ -11,11 +11,11 @@ import pytest
 from conftest import ROOT
 from trace_records import record
 
-from distbench.judge.side_by_side import FRAME_COLUMNS
+from distbench.judge.compare_runs import FRAME_COLUMNS
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import read_run, run_file_schema
 from distbench.records.run_file_fields import HeaderLine, require_line
-from distbench.spec.decoder import decode
+from distbench.spec.json_decoder import decode
 
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.jsonl"))
 SCHEMA = json.loads((ROOT / "docs" / "run_file.schema.json").read_text())

@@ -39,7 +39,7 @@ from distbench.redistribute.expected_shards import (
 from distbench.spec import Laboratory, Scenario, UserError
 from distbench.spec.scenario import LABORATORY_SUITES
 from distbench.torch_private import OrderedPlacements, OrderedTensor, Unsupported, fake_mesh, plan_path
-from distbench.worker.runner import Runner
+from distbench.worker.case_runner import Runner
 
 SQUARE, WIDE, CUBE = (2, 2), (2, 4), (2, 2, 2)
 PROFILE = Profile("m", "gloo", "2.13", {"dp_shard": 2, "tp": 2}, ())

@@ -14,9 +14,9 @@ from processes import Children
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
 from distbench.report import render
-from distbench.report.output import FORMS, Rendered
 from distbench.report.overview import overview
-from distbench.report.section import ReportedRun
+from distbench.report.report_formats import FORMS, Rendered
+from distbench.report.section_protocol import ReportedRun
 from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.spec.errors import UserError

@@ -11,10 +11,10 @@ from click.testing import CliRunner, Result
 from processes import Children
 
 from distbench.cli.main import main
-from distbench.search import child as sweep_child_module
-from distbench.search.child import Question, SweepChild
+from distbench.search import sweep_child as sweep_child_module
 from distbench.search.measured import claim_folder, keep_round, read_round, require_folder
 from distbench.search.space import lower_bound_bytes, set_up
+from distbench.search.sweep_child import Question, SweepChild
 from distbench.spec import UserError
 from distbench.spec.file_io import unique_stem
 

@@ -2,7 +2,7 @@
 
 from distbench.search.ranking import RankedPlan
 from distbench.search.space import Candidate
-from distbench.search.text import pareto_figures
+from distbench.search.sweep_text import pareto_figures
 
 GIB = float(1 << 30)
 

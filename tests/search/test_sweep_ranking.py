@@ -7,9 +7,7 @@ from typing import Any, cast
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
-from distbench.search.child import PlanCode
 from distbench.search.predicted import predict_around, take_in
-from distbench.search.prediction import Prediction, Predictor, no_plan_fits, require_same_work, with_memory
 from distbench.search.ranking import (
     changes_of,
     cost_a_billion,
@@ -21,12 +19,14 @@ from distbench.search.ranking import (
     record_of,
     undominated,
 )
-from distbench.search.result import SweepResult, result_of
+from distbench.search.simulated_plan import Prediction, Predictor, no_plan_fits, require_same_work, with_memory
 from distbench.search.space import Candidate, Space, set_up
-from distbench.search.state import Limits, SweepState
 from distbench.search.sweep import is_here
-from distbench.search.text import blocks_of as sweep_blocks
-from distbench.search.text import recommendation, why
+from distbench.search.sweep_child import PlanCode
+from distbench.search.sweep_result import SweepResult, result_of
+from distbench.search.sweep_state import Limits, SweepState
+from distbench.search.sweep_text import blocks_of as sweep_blocks
+from distbench.search.sweep_text import recommendation, why
 from distbench.show.terminal import text_of
 from distbench.simulate.hardware_file import HostFigures, load_hardware
 from distbench.spec import UserError

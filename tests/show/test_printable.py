@@ -13,10 +13,10 @@ from page_reader import SeenPage
 from distbench.cli.main import main
 from distbench.launch.display import Plain
 from distbench.show.blocks import Code, Heading, Lines, Table, code_span, markdown_of, markdown_text
-from distbench.show.ci import CiOutcome, annotation, junit_xml
+from distbench.show.ci_formats import CiOutcome, annotation, junit_xml
 from distbench.show.html import page_of
 from distbench.show.terminal import text_of
-from distbench.spec.safe_text import MAX_TEXT, clean, count_text, printable
+from distbench.spec.printable_text import MAX_TEXT, clean, count_text, printable
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 EVIL = "step/\x1b]0;owned\x07\x9b31m/a\n::error title=x::y\r##[error]z/|`b`<script>[x](http://x)\u202e\ufffe"

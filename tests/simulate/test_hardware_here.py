@@ -15,7 +15,7 @@ from distbench.simulate.clock import parts_of, replay_time
 from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
 from distbench.simulate.measured_hardware import hardware_text, write_hardware
 from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun
-from distbench.simulate.simulation import Simulation
+from distbench.simulate.replay import Simulation
 from distbench.spec import Scenario
 from distbench.spec.errors import UserError
 

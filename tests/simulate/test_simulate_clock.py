@@ -29,7 +29,7 @@ from distbench.simulate.recording import (
     load_recordings,
     save_recordings,
 )
-from distbench.simulate.simulation import Simulation
+from distbench.simulate.replay import Simulation
 from distbench.simulate.simulation_text import blocks_of
 from distbench.spec import UserError
 

@@ -10,9 +10,9 @@ import pytest
 from distbench.records.comparison_sides import read_side
 from distbench.records.results_folder import collect
 from distbench.records.run_file import read_run
-from distbench.spec.decoder import Count, Duration, Format, Time, decode, document
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, read_json, read_text
+from distbench.spec.json_decoder import Count, Duration, Format, Time, decode, document
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -10,8 +10,8 @@ from conftest import DATA, ROOT
 
 from distbench.ranks.context import RankContext
 from distbench.torch_private import fake_ranks
-from distbench.worker import rehearsal
-from distbench.worker.rehearsal import Rehearsal, rehearse
+from distbench.worker import plan_rehearsal
+from distbench.worker.plan_rehearsal import Rehearsal, rehearse
 
 sys.path[:0] = [str(DATA), str(ROOT / "scenarios")]
 
@@ -52,7 +52,7 @@ GIVEN = "given f32[2,16,12] and gate=f32[2,16,12]"
 def test_what_cannot_run_is_one_sentence_with_the_module_and_what_it_got(
     context: RankContext, monkeypatch: pytest.MonkeyPatch, fault: str, where: str, what: str, limit: int
 ) -> None:
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", limit)
+    monkeypatch.setattr(plan_rehearsal, "MAX_REPEATED", limit)
     (text,) = tried(fault, context).problems
     assert where in text and what in text and "\n" not in text
     assert text.endswith("(tried on shapes alone)") == (limit == 0)
@@ -60,7 +60,7 @@ def test_what_cannot_run_is_one_sentence_with_the_module_and_what_it_got(
 
 @pytest.mark.parametrize("limit", [0, 20_000_000])
 def test_what_runs_is_left_in_peace(context: RankContext, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", limit)
+    monkeypatch.setattr(plan_rehearsal, "MAX_REPEATED", limit)
     # All parameters but the first layer's 12 x 12 weight and bias, of which a quarter is on a rank.
     assert tried("none", context) == Rehearsal(parameter_bytes=4 * (4 * 12 * 12 + 13 * 12 // 4))
 
@@ -69,7 +69,7 @@ def test_a_model_that_asks_for_a_value_is_tried_with_values_unless_it_is_too_lar
     context: RankContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tried("asks for a value", context).why_not is None
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", 0)
+    monkeypatch.setattr(plan_rehearsal, "MAX_REPEATED", 0)
     refused = tried("asks for a value", context)
     assert refused.problems == () and refused.why_not is not None
     assert refused.why_not.startswith("the root, given f32[2,16,12], asks for values (aten._local_scalar_dense")
@@ -93,7 +93,7 @@ def test_masked_embeddings_and_dtensors_need_no_values(
 ) -> None:
     from tp_styles import tp_styles
 
-    monkeypatch.setattr(rehearsal, "MAX_REPEATED", 0)
+    monkeypatch.setattr(plan_rehearsal, "MAX_REPEATED", 0)
     found = rehearse(tp_styles(dim=64, hidden=128, sequence=32, style=style), context)
     assert found.problems == () and found.why_not is None
 

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from distbench.ranks.case import CaseSpec
+from distbench.ranks.case_protocol import CaseSpec
 from distbench.records.run_file import Case, read_run
 from distbench.report import render
 from distbench.spec import Settings

@@ -12,8 +12,8 @@ from distbench.planning.cost_profile import ALL_TO_ALL, CUT, DIRECT, Line
 from distbench.planning.direct_exchange import Exchange, plan_direct
 from distbench.planning.placement_states import NotHandled, State, parse_state
 from distbench.planning.plan_request import Setting, TorchAnswers, TorchPath
-from distbench.planning.pricing import priced_steps
 from distbench.planning.search import cheapest_route
+from distbench.planning.step_prices import priced_steps
 from distbench.show.units import percent_text, size_text, time_text
 from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS
 

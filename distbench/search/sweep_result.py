@@ -4,13 +4,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from distbench.report.trace_rows import Trace
-from distbench.search.child import PlanCode
-from distbench.search.prediction import FEW
 from distbench.search.ranking import Change, RankedPlan, changes_of, layouts_of, plan_of
+from distbench.search.simulated_plan import FEW
 from distbench.search.space import Candidate, Setup, count_of
-from distbench.search.state import SweepState
+from distbench.search.sweep_child import PlanCode
+from distbench.search.sweep_state import SweepState
 from distbench.simulate.hardware_file import Hardware
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 MAX_LEFT_OUT = 3
 EQUAL = 0.001  # of the time: plans that are nearer are not told apart

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from distbench.ranks.measure import Call, Samples
 from distbench.records.run_file import Case, CaseResult
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 
 class Traceable(Protocol):

@@ -9,7 +9,7 @@ from typing import Any
 
 from distbench.processes import start_supervised, stop_supervised
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import printable
+from distbench.spec.printable_text import printable
 
 CHILD = "distbench.worker.child"
 MAX_WORDS = 300

@@ -17,7 +17,7 @@ from distbench.planning.cost_profile import (
     MeshCost,
 )
 from distbench.planning.direct_exchange import plan_exchange
-from distbench.planning.graph import Graph, Kind, Move, legal_steps, zero_fillable
+from distbench.planning.placement_graph import Graph, Kind, Move, legal_steps, zero_fillable
 from distbench.planning.placement_states import NotHandled, State, local_shape
 
 # A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest

@@ -1,4 +1,4 @@
-"""`python -m distbench.worker.launcher RANKS PROGRAM JOB.json...`: the ranks of some jobs on this host, forked here.
+"""`python -m distbench.worker.rank_launcher RANKS PROGRAM JOB.json...`: forks the ranks of some jobs on this host.
 
 This process imports torch once, does nothing with it, and forks every rank of a job as soon as the job's file is there,
 one job after another. So a job finds what a new process would find, whatever the one before it did: patched modules,

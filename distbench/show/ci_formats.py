@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree import ElementTree
 
-from distbench.spec.safe_text import clean, cut
+from distbench.spec.printable_text import clean, cut
 
 TOOL = "distbench gate"
 MAX_ANNOTATIONS = 10  # of each level that GitHub shows for one step

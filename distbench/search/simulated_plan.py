@@ -11,16 +11,16 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.search.child import Question, SweepChild
 from distbench.search.space import Candidate
+from distbench.search.sweep_child import Question, SweepChild
 from distbench.show.units import disk_text
 from distbench.simulate.hardware_file import Figure, Hardware
 from distbench.simulate.recording import Collective, Recording, load_recordings
-from distbench.simulate.simulation import Simulation, fullest, slowest
+from distbench.simulate.replay import Simulation, fullest, slowest
 from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
 from distbench.spec.plan import folded
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 # Parameters of a scenario that say how many layers its model has, and the numbers that are recorded in their place.
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")

@@ -20,8 +20,8 @@ import torch.distributed as dist
 
 from distbench.planning.cost_profile import MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
-from distbench.planning.pricing import Problem
 from distbench.planning.search import NoPath, Route, cheapest_route, least_peak_route
+from distbench.planning.step_prices import Problem
 from distbench.spec.errors import UserError
 from distbench.spec.versions import SUPPORTED
 from distbench.torch_private.mesh import group_shapes, is_strided_shard, unordered_groups

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from distbench.report.trace_rows import Trace
-from distbench.search.prediction import CLOSE, Prediction
 from distbench.search.ranking import RankedPlan
+from distbench.search.simulated_plan import CLOSE, Prediction
 from distbench.search.space import Candidate, Space, count_of
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from distbench.cases import likely_causes
+from distbench.cases import causes_of_wrong
 from distbench.cases.single_device_reference import (
     Difference,
     Differences,
@@ -507,11 +507,11 @@ class StepCheck:
         compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
         errors = (one.apart / one.size for one in differences.gradients.values() if one.size)
         gathered = self._context.gather(
-            (likely_causes.fingerprint(batch.tree), likely_causes.held_gradients(step.model))
+            (causes_of_wrong.fingerprint(batch.tree), causes_of_wrong.held_gradients(step.model))
         )
         random, in_eval_mode, is_coupled = None, None, False
         if differences.is_random:
-            random = likely_causes.dropout_of(reference.built.model)
+            random = causes_of_wrong.dropout_of(reference.built.model)
             in_eval_mode = self._drawn_in_eval_mode(reference)
         elif num_parts > 1 and not isinstance(step, ForwardStep):
             is_coupled = self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
@@ -520,22 +520,24 @@ class StepCheck:
         has_ddp = scenario.plan.ddp is not None
         call = f"call ({place_of(scenario.call)})" if scenario.call is not None else ""
         causes = [
-            *likely_causes.of_random(random, in_eval_mode),
-            *likely_causes.of_model(differences.batch_statistics, num_parts),
-            *likely_causes.of_own_backward(self._seen.backward_at),
-            *likely_causes.of_default_dtype(step.default_dtype, self._seen.default_dtype),
-            *likely_causes.of_forward(
+            *causes_of_wrong.of_random(random, in_eval_mode),
+            *causes_of_wrong.of_model(differences.batch_statistics, num_parts),
+            *causes_of_wrong.of_own_backward(self._seen.backward_at),
+            *causes_of_wrong.of_default_dtype(step.default_dtype, self._seen.default_dtype),
+            *causes_of_wrong.of_forward(
                 call, self._seen.has_forward or not (has_ddp and call), "DDP makes its reductions ready"
             ),
-            *likely_causes.of_loss(differences.mean_loss, differences.expected_loss, num_parts),
-            *likely_causes.of_labels(dict(tensors_of(batch.tree)), batch.split_dims, num_parts),
-            *likely_causes.of_batches(step.batch.tree, batch.tree, again.tree, [prints for prints, _ in gathered]),
-            *likely_causes.of_compiled(compiled, max(errors, default=0), loses_gradients_of_pending_inputs),
-            *likely_causes.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
-            *likely_causes.of_replicas([gradients for _, gradients in gathered if not differences.is_random], has_ddp),
-            *likely_causes.of_another_run(loss, rerun),
+            *causes_of_wrong.of_loss(differences.mean_loss, differences.expected_loss, num_parts),
+            *causes_of_wrong.of_labels(dict(tensors_of(batch.tree)), batch.split_dims, num_parts),
+            *causes_of_wrong.of_batches(step.batch.tree, batch.tree, again.tree, [prints for prints, _ in gathered]),
+            *causes_of_wrong.of_compiled(compiled, max(errors, default=0), loses_gradients_of_pending_inputs),
+            *causes_of_wrong.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
+            *causes_of_wrong.of_replicas(
+                [gradients for _, gradients in gathered if not differences.is_random], has_ddp
+            ),
+            *causes_of_wrong.of_another_run(loss, rerun),
         ]
-        causes = causes or [*likely_causes.of_coupled_samples(is_coupled, num_parts)]
+        causes = causes or [*causes_of_wrong.of_coupled_samples(is_coupled, num_parts)]
         return [f"the likely cause: {one}" for one in causes or filter(None, [batch.guessed().removeprefix("; ")])]
 
     def _drawn_in_eval_mode(self, reference: Reference) -> str | None:

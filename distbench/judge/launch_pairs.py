@@ -7,7 +7,7 @@ difference within a pair is free of it. Nothing has to declare that they took tu
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from distbench.records.launches import Launch
+from distbench.records.launch_values import Launch
 from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import LogDifference, paired_difference, unpaired_difference
 

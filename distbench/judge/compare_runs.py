@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 
 from distbench.judge.comparable import MAX_LISTED
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
-from distbench.judge.pairing import TURNS, Pairing
+from distbench.judge.launch_pairs import TURNS, Pairing
 from distbench.records.dataframe import frame_of
-from distbench.records.launches import launch_of
+from distbench.records.launch_values import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
 from distbench.records.run_file_fields import Record
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, TableColumns, capped, changes_in, table_of
 from distbench.show.units import decimal_text, spread_of, time_ci_text, time_text
 from distbench.spec.errors import UserError
-from distbench.spec.safe_text import count_text, listed
+from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import median
 from distbench.statistics.verdicts import (
     FASTER,

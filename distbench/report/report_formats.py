@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from distbench.records.dataframe import PASSES
 from distbench.show.blocks import Block, Lines
 from distbench.show.terminal import shown
-from distbench.spec.safe_text import cell
+from distbench.spec.printable_text import cell
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -6,7 +6,6 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from distbench.report.trace_diff import path_changes
-from distbench.search.prediction import CLOSE
 from distbench.search.ranking import (
     MAX_REASONS,
     Change,
@@ -20,12 +19,13 @@ from distbench.search.ranking import (
     takes_reserve,
     undominated,
 )
-from distbench.search.result import SweepResult
+from distbench.search.simulated_plan import CLOSE
+from distbench.search.sweep_result import SweepResult
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.plots import Spot, hover
 from distbench.show.units import brief_time_text, rate_text, ratio_text, size_text, time_text
-from distbench.spec.safe_text import count_text
+from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure

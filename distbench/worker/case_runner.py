@@ -12,7 +12,7 @@ from typing import Any
 
 from distbench.observe.trace import Tracing
 from distbench.ranks.agreement import Agreement
-from distbench.ranks.case import CaseSpec, OpenedCase, result_of
+from distbench.ranks.case_protocol import CaseSpec, OpenedCase, result_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import clock_of, free_bytes
 from distbench.ranks.failure import RankFailed, one_line, one_line_and_place

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbench.cases.likely_causes import of_forward
+from distbench.cases.causes_of_wrong import of_forward
 from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.plans.batch import batch_of, loss_of
@@ -32,9 +32,9 @@ from distbench.spec.job import Variant
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
 from distbench.spec.plan import SCHEDULES
 from distbench.spec.plan_changes import mesh_of
-from distbench.spec.safe_text import listed
+from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
-from distbench.worker.child_answers import jobs_in, rank_of
+from distbench.worker.child_verbs import jobs_in, rank_of
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 # One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where.

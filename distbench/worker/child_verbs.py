@@ -15,11 +15,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
-from distbench.observe.attribution import communications_of
 from distbench.observe.memory import predicted_peak_bytes
+from distbench.observe.module_attribution import communications_of
 from distbench.planning.placement_states import State, parse_state
 from distbench.plans.training_step import TrainingStep
-from distbench.ranks.case import OpenedCase
+from distbench.ranks.case_protocol import OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, profile_of
 from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
