@@ -18,22 +18,22 @@ from distbench.spec import UserError
 
 # Verb to the function that answers it: of the question and the arguments.
 VERBS = {
-    "case_ids": "child_verbs.all_case_ids",
-    "plan_paths": "child_verbs.plan_paths",
-    "plan_problems": "rehearsal.all_plan_problems",
-    "recordings": "child_verbs.all_recordings",
-    "signatures": "child_verbs.all_signatures",
-    "torch_behaviour": "torch_checks.behaviour",
-    "torch_checks": "torch_checks.checks",
-    "trace_differences": "torch_checks.all_trace_differences",
+    "case_ids": "distbench.worker.child_verbs.all_case_ids",
+    "plan_paths": "distbench.worker.child_verbs.plan_paths",
+    "plan_problems": "distbench.worker.plan_rehearsal.all_plan_problems",
+    "recordings": "distbench.worker.child_verbs.all_recordings",
+    "signatures": "distbench.worker.child_verbs.all_signatures",
+    "torch_behaviour": "distbench.worker.torch_checks.behaviour",
+    "torch_checks": "distbench.worker.torch_checks.checks",
+    "trace_differences": "distbench.worker.torch_checks.all_trace_differences",
 }
 
 
 def answer(verb: str, question: Any, arguments: Sequence[str] = ()) -> Any:
     """What one verb answers."""
-    module, _, function = VERBS[verb].partition(".")
+    module, _, function = VERBS[verb].rpartition(".")
     try:
-        return getattr(importlib.import_module(f"distbench.worker.{module}"), function)(question, *arguments)
+        return getattr(importlib.import_module(module), function)(question, *arguments)
     except UserError as error:
         return {"user_error": str(error)}
 
