@@ -13,7 +13,7 @@ from torch import nn
 
 from distbench.plans.model import tensors_of
 
-# A label that F.cross_entropy leaves out, unless it is told another one.
+# The label that F.cross_entropy ignores by default.
 IGNORED = -100
 # Name of a parameter to which part of it a rank holds, and how large its gradient is.
 Gradients = Mapping[str, tuple[tuple[int, ...], float]]
@@ -108,7 +108,7 @@ def held_gradients(model: nn.Module) -> Gradients:
 
 
 def of_replicas(gradients_by_rank: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
-    """Of each rank's `held_gradients`: those of the same part of a parameter must be one, whoever has other data.
+    """Of each rank's `held_gradients`: those of the same part of a parameter must be equal, whatever its data.
 
     Where the plan has DDP, it leaves out what it ignores, and what its forward did not make.
     """
@@ -201,7 +201,7 @@ def _differing(tree: Any, other: Any) -> str | None:
 
 
 def dropout_of(model: nn.Module) -> str:
-    """The first module that drops in train mode; a name for whatever else draws where there is none."""
+    """The first module that drops in train mode; without one, a name for any other source of random numbers."""
     for name, module in model.named_modules():
         is_dropout = "Dropout" in type(module).__name__
         rates = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}

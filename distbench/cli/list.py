@@ -28,8 +28,8 @@ LABEL_WIDTH = 12
 def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
     """List the shipped scenarios: mesh, tags and what each measures.
 
-    A SCENARIO, as `run` takes it, is told in full: its axes and their values, its parameters, what it measures, and how
-    long it took here the last time.
+    A SCENARIO is shown in full: its axes and their values, its parameters, what it measures, and how long it took here
+    the last time.
 
     \b
     Examples:

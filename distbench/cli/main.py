@@ -10,7 +10,7 @@ import click
 from distbench.cli.defaults import defaults_for
 from distbench.cli.output import say, say_once
 from distbench.processes.signals import stopped_as_interrupt
-from distbench.spec.errors import UserError
+from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError
 from distbench.spec.printable_text import cut
 from distbench.version import __version__
 
@@ -143,10 +143,10 @@ class Commands(WholeSentences):
                 return super().invoke(ctx)
         except UserError as error:
             say_once(f"distbench: {cut(str(error))}")
-            ctx.exit(2)
+            ctx.exit(USER_ERROR)
         except KeyboardInterrupt:
             say("distbench: interrupted", err=True)
-            ctx.exit(130)
+            ctx.exit(INTERRUPTED)
         except BrokenPipeError:
             # click would end with 1, which is the gate's word for a regression.
             ctx.exit(141)

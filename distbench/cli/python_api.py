@@ -19,15 +19,13 @@ from distbench.cli import run as run_command
 from distbench.cli.defaults import defaults_for
 from distbench.cli.gate import VerdictOptions
 from distbench.cli.main import main
-from distbench.spec.errors import UserError
+from distbench.spec.errors import INTERRUPTED, UserError
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from distbench.judge.compare_runs import SideBySide
     from distbench.records.run_file import Run
-
-INTERRUPTED = 130
 
 
 class TextResult:

@@ -29,7 +29,7 @@ from distbench.cli.output import say, say_lines, say_once
 from distbench.records.run_file_fields import MAX_PASSES
 from distbench.spec import Job, format_mesh
 from distbench.spec.devices import DEVICE_HELP, DEVICES
-from distbench.spec.errors import PLAN_PROBLEMS, UserError
+from distbench.spec.errors import INTERRUPTED, PLAN_PROBLEMS, UserError
 from distbench.spec.file_io import short_path
 from distbench.spec.job import CHECKS
 from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from distbench.launch import JobOutcome, Request
     from distbench.launch.rendezvous import Joined
 
-INTERRUPTED = 130
 LIST_TIMEOUT_S = 600.0
 # Settings that an earlier run must share to predict how long this one takes.
 DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample", "check")
@@ -202,14 +201,16 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: "Joined | None") ->
 
     other_options = [*scenarios, *(word for name, word in given().items() if name not in BESIDE_RESUME)]
     if other_options:
-        raise UserError(f"--resume goes on as {file} was begun, so it takes no {other_options[0]}; leave it out")
+        raise UserError(
+            f"--resume continues {file} with its own options, so it takes no {other_options[0]}; leave it out"
+        )
     if joined:
         raise UserError("--resume starts ranks itself, so it cannot join another launcher's; start it without one")
     return job_left_of(file)
 
 
 def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
-    """Ask before more than RANKS_PER_CPU ranks a CPU are started here; a UserError where there is nobody to ask.
+    """Ask before more than RANKS_PER_CPU ranks a CPU are started here; a UserError where no terminal can answer.
 
     More of them measure little but each other, and a typing error in --mesh can bring a machine down.
     Without a known number of CPUs nothing is asked.

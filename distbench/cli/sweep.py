@@ -16,11 +16,10 @@ from distbench.cli.options import (
     width_option,
 )
 from distbench.cli.output import say
+from distbench.spec.errors import INTERRUPTED
 
 if TYPE_CHECKING:
     from distbench.search.sweep_result import SweepResult
-
-INTERRUPTED = 130
 
 
 @click.command()

@@ -19,7 +19,7 @@ from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.processes import start_supervised, stop_supervised
 from distbench.processes.signals import Stop, noted_stop, stopped_as_interrupt
 from distbench.records.comparison_sides import read_side
-from distbench.spec.errors import UserError
+from distbench.spec.errors import INTERRUPTED, UNFORESEEN, USER_ERROR, UserError
 from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Options
 
 # One side of an A/B: where its code lies, with which Python and environment it is launched.
@@ -141,8 +141,6 @@ def _run(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str
         raise UserError(f"git cannot be run: {error}") from error
 
 
-# Ends of a launch that leave nothing to compare: the user can fix it, distbench itself failed, or the user stopped it.
-USER_ERROR, UNFORESEEN, INTERRUPTED = 2, 70, 130
 MAX_LOOKS = 4
 MAX_OPEN_SHARE = 0.05  # of the compared cases that may stay open where nothing looks slower; one may in any case
 END_TIMEOUT_S = 15  # for a launch that was asked to end

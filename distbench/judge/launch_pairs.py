@@ -16,7 +16,7 @@ INTERLEAVED_SHARE = 0.75  # of the smaller side's launches that must have a neig
 # more than it does during the launches themselves.
 MAX_GAP_S = 600.0
 MAX_GAP_LAUNCHES = 3.0  # or so many times the longer launch of the two
-CLOCK_S = 1.0  # an overlap that short is none: clocks are set back, and some tools write whole seconds
+CLOCK_S = 1.0  # shorter overlaps do not count: clocks are set back, and some tools write whole seconds
 TURNS = "the launches did not take turns, and machines drift"
 
 
@@ -83,7 +83,7 @@ class Pairing:
 def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
     """Neighbours in time as pairs, where that is how the launches were run."""
     sides = (baseline, candidate)
-    # A launch that was killed has no end, so that nobody knows what it disturbed: it stands in no pair.
+    # A launch that was killed has no end, so it is unknown what it disturbed: no pair contains it.
     timeline = sorted(
         (span.start, side, index) for side in (0, 1) for index, span in enumerate(sides[side]) if span.is_known
     )

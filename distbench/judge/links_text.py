@@ -134,7 +134,7 @@ def _hosts(names: Sequence[str]) -> str:
 
 
 def sentence_of(outlier: Outlier, links: LinkRun) -> str:
-    """`rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`."""
+    """As `rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`, its like being its group."""
     times = ratio_text(outlier.slowdown, outlier.low, outlier.high)
     level = f" {outlier.level}" if outlier.level else ""
     verb, pronoun = ("take", "their") if outlier.kind == HOSTS else ("takes", "its")

@@ -12,6 +12,7 @@ from pathlib import Path
 from distbench.launch.nodes import COUNTS, OWN_COUNTS, NodeLaunch, refuse_words, require_program, run_here
 from distbench.launch.rendezvous import FIRST_PORT, NUM_PORTS, address_by_slurm, ask_slurm, slurm_port
 from distbench.spec import UserError
+from distbench.spec.errors import INTERRUPTED
 from distbench.spec.file_io import unique_stem
 from distbench.spec.printable_text import count_text
 
@@ -94,7 +95,7 @@ AT_ONCE_S = 5.0
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
 JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
 # Exit codes with which a rank's command has said why.
-LAST_OWN_CODE, INTERRUPTED = 3, 130
+LAST_OWN_CODE = 3
 # Slurm's reason where a node could not even open the output file.
 NOT_BEGUN = "JobLaunchFailure"
 # Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited

@@ -446,7 +446,7 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
 
 # The run file as a JSON schema (draft 2020-12), exported from the types that its reader checks lines by.
 #
-# `python -m distbench.records.run_file > docs/run_file.schema.json` writes it anew; a test compares that file with it.
+# `python -m distbench.records.run_file > docs/run_file.schema.json` writes that file; a test compares the two.
 
 Schema = dict[str, Any]
 DRAFT = "https://json-schema.org/draft/2020-12/schema"

@@ -384,7 +384,7 @@ def _use_line(study: Study) -> str:
             "greedy, torch's default, for the rest: no planner that can be set for everything is surely faster"
         )
     if not parts:
-        return f"{on} greedy was not measured beside another planner, so none can be recommended."
+        return f"{on} greedy was not measured next to another planner, so none can be recommended."
     return f"{on}, use " + "; and ".join(parts) + f" (pairs {study.focus_text} that communicate)."
 
 
@@ -416,7 +416,7 @@ def _min_cost_line(study: Study) -> str:
         f"Measured beyond noise it paid on {compared.num_faster} and cost time on {compared.num_slower}, "
         f"{open_calls} are too close to call"
         if study.ratios["min_cost", BASELINE].enough.any()
-        else f"Under {MIN_PASSES} passes nobody can say on which it did"
+        else f"Under {MIN_PASSES} passes it is unknown on which it did"
     )
     return (
         f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "

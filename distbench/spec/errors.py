@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+# Exit codes: the user can fix it; distbench itself failed; the user stopped it.
+USER_ERROR, UNFORESEEN, INTERRUPTED = 2, 70, 130
 # Begins the message of a run whose plan does not fit its model or mesh.
 PLAN_PROBLEMS = "the plan cannot work"
 # Why a rank failed, in the file that it leaves: what the user can fix, a full disk, an exception, a host that is lost,

@@ -1,8 +1,8 @@
 """Every collective of this process on its way to a backend: stamped when it begins and ends, or ended at once.
 
-c10d dispatches all of them, whoever issues them: Python, DDP's reducer in C++, functional collectives and compiled
-code. Kernels of ours for a dispatch key that c10d leaves free come before the backends'. Nothing else goes through
-Python, and process groups stay as they are.
+c10d dispatches all of them: those of Python, of DDP's reducer in C++, of functional collectives and of compiled code.
+Kernels of ours for a dispatch key that c10d leaves free come before the backends'. Nothing else goes through Python,
+and process groups stay as they are.
 """
 
 import _thread
@@ -104,7 +104,7 @@ def _with_work(found: Any, work: Any) -> Any:
 
 
 def _timed(found: Any, issued: Issued) -> Any:
-    """The work to hand out, which stamps its completion; whoever waits waits for the same thing.
+    """The work to hand out, which stamps its completion; waiting for it waits for the same thing.
 
     Where the backend gives a future, its thread stamps when the collective is done, and the backend's own work is
     handed out: it lets waiters go after its future's callbacks, so they find the stamp. gloo's reduce-scatter has no
