@@ -6,15 +6,18 @@ own, or each would be as slow as the others, however slow it is.
 """
 
 import contextlib
+import fcntl
 import os
+import socket
 import statistics
+import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -27,28 +30,46 @@ from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
 
-# TCP segments that this host has sent, and sent again: a lossy link is fast at times, and nothing else shows it.
+# TCP segments that this rank's connections sent, and sent again: a lossy link may be fast, and only this shows it.
 #
-# The kernel counts them per network namespace, not per interface (tcpOutSegs and tcpRetransSegs of RFC 4022).
+# The kernel counts retransmissions per network namespace and per connection, not per interface. A connection's counts
+# are in its `struct tcp_info` (Linux 4.2 or newer, linux/tcp.h); its local address belongs to one interface.
 
-SNMP = Path("/proc/self/net/snmp")
-
-
-class Segments(NamedTuple):
-    """Segments sent, and of these the ones that were sent again."""
-
-    sent: int
-    again: int
+TCP_INFO_BYTES, TOTAL_RETRANS_AT, SEGS_OUT_AT = 140, 100, 136
+SIOCGIFADDR = 0x8915  # linux/sockios.h
+# Name of an interface to the TCP segments sent there, and of these the ones that were sent again.
+Segments = dict[str, tuple[int, int]]
 
 
-def segments_so_far(file: Path = SNMP) -> Segments | None:
-    """Return the counts since the host started; None where the system has none."""
-    try:
-        names, values = (line.split() for line in file.read_text().splitlines() if line.startswith("Tcp:"))
-        counts = dict(zip(names, values, strict=True))
-        return Segments(int(counts["OutSegs"]), int(counts["RetransSegs"]))
-    except (OSError, ValueError, KeyError):
+def segments_so_far() -> Segments | None:
+    """Return the counts of this process's open connections by interface; None where the system has no such counts."""
+    if not hasattr(socket, "TCP_INFO"):
         return None
+    interfaces = _interface_addresses()
+    segments: Segments = {}
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError, struct.error):
+            if not str(link.readlink()).startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(link.name))) as connection:
+                info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, TCP_INFO_BYTES)
+                (again,), (sent,) = (struct.unpack_from("I", info, at) for at in (TOTAL_RETRANS_AT, SEGS_OUT_AT))
+                address = connection.getsockname()[0].removeprefix("::ffff:")
+            interface = interfaces.get(address, address)
+            before = segments.get(interface, (0, 0))
+            segments[interface] = (before[0] + sent, before[1] + again)
+    return segments
+
+
+def _interface_addresses() -> dict[str, str]:
+    """Return the name of the interface that has each IPv4 address. An IPv6 address stays as it is."""
+    names = {}
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # no IPv4 address
+                reply = fcntl.ioctl(any_socket, SIOCGIFADDR, struct.pack("256s", name.encode()))
+                names[socket.inet_ntoa(reply[20:24])] = name
+    return names
 
 
 # Who talks to whom while links are measured (every pair of ranks once, all ranks at a time), and who computes when.
@@ -342,13 +363,16 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
     )
 
 
-def _segments_since(before: Segments | None, context: RankContext) -> dict[str, list[int]]:
-    """Return the segments that each rank's host has sent and sent again since, in rank order; nothing where unknown."""
+def _segments_since(before: Segments | None, context: RankContext) -> dict[str, list[dict[str, tuple[int, int]]]]:
+    """Return each rank's segments since, sent and sent again by interface; nothing where a rank has no counts."""
     now = segments_so_far()
-    segments = context.gather((now.sent - before.sent, now.again - before.again) if before and now else None)
-    if any(rank_segments is None for rank_segments in segments):
-        return {}
-    return {"tcp_segments": [sent for sent, _ in segments], "tcp_segments_again": [again for _, again in segments]}
+    if now is not None and before is not None:
+        for interface, (sent, again) in now.items():
+            sent_before, again_before = before.get(interface, (0, 0))
+            # A connection that was closed meanwhile takes its counts with it.
+            now[interface] = max(sent - sent_before, 0), max(again - again_before, 0)
+    by_rank = context.gather(now)
+    return {} if None in by_rank else {"tcp_segments": by_rank}
 
 
 def _tag(rank: int, numel: int) -> torch.Tensor:

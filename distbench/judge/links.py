@@ -55,14 +55,14 @@ class LinkRun:
         alike: what was measured.
         devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not say.
         is_relative: whether times are over those of an earlier run.
-        segments: host to the TCP segments that it sent in the first pass, and to those of them that it sent again.
+        segments: host and interface to the TCP segments that its ranks sent in the first pass, and to those sent again.
     """
 
     hosts: tuple[str, ...]
     alike: tuple[ComparisonGroup, ...]
     devices: tuple[str, ...] = ()
     is_relative: bool = False
-    segments: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    segments: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 def link_run_of(run: Run) -> LinkRun | None:
@@ -91,18 +91,16 @@ def link_run_of(run: Run) -> LinkRun | None:
     return LinkRun(hosts, tuple(groups), devices, segments=_segments_of(cases, hosts)) if groups else None
 
 
-def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[str, tuple[int, int]]:
-    """Return each host's segments. Ranks of a host have the same counts, unless each has a network of its own."""
-    counters = [case.get("counters") or {} for case in cases]
-    counts = [(one.get("tcp_segments"), one.get("tcp_segments_again")) for one in counters]
-    tables = [
-        np.array(pair) for pair in counts if all(isinstance(one, list) and len(one) == len(hosts) for one in pair)
-    ]
-    if not tables:
-        return {}
-    sent, again = (part.tolist() for part in np.sum(tables, axis=0))
-    worst = {host: max((again[at], sent[at]) for at, name in enumerate(hosts) if name == host) for host in hosts}
-    return {host: (of_host[1], of_host[0]) for host, of_host in worst.items()}
+def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
+    """Return the segments of each host's interfaces, summed over its ranks and over all cases."""
+    totals: dict[tuple[str, str], tuple[int, int]] = {}
+    for case in cases:
+        by_rank = (case.get("counters") or {}).get("tcp_segments") or []
+        for host, interfaces in zip(hosts, by_rank, strict=False):
+            for interface, (sent, again) in interfaces.items():
+                total = totals.get((host, interface), (0, 0))
+                totals[host, interface] = (total[0] + sent, total[1] + again)
+    return totals
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:

@@ -86,10 +86,13 @@ def link_lines(run: Run) -> Iterator[str]:
 def loss_lines(run: Run) -> Iterator[str]:
     """Sentences on hosts whose packets are lost: TCP sends them again, so a lossy link may look fast."""
     links = link_run_of(run)
-    for host, (sent, again) in links.segments.items() if links else ():
+    for (host, interface), (sent, again) in links.segments.items() if links else ():
         if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
-            problem = f"host {host} sent {again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
-            yield f"warning: {problem}: packets are lost. Run `ip -s link` and `ethtool -S` there, and look at its port"
+            share = f"{again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
+            yield (
+                f"warning: host {host} sent {share} over {interface}: packets are lost. Run `ip -s link` and "
+                f"`ethtool -S {interface}` there, and check its cable and switch port"
+            )
 
 
 def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:

@@ -121,8 +121,8 @@ Counters = defstruct(
         *optional(Amount, "mfu", "hfu"),
         *optional(Count, "slowest_rank", "num_retries"),
         *optional(bool, "fits"),
-        # Of links, by rank.
-        *optional(list[Count], "tcp_segments", "tcp_segments_again"),
+        # Of links: of each rank, interface to the segments that it sent and sent again.
+        *optional(list[dict[str, tuple[Count, Count]]], "tcp_segments"),
     ],
 )
 SAMPLES = [

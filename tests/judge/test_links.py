@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import socket
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -269,18 +270,32 @@ def test_what_cannot_be_told_is_said() -> None:
     assert "would have been found" in second
 
 
-def test_a_host_that_sends_segments_again_has_a_warning(tmp_path: Path) -> None:
+def test_an_interface_that_sends_segments_again_has_a_warning() -> None:
     run = made_up(1, {})
     for case in run.cases[:6]:
-        case["counters"] = {"tcp_segments": [1000] * 8, "tcp_segments_again": [0] * 4 + [5] * 4}
-    run.cases[7]["counters"] = {"tcp_segments": "x", "tcp_segments_again": None}
+        of_a, of_b = {"eth0": [1000, 0], "eth1": [500, 0]}, {"eth0": [1000, 0], "eth1": [500, 5]}
+        case["counters"] = {"tcp_segments": [of_a] * 4 + [of_b] * 4}
     _, warning = link_lines(run)
-    assert warning.startswith("warning: host b sent 30 of 6,000 TCP segments again (0.5 %)")
-    # As the kernel writes it (proc(5)), shortened.
-    file = tmp_path / "snmp"
-    file.write_text("Ip: A\nIp: 1\nTcp: RtoMin InSegs OutSegs RetransSegs InErrs\nTcp: 200 7 900 4 0\nUdp: A\nUdp: 1\n")
-    assert segments_so_far(file) == (900, 4)
-    assert segments_so_far(tmp_path / "nowhere") is None
+    assert warning.startswith(
+        "warning: host b sent 120 of 12,000 TCP segments again (1.0 %) over eth1: packets are lost."
+    )
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_INFO"), reason="this system has no counts per connection")
+def test_segments_are_counted_by_the_interface_of_each_connection() -> None:
+    def sent_over_loopback() -> int:
+        segments = segments_so_far()
+        assert segments is not None
+        return segments.get("lo", (0, 0))[0]
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as sender:
+        receiver, _ = server.accept()
+        with receiver:
+            before = sent_over_loopback()
+            for _ in range(20):
+                sender.sendall(b"x" * 1000)
+                assert receiver.recv(1000, socket.MSG_WAITALL)
+            assert sent_over_loopback() - before >= 20
 
 
 def test_the_matrix_has_each_pair_and_a_mark_at_the_slow_one() -> None:
