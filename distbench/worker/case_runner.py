@@ -251,14 +251,18 @@ class Runner:
         except RuntimeError as error:
             raise RankFailed(message) from error
 
+    def _require_in_step(self, turn: CaseProgress) -> None:
+        """Raise RankFailed where the user's code has left ranks out of step, so that the next case is not blamed."""
+        if turn.case_spec.case.kind in RUN_BY_USERS:
+            self._require_working_groups(OUT_OF_STEP)
+
     def _first_pass_of(self, turn: CaseProgress, number: int) -> str:
         """Samples, the check and the row of a case; its status."""
         opened_case = self._open(turn)
         samples = self._samples(turn, opened_case)
         with self._stopwatch.on("checking"):
             wrong = self._check(opened_case)
-            if turn.case_spec.case.kind in RUN_BY_USERS:
-                self._require_working_groups(OUT_OF_STEP)
+            self._require_in_step(turn)
         result = result_of(turn.case_spec, opened_case, samples, wrong)
         self._rows.save_row(result)
         turn.counters, held_bytes = result.counters, opened_case.held_bytes
@@ -300,6 +304,8 @@ class Runner:
             self._unseen.append((turn, number, samples))
         else:
             self._rows.note(turn.case_spec, number, self._samples(turn, opened_case))
+        with self._stopwatch.on("checking"):
+            self._require_in_step(turn)
         turn.has_settled = True
         if opened_case.stays_open and self._keeps_open:
             opened_case.pause()

@@ -121,17 +121,22 @@ def own_calls_ddp(*, how: str = "not_forward") -> Scenario:
 
 
 @scenario(mesh={"dp_shard": 2, "tp": 2})
-def own_collectives() -> Scenario:
-    """The first leaves a collective behind that rank 0 alone has begun."""
+def own_collectives(*, late: bool = False) -> Scenario:
+    """The first leaves a collective behind that rank 0 alone has begun; late: in its second pass."""
 
     def begins(mesh: Any) -> Any:
         def call() -> None:
-            if "begun" not in KEPT and dist.get_rank() == 0:
+            is_due = "begun" not in KEPT and ("summed" in KEPT or not late)
+            if is_due and dist.get_rank() == 0:
                 KEPT["begun"] = dist.all_reduce(torch.full((1,), 7.0), group=mesh["tp"].get_group(), async_op=True)
 
         return call
 
     def sums(mesh: Any) -> Any:
-        return lambda: dist.all_reduce(torch.ones(1), group=mesh["tp"].get_group())
+        def call() -> None:
+            KEPT["summed"] = True
+            dist.all_reduce(torch.ones(1), group=mesh["tp"].get_group())
+
+        return call
 
     return Scenario(calls={"begins": begins, "sums": sums})

@@ -27,12 +27,13 @@ ROWS = {
 }
 
 
-def job_of(name: str, out: Path) -> Job:
+def job_of(name: str, out: Path, passes: int = 1, **parameters: Any) -> Job:
     request = Request(
         targets=(f"{FILE}::{name}",), device="cpu", quick=True, out=out, timeout_s=60, started_at=time.time()
     )
     (job,) = jobs_of(request, None)
-    settings = replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1, passes=1)
+    job = replace(job, variants=[variant | parameters for variant in job.variants])
+    settings = replace(job.settings, warmup_iterations=1, min_samples=1, budget_s=0.1, passes=passes)
     return replace(job, settings=settings)
 
 
@@ -40,9 +41,10 @@ def job_of(name: str, out: Path) -> Job:
 def runs(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Both scenarios, of one launch and what is launched after it."""
     jobs = [job_of(name, tmp_path_factory.mktemp(name)) for name in ("own_collectives", "own_calls_ddp", "own_calls")]
+    jobs.append(job_of("own_collectives", tmp_path_factory.mktemp("late"), passes=3, late=True))
     outcomes = ranks.launch_all(jobs)
     assert {outcome.status for outcome in outcomes} == {"complete"}, outcomes
-    return {job.scenario: read_run(Path(job.run_file)) for job in jobs}
+    return {Path(job.run_file).parents[1].name.rstrip("0"): read_run(Path(job.run_file)) for job in jobs}
 
 
 def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_named(runs: dict[str, Any]) -> None:
@@ -55,8 +57,9 @@ def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_na
     assert run.footer["num_relaunches"] == 0
 
 
-def test_a_case_that_leaves_ranks_out_of_step_is_the_one_that_ends_the_launch(runs: dict[str, Any]) -> None:
-    run = runs["own_collectives"]
+@pytest.mark.parametrize("name", ["own_collectives", "late"])
+def test_a_case_that_leaves_ranks_out_of_step_is_the_one_that_ends_the_launch(runs: dict[str, Any], name: str) -> None:
+    run = runs[name]
     assert [(row["case"]["params"]["call"], row["status"]) for row in run.cases] == [
         ("begins", "raised"),
         ("sums", "ok"),
