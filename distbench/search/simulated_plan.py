@@ -96,8 +96,9 @@ def predicted(
     float8: tuple[str, ...] = (),
 ) -> Prediction:
     """From recordings of (layers, step by each of some ranks); of one as it is, of two on the line through both at
-    `num_layers`. Time is the slowest rank's, memory the fullest one's. What is alive at the peak lies on that line too;
-    what is reserved is taken to exceed it by the same share as in the recording of more layers.
+    `num_layers`. Time is the slowest rank's, memory the fullest one's. What is alive at the peak lies on that line too.
+    What the allocator reserves beyond it is taken to grow with the square root of it: in plans recorded whole it grows
+    more slowly than what is alive (`python -m benchmarks.memory_estimates`).
 
     Args:
         float8: patterns of modules whose matmuls are in float8.
@@ -111,13 +112,14 @@ def predicted(
     (few, low), (more, high) = points
     share = (num_layers - few) / (more - few)
     live = _line(low.live_bytes, high.live_bytes, share)
+    growth = live / high.live_bytes if high.live_bytes else 1.0
     prediction = replace(
         high,
         step_s=_line(low.step_s, high.step_s, share),
         parts_s=_lines(low.parts_s, high.parts_s, share),
         exposed_s=_lines(low.exposed_s, high.exposed_s, share),
         implicit_s=_lines(low.implicit_s, high.implicit_s, share),
-        reserved_bytes=live * high.reserved_bytes / high.live_bytes if high.live_bytes else high.reserved_bytes,
+        reserved_bytes=live + (high.reserved_bytes - high.live_bytes) * math.sqrt(max(growth, 0.0)),
         live_bytes=live,
         num_parameters=round(_line(low.num_parameters, high.num_parameters, share)),
         is_whole=False,
