@@ -68,7 +68,7 @@ class VerdictOptions:
 
     def terms(self) -> "Options":
         """The terms of the comparison; a UserError where a tolerance or a field is not valid."""
-        from distbench.judge.comparable import check_allowed
+        from distbench.judge.launch_pairs import check_allowed
         from distbench.statistics.verdicts import Options, tolerances_of
 
         return Options(

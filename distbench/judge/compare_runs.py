@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distbench.judge.comparable import MAX_LISTED
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
-from distbench.judge.launch_pairs import TURNS, Pairing
+from distbench.judge.launch_pairs import MAX_LISTED, TURNS, Pairing
 from distbench.records.dataframe import frame_of
 from distbench.records.launch_values import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
@@ -163,7 +162,7 @@ def side_by_side(
     if not any(case.num_launches for case in cases):
         raise UserError(_nothing_to_compare(cases, names))
     unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=TURNS)
-    return SideBySide(names, cases, gated, load_conflict(left, right, unpaired, options.load_share) or "")
+    return SideBySide(names, cases, gated, load_conflict(left, right, unpaired, options.load_share))
 
 
 def _measured_once(frame: "pd.DataFrame") -> dict[Key, dict[str, float]]:
