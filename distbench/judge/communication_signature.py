@@ -410,6 +410,7 @@ def json_text(comparison: SignatureComparison) -> str:
 
 def junit_text(comparison: SignatureComparison) -> str:
     """JUnit XML: a test case a file; one that changed is a failure, one that could not be compared an error."""
+    outcomes: list[tuple[str, str, str | None]]
     outcomes = [(name, "\n".join(texts), "failure") for name, texts in comparison.changed.items()]
     outcomes += [(sentence.partition(":")[0], sentence, "error") for sentence in comparison.uncompared]
     outcomes += [(name, "as in the baseline", None) for name in comparison.same]

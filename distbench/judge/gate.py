@@ -470,11 +470,9 @@ def gate(
         num_not_run,
         num_too_few,
         designs,
-        *(
-            [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in labels_by_text.items()]
-            for labels_by_text in (stamps, shown_stamps)
-        ),
-        warnings=sentences,
+        [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in stamps.items()],
+        [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in shown_stamps.items()],
+        sentences,
     )
 
 

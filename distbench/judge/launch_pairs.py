@@ -68,15 +68,16 @@ def groups_of(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: 
         common = [key for key in left if key in right]
         labels = _labels(scenario, [left[key][0] for key in common])
         groups += [Group(label, left[key], right[key]) for key, label in zip(common, labels, strict=True)]
-        alone = [
+        lone_left, lone_right = (
             [launch for key, launches in by_facts.items() if key not in common for launch in launches]
             for by_facts in (left, right)
-        ]
-        if any(alone):
-            conflicts = differences(*alone, fields) if all(alone) else []
-            if all(alone) and not conflicts:
-                conflicts = ["no launch of one side agrees with one of the other in every field"]
-            groups.append(Group(scenario, *alone, tuple(conflicts)))
+        )
+        conflicts = []
+        if lone_left and lone_right:
+            conflicts = differences(lone_left, lone_right, fields)
+            conflicts = conflicts or ["no launch of one side agrees with one of the other in every field"]
+        if lone_left or lone_right:
+            groups.append(Group(scenario, lone_left, lone_right, tuple(conflicts)))
     return groups
 
 

@@ -85,8 +85,9 @@ def link_run_of(run: Run) -> LinkRun | None:
             by_key.setdefault(key, []).append((members, column))
     groups = []
     for (quantity, level, size_bytes), columns in by_key.items():
-        members, times = zip(*sorted(columns, key=lambda column: column[0]), strict=True)
-        groups.append(ComparisonGroup(quantity, level, members, np.column_stack(times), size_bytes))
+        columns.sort(key=lambda column: column[0])
+        times_s = np.column_stack([column for _, column in columns])
+        groups.append(ComparisonGroup(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
     devices = next((params["devices"] for params, _ in complete_cases if isinstance(params.get("devices"), list)), ())
     devices = tuple(map(str, devices)) if len(devices) == len(hosts) else ()
     return LinkRun(hosts, tuple(groups), devices, segments=_segments_of(cases, hosts)) if groups else None

@@ -178,12 +178,13 @@ def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
         cells = {pair: text_of(value) + "!" * (pair in slow) for pair, value in pairs.items()}
         if not pairs:
             continue
-        ranks, names = range(len(links.hosts)), map(str, range(len(links.hosts)))
-        if len(set(links.hosts)) > 1:
-            names = (f"{rank} ({host})" for rank, host in enumerate(links.hosts))
+        ranks, several = range(len(links.hosts)), len(set(links.hosts)) > 1
         rows = [
-            (name, *(cells.get((min(rank, other), max(rank, other)), "-") for other in ranks))
-            for rank, name in enumerate(names)
+            (
+                f"{rank} ({links.hosts[rank]})" if several else str(rank),
+                *(cells.get((min(rank, other), max(rank, other)), "-") for other in ranks),
+            )
+            for rank in ranks
         ]
         note = "!: slower than its like" if slow else "none is slower than its like"
         yield Table(title, ("<rank", *map(str, ranks)), rows, [note])
