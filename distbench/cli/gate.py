@@ -187,7 +187,7 @@ def gate(
         return
     from distbench.judge import gate_text
     from distbench.judge.gate import gate as judge
-    from distbench.records.comparison_sides import read_side
+    from distbench.records.launches import read_side
 
     options, warnings = verdict.terms(), list[str]()
     left, right = sides_of(paths)

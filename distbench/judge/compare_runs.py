@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
 from distbench.judge.launch_pairs import MAX_LISTED, TURNS, Pairing
 from distbench.records.dataframe import Row, frame_of, records_of
-from distbench.records.launch_values import launch_of
+from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, TableColumns, capped, changes_in, table_of
 from distbench.show.units import decimal_text, spread_of, time_text

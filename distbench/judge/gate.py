@@ -21,7 +21,7 @@ from distbench.judge.launch_pairs import (
     spans_of,
     without_dtype,
 )
-from distbench.records.launch_values import FAILED, NOT_RUN, Launch, Value
+from distbench.records.launches import FAILED, NOT_RUN, Launch, Value
 from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, listed

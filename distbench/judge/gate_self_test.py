@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distbench.judge.gate import Gated, gate
-from distbench.records.launch_values import Launch, Value, launch_of, value_of
+from distbench.records.launches import Launch, Value, launch_of, value_of
 from distbench.records.results_folder import run_files_in
 from distbench.records.run_file import Header, Run, read_run
 from distbench.spec.errors import UserError

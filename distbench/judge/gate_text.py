@@ -11,8 +11,7 @@ from statistics import geometric_mean, stdev
 from typing import Any
 
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
-from distbench.records.baselines import launches_of, load_baseline
-from distbench.records.launch_values import Value
+from distbench.records.launches import Value, launches_of, load_baseline
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Rows, Table, capped, markdown_of
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml

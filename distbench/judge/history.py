@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.records.launch_values import Launch
+from distbench.records.launches import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
@@ -133,7 +133,7 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
     by_commit = _by_commit(launches)
     values = [[launch.cases.get(case_id) for launch in by_commit] for case_id in ids]
     p10_s = [[value.p10_s if value and value.status == "ok" else math.nan for value in row] for row in values]
-    logs = np.log(p10_s)
+    logs = np.asarray(np.log(p10_s))
     is_measured = np.isfinite(logs).any(axis=0)
     logs, by_commit = logs[:, is_measured], list(compress(by_commit, is_measured))
     points = change_points(logs)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
-from distbench.records.launch_values import Launch
+from distbench.records.launches import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.printable_text import listed

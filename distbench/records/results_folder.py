@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from distbench.records.baselines import FOLDER as BASELINES
 from distbench.records.machine import machine_name
 from distbench.records.run_file import Header, Run, read_header, read_run
 from distbench.spec.errors import UserError
@@ -19,6 +18,7 @@ from distbench.spec.printable_text import capped_lines, count_text
 # Which run files a report is about: those that were named, or every scenario of the latest `distbench run`.
 
 MAX_FILE_WARNINGS = 5
+BASELINES = "baselines"
 # Folders of what a launch and a sweep leave beside run files.
 NO_RUNS = {"logs", "recordings"}
 T = TypeVar("T")
