@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.processes.ask_child import ask_child
-from distbench.records.run_file import read_run
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file import Record, read_run
 from distbench.show.blocks import code_span, markdown_text
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, annotations, junit_xml
 from distbench.show.terminal import width_here, wrap

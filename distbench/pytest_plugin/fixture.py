@@ -18,8 +18,7 @@ import pytest
 
 from distbench import launch
 from distbench.launch.display import Display
-from distbench.records.run_file import read_run
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file import Record, read_run
 from distbench.spec import Entry, Job
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size

@@ -15,7 +15,7 @@ from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
     from distbench.records.launches import Launch
-    from distbench.records.run_file_fields import Record
+    from distbench.records.run_file import Record
 
 Series = dict[tuple[str, str], list[float]]
 

@@ -20,8 +20,16 @@ from msgspec import Struct
 from distbench.records.machine import slug
 from distbench.records.nccl_tests import read_nccl_tests
 from distbench.records.results_folder import BASELINES, read_each, run_files_in
-from distbench.records.run_file import MAX_RUN_BYTES, Header, Run, no_garbage_collection, read_run
-from distbench.records.run_file_fields import Environment, Record, Status
+from distbench.records.run_file import (
+    MAX_RUN_BYTES,
+    Environment,
+    Header,
+    Record,
+    Run,
+    Status,
+    no_garbage_collection,
+    read_run,
+)
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, read_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Date, Format, Time, decode, document

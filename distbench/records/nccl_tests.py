@@ -12,8 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, Run
-from distbench.records.run_file_fields import HeaderLine, Record, require_line
+from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, HeaderLine, Record, Run, require_line
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_json

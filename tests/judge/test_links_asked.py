@@ -13,8 +13,7 @@ from test_links import made_up
 from distbench.cli.links import links_code
 from distbench.cli.main import main
 from distbench.judge.links_text import judged, link_hosts_note, link_tables
-from distbench.records.run_file import Run
-from distbench.records.run_file_fields import CaseLine
+from distbench.records.run_file import CaseLine, Run
 from distbench.spec.json_decoder import is_of_type
 
 
