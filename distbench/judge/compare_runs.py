@@ -169,7 +169,6 @@ def _measured_once(frame: "pd.DataFrame") -> dict[Key, Row]:
 
 
 def _computes_of(frame: "pd.DataFrame") -> dict[Key, str]:
-    """What each step computes, where its run file has it."""
     rows = frame[frame["computes"].notna()]
     return dict(zip(zip(rows["scenario"], rows["id"], strict=True), rows["computes"], strict=True))
 
@@ -354,7 +353,6 @@ def _span(cases: Sequence[ComparedCase]) -> str:
 
 
 def _uncompared(cases: Sequence[ComparedCase]) -> Table:
-    """One row a reason."""
     groups: dict[tuple[str, str], list[str]] = {}
     for case in cases:
         groups.setdefault((case.verdict, case.why), []).append(case.case_id)

@@ -118,12 +118,11 @@ class Gated:
     Args:
         cases: the worst first.
         num_baseline: launches; likewise `num_candidate`.
-        num_tests: tests in the family.
+        num_tests: in the family.
         num_not_run: cases that neither side ran (skipped or unsupported).
         num_too_few: cases with too few launches for a verdict.
-        designs: one sentence a scenario: how its launches were compared.
-        stamps: fields that differ and were allowed to.
-        shown: other fields that differ.
+        designs: sentences on how each scenario's launches were compared.
+        stamps: fields that differ and were allowed to; `shown`: others that differ.
         warnings: sentences about files and launches.
     """
 
@@ -264,8 +263,7 @@ class MeasuredCases:
     """One group's cases that both sides measured, and their differences.
 
     Args:
-        case_ids: one a row of every array.
-        differences: by metric.
+        differences: by metric, a row a case.
         notes: case id to sentences.
         doubt: why no change of this group counts, or "".
         may_pass: False where foreign load differed, which also forbids a pass.
@@ -440,7 +438,11 @@ def gate(
     shown_stamps: dict[str, list[str]] = {}
     spans = {**spans_of(baseline), **spans_of(candidate)}
     num_not_run = 0
-    sentences = [*warnings, *_unfinished(candidate), *_busy(baseline, candidate, options)]
+    unfinished = sum(not launch.complete for launch in candidate)
+    sentences = [*warnings]
+    if unfinished:
+        sentences.append(f"{unfinished} of {len(candidate)} candidate launches did not run to their end")
+    sentences += _busy(baseline, candidate, options)
     for group in groups_of(baseline, candidate, options.allowed):
         sides = CaseTable.of(group.baseline), CaseTable.of(group.candidate)
         if group.conflicts or not group.baseline or not group.candidate:
@@ -478,11 +480,6 @@ def gate(
 
 def _badness(case: CaseVerdict) -> tuple[int, bool, float, str, str]:
     return VERDICTS.index(case.verdict), case.suspected != REGRESSION, -case.change, case.scenario, case.case_id
-
-
-def _unfinished(candidate: Sequence[Launch]) -> list[str]:
-    count = sum(not launch.complete for launch in candidate)
-    return [f"{count} of {len(candidate)} candidate launches did not run to their end"] if count else []
 
 
 def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:

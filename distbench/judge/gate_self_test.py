@@ -63,14 +63,12 @@ class TrialVerdicts(NamedTuple):
 
 @dataclass
 class Rates:
-    """One rule's outcomes in many comparisons with one change.
+    """One rule's outcomes in many comparisons with one change: numbers of comparisons.
 
     Args:
-        false_jobs: comparisons in which any unchanged case was called slower.
-        false_verdicts: comparisons in which any unchanged case was called slower or faster.
-        found: comparisons in which the changed case was called slower.
-        passed: comparisons in which the changed case was called a pass.
-        headed_pass: comparisons whose headline is PASS.
+        false_jobs: in which any unchanged case was called slower; `false_verdicts`: slower or faster.
+        found: in which the changed case was called slower; `passed`: a pass.
+        headed_pass: whose headline is PASS.
         num_pairs: pairs of launches that were judged, summed.
     """
 
@@ -102,8 +100,7 @@ class Window:
 
     Args:
         baseline: indexes of launches, in time order; likewise `candidate`, each next to its partner in time.
-        changed: row of the changed case.
-        factor: of its candidate samples; None for a tail.
+        changed: row of the changed case; `factor` is that of its candidate samples, None for a tail.
         seed: of the samples that a tail hits.
         spoiled: the launch that is SPOILED_FACTOR times slower in all cases, or None.
     """
@@ -192,7 +189,7 @@ class RecordedSeries:
 def recorded(folder: Path) -> RecordedSeries:
     """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
 
-    Run files of one `distbench run` are one launch, whose cases are those of all its scenarios.
+    Run files of one `distbench run` are one launch.
 
     Raises:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.

@@ -8,7 +8,6 @@ from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from statistics import geometric_mean, stdev
-from typing import Any
 
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.records.launches import Value, launches_of, load_baseline
@@ -194,16 +193,8 @@ def json_text(gated: Gated, strict: bool = False) -> str:
         **{name: value for name, value in asdict(gated).items() if name != "cases"},
         "cases": [{**asdict(case), "suspected": case.suspected} for case in gated.cases],
     }
-    return json.dumps(_finite(record), indent=1, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """The same with null for nan and infinity."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    with_nulls = json.loads(json.dumps(record), parse_constant=lambda _: None)  # for nan and infinity
+    return json.dumps(with_nulls, indent=1, allow_nan=False)
 
 
 def junit_text(gated: Gated, _: bool = False) -> str:

@@ -29,8 +29,8 @@ class ComparisonGroup:
     Args:
         quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
         level: of pairs: where their ranks are; of groups: their mesh dim.
-        members: the ranks of each: two of a pair, one that computes.
-        times_s: seconds, shape (passes, members).
+        members: the ranks of each.
+        times_s: shape (passes, members).
         size_bytes: of a message; 0 for computing.
     """
 
@@ -196,10 +196,7 @@ class Effects(NamedTuple):
 
 
 def _of_hosts(links: LinkRun) -> Iterator[Effects]:
-    """Each host by its ranks' computing, compared with the middle host, of two with the faster one.
-
-    It is slow only where nearly all of its ranks are.
-    """
+    """Each host by how nearly all of its ranks compute, compared with the middle host, of two with the faster one."""
     names = list(dict.fromkeys(links.hosts))
     for group in links.alike:
         places = [[at for at, (rank, *_) in enumerate(group.members) if links.hosts[rank] == name] for name in names]
@@ -218,9 +215,9 @@ def _of_hosts(links: LinkRun) -> Iterator[Effects]:
 
 
 def _of_host_links(links: LinkRun) -> Iterator[Effects]:
-    """Each host by the links within it; compared with an earlier run also each two hosts by the links between them.
+    """Each host by nearly all links within it; compared with an earlier run also each two hosts by those between them.
 
-    They are slow only where nearly all of their pairs are: a slow rank is in half of them.
+    Nearly all, since one slow rank is in half of them.
     """
     by_size = sorted(links.alike, key=lambda group: (group.quantity, group.size_bytes))
     for (quantity, _), groups in groupby(by_size, key=lambda group: (group.quantity, group.size_bytes)):

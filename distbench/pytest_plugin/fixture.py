@@ -188,7 +188,7 @@ class MeasuredCase:
 
     Args:
         id: `call/<function>/<arguments>/<mesh>`.
-        status: "ok"; the fixture fails the test for any other.
+        status: "ok"; the fixture fails the test for others.
         samples_s: seconds of each sample on its slowest rank.
         params: the case's call, variant and mesh, as text.
         counters: other numbers of the case; `checked`: whether its result was.

@@ -147,7 +147,7 @@ def foreign_load(environment: Environment, footer: Record) -> float | None:
 
 
 class Facts(Environment, frozen=True):
-    """What launches have in common, or one launch alone."""
+    """Facts of launches."""
 
     mesh: str | None = None
     profile: str | None = None
@@ -168,7 +168,6 @@ class LaunchRow(Struct):
     foreign_load: Amount | None = None
 
     def __post_init__(self) -> None:
-        """Check the facts."""
         decode(self.facts, Facts, "facts")
 
 
@@ -186,7 +185,6 @@ class Columns(Struct):
     error: list[str | None] = []
 
     def __post_init__(self) -> None:
-        """Fill the columns that may be empty, and check that all agree."""
         num_launches = len(self.num_samples)
         self.status = self.status or ["ok"] * num_launches
         self.error = self.error or [None] * num_launches
@@ -210,7 +208,6 @@ class Baseline(Struct):
     cases: dict[str, Columns]
 
     def __post_init__(self) -> None:
-        """Check the facts, and that launches and columns agree."""
         decode(self.facts, Facts, "facts")
         ids = [launch.run_id for launch in self.launches]
         if twice := next((run_id for run_id in ids if ids.count(run_id) > 1), None):
@@ -227,7 +224,7 @@ FORMAT = Format("baseline", SAVE_AGAIN, "distbench_baseline", FORMAT_VERSION)
 
 
 def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
-    """The files written to `baselines/<machine>/` below a results folder: one a scenario, mesh and device.
+    """Write `baselines/<machine>/` below a results folder, one file a scenario, mesh and device; return the files.
 
     Raises:
         UserError: no launches, or the folder cannot be written.

@@ -233,7 +233,6 @@ class TraceTable(Struct):
     rows: list[list[Any]]
 
     def __post_init__(self) -> None:
-        """Check what no annotation can: that rows and columns go together, and each column's values."""
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("columns has a name twice")
         if any(len(row) != len(self.columns) for row in self.rows):

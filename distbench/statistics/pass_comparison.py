@@ -101,12 +101,13 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
         residuals = np.where(is_known, differences - mean[:, None], 0.0)[tested]
         error[tested], critical = _error_and_critical(mean[tested], residuals, is_known[tested], alpha)
     reach = critical * error
+    conditions = [~compared, ~tested, mean - reach > 0, mean + reach < 0]
     return PassComparison(
         ratio=np.exp(mean),
         low=np.exp(mean - reach),
         high=np.exp(mean + reach),
         num_passes=count,
-        verdict=_verdicts(mean, reach, compared, tested),
+        verdict=np.select(conditions, [BASELINE, TOO_FEW, SLOWER, FASTER], WITHIN_NOISE).tolist(),
         detectable=_detectable(error[tested], critical, count[tested]) if tested.any() else math.nan,
     )
 
@@ -152,13 +153,6 @@ def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> flo
     # The standard deviation of the noncentral t, by the normal approximation of Johnson and Kotz.
     luck = LUCK * math.sqrt(1 + critical**2 / (2 * freedom))
     return float(np.expm1(detectable_effect(float(np.median(error)), critical, luck)))
-
-
-def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:
-    verdicts = np.where(compared, np.where(tested, WITHIN_NOISE, TOO_FEW), BASELINE).astype(object)
-    verdicts[tested & (mean - reach > 0)] = SLOWER
-    verdicts[tested & (mean + reach < 0)] = FASTER
-    return [str(verdict) for verdict in verdicts]
 
 
 def pass_medians(samples: Sequence[float], pass_counts: Sequence[Sequence[int]], num_passes: int) -> Floats:

@@ -25,11 +25,10 @@ _GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
 
 @dataclass(frozen=True)
 class LogDifference:
-    """Candidate minus baseline, in logarithms; every array with one element a test.
+    """Candidate minus baseline, in logarithms, one element a test.
 
     Args:
-        error: the estimate's standard error; nan where there are too few launches for one.
-        freedom: degrees of freedom of that error.
+        error: standard error, with `freedom` degrees of freedom; nan where there are too few launches.
         num_launches: pairs, or launches of the smaller side.
         baseline: that side's mean; likewise `candidate`.
         pairs: each pair's difference, [tests, pairs]; None where launches were not compared in pairs.
@@ -62,10 +61,8 @@ class LogDifference:
         return self.estimate - reach, self.estimate + reach
 
     def detectable(self, alpha: float, tolerance: Floats) -> Floats:
-        """The smallest true slowdown that such data would call a regression four times in five.
-
-        It must be significant at `alpha`, one-sided, and its estimate above the tolerance, which is in logarithms.
-        """
+        """The smallest true slowdown that would be significant at one-sided `alpha` and above the tolerance, both in
+        logarithms, four times in five."""
         return detectable_effect(self.error, stdtrit(self.freedom, 1 - alpha), stdtrit(self.freedom, POWER), tolerance)
 
     def launches_to_settle(
@@ -78,13 +75,10 @@ class LogDifference:
     ) -> Floats:
         """Launches a side (pairs) in all that would settle a test four times in five if the estimate is true.
 
-        A true change above the tolerance is settled when it is found, one below when the upper bound falls below the
-        tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
+        A true change above the tolerance is settled when it is found at one-sided `alpha`, one below when the upper
+        bound falls below the tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
 
         Args:
-            alpha: one-sided level of the one test.
-            confidence: of the interval whose upper bound a pass needs.
-            tolerance: in logarithms.
             found_error: the standard error by which a slowdown is found, by default `error`.
             prior_freedom: its degrees of freedom beyond those of its own launches.
         """
@@ -103,10 +97,8 @@ class LogDifference:
 def detectable_effect(
     error: Floats | float, critical: Floats | float, luck: Floats | float, tolerance: Floats | float = -np.inf
 ) -> Floats:
-    """Return the smallest true effect that is found with probability POWER: four times in five.
-
-    An effect is found where its estimate over its standard error `error` exceeds `critical`, and the estimate exceeds
-    `tolerance`.
+    """Return the smallest true effect whose estimate exceeds `tolerance`, and over its `error` `critical`, with
+    probability POWER.
 
     Args:
         luck: the quantile at POWER of that statistic about its expectation. Student's t is the usual choice for
@@ -237,13 +229,11 @@ class Flipped:
 
 
 def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[Flipped]:
-    """Every row of every block tested as one family.
+    """Test every row of every block as one family at level `alpha`, rows of fewer pairs than `min_pairs` left out.
 
     Args:
         blocks: differences of logarithms, each [tests, its pairs] with nan where a pair lacks the value; errors of a
             block's tests lean on each other.
-        min_pairs: pairs below which a row is not tested.
-        alpha: family-wise level, for `critical`.
     """
     signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
     tested_rows, flips = [], []
@@ -304,11 +294,7 @@ class SignFlips:
         return cls(differences, count, squares, float(np.median(squares / count)) if len(count) else 0.0)
 
     def largest(self, signs: Floats, is_two_sided: bool = False) -> Floats:
-        """Return the largest statistic of all rows under each choice of signs; -inf where there is no row.
-
-        Args:
-            signs: [choices, columns]; further columns are not used.
-        """
+        """Return each choice of signs' largest statistic of all rows, -inf without rows; `signs` are [choices, columns]."""
         largest = np.full(len(signs), -np.inf)
         signs = signs[:, : self.differences.shape[1]]
         for start in range(0, len(self.count), ROWS_AT_ONCE):
