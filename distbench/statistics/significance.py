@@ -294,7 +294,7 @@ class SignFlips:
         return cls(differences, count, squares, float(np.median(squares / count)) if len(count) else 0.0)
 
     def largest(self, signs: Floats, is_two_sided: bool = False) -> Floats:
-        """Return each choice of signs' largest statistic of all rows, -inf without rows; `signs` are [choices, columns]."""
+        """Return the largest statistic of all rows for each choice of `signs`, [choices, columns]; -inf for no row."""
         largest = np.full(len(signs), -np.inf)
         signs = signs[:, : self.differences.shape[1]]
         for start in range(0, len(self.count), ROWS_AT_ONCE):
