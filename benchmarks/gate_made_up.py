@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from distbench.judge.ab import Side, order_of
 from distbench.judge.gate import Gated, gate
-from distbench.records.launch_values import Launch, Value
+from distbench.records.launches import Launch, Value
 from distbench.records.run_file import Header
 from distbench.statistics.verdicts import IMPROVEMENT, REGRESSION, Options
 

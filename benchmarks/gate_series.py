@@ -12,8 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from distbench.judge.gate_self_test import ORIGIN, RecordedSeries
-from distbench.records.baselines import read_baseline
-from distbench.records.launch_values import Value
+from distbench.records.launches import Value, read_baseline
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from distbench.records.launch_values import Launch, launch_of
+from distbench.records.launches import Launch, launch_of
 from distbench.records.run_file import read_run
 
 CASE = "collective/f32[1024]/all_gather/tp"

@@ -282,7 +282,7 @@ def test_help_and_list_import_neither_torch_nor_other_commands_nor_plans(childre
 
 
 def test_verdicts_know_nothing_of_how_they_are_shown() -> None:
-    for name in ("ab", "comparable", "gate", "links"):
+    for name in ("ab", "gate", "launch_pairs", "links"):
         path = PACKAGE / "judge" / f"{name}.py"
         shown = [module for module in our_modules(path) if module.startswith("distbench.show")]
         assert shown == [], f"judge/{name}.py may not import {shown}: put texts into judge/{name}_text.py"
@@ -304,7 +304,7 @@ def test_nothing_imports_the_scenarios_by_name() -> None:
 ACCELERATORS = {"cuda", "hip", "rocm", "xpu", "npu", "hpu", "mtia", "nccl", "rccl", "xccl", "hccl"}
 OF_TORCH = {f"torch.{name}" for name in (*ACCELERATORS, "accelerator", "get_device_module")}
 # The simulated device stands for CUDA's and its NCCL; nccl-tests' files have no other; headers say which versions ran.
-SAYS_SO = ("simulate/recorded_step.py", "records/nccl_tests.py", "records/run_file_fields.py", "judge/gate_text.py")
+SAYS_SO = ("simulate/recorded_step.py", "records/nccl_tests.py", "records/run_file.py", "judge/gate_text.py")
 
 
 def test_one_table_and_one_file_of_ranks_know_the_accelerators() -> None:

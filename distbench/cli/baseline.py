@@ -29,8 +29,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
     Example:
       distbench baseline save runs/ && git add results/baselines
     """
-    from distbench.records.baselines import save_baselines
-    from distbench.records.comparison_sides import read_side
+    from distbench.records.launches import read_side, save_baselines
 
     warnings: list[str] = []
     launches = read_side(expanded(paths), "baseline", warnings)
@@ -56,16 +55,19 @@ def list_baselines(out: Path) -> None:
     Example:
       distbench baseline list
     """
-    from distbench.records.baselines import FOLDER, describe
+    from distbench.records.launches import describe
+    from distbench.records.results_folder import BASELINES
     from distbench.show.blocks import Table
     from distbench.show.terminal import text_of
 
     rows = describe(out)
     if not rows:
-        say_lines([f"no baseline is under {out / FOLDER}; store one with distbench baseline save"])
+        say_lines([f"no baseline is under {out / BASELINES}; store one with distbench baseline save"])
         return
     columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
-    say(text_of([Table(f"baselines under {out / FOLDER}:", columns, rows, optional=("saved at", "commit", "cases"))]))
+    say(
+        text_of([Table(f"baselines under {out / BASELINES}:", columns, rows, optional=("saved at", "commit", "cases"))])
+    )
 
 
 @baseline.command()

@@ -68,7 +68,7 @@ class VerdictOptions:
 
     def terms(self) -> "Options":
         """The terms of the comparison; a UserError where a tolerance or a field is not valid."""
-        from distbench.judge.comparable import check_allowed
+        from distbench.judge.launch_pairs import check_allowed
         from distbench.statistics.verdicts import Options, tolerances_of
 
         return Options(
@@ -187,7 +187,7 @@ def gate(
         return
     from distbench.judge import gate_text
     from distbench.judge.gate import gate as judge
-    from distbench.records.comparison_sides import read_side
+    from distbench.records.launches import read_side
 
     options, warnings = verdict.terms(), list[str]()
     left, right = sides_of(paths)

@@ -26,7 +26,7 @@ from distbench.cli.options import (
     width_option,
 )
 from distbench.cli.output import say, say_lines, say_once
-from distbench.records.run_file_fields import MAX_PASSES
+from distbench.records.run_file import MAX_PASSES
 from distbench.spec import Job, format_mesh
 from distbench.spec.devices import DEVICE_HELP, DEVICES
 from distbench.spec.errors import INTERRUPTED, PLAN_PROBLEMS, UserError

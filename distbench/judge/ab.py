@@ -1,5 +1,4 @@
-"""Two revisions or environments, launched in turn in random order, with looks in between, until the verdict is
-settled."""
+"""Two revisions or environments, launched in turn in random order until a look at the verdict settles it."""
 
 import contextlib
 import math
@@ -17,25 +16,27 @@ from pathlib import Path
 
 from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.processes import start_supervised, stop_supervised
-from distbench.processes.signals import Stop, noted_stop, stopped_as_interrupt
-from distbench.records.comparison_sides import read_side
+from distbench.processes.signals import noted_stop, stopped_as_interrupt
+from distbench.records.launches import read_side
 from distbench.spec.errors import INTERRUPTED, UNFORESEEN, USER_ERROR, UserError
+from distbench.spec.printable_text import count_text
 from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Options
-
-# One side of an A/B: where its code lies, with which Python and environment it is launched.
 
 WORKING_TREE = "."
 GIT_TIMEOUT_S = 120
+MAX_LOOKS = 4
+MAX_OPEN_SHARE = 0.05  # of the compared cases that may stay open where nothing looks slower; one may in any case
+END_TIMEOUT_S = 15  # for a launch that was interrupted
 
 
 @dataclass(frozen=True)
 class Side:
-    """One side.
+    """One side: its code, Python and environment.
 
     Args:
         name: "a" or "b".
-        ref: what the user called it: a git revision, or "." for the working tree as it is.
-        folder: where its code lies; launches run there and import from there first.
+        ref: the user's name of it: a git revision, or "." for the working tree as it is.
+        folder: of its code; launches run there and import from there first.
         python: the interpreter, whose torch is measured.
         commit: the revision's full hash; None for the working tree.
     """
@@ -48,13 +49,12 @@ class Side:
     commit: str | None = None
 
     def environment(self) -> dict[str, str]:
-        """Of its launches: this process's, its own variables, and its code first among what is imported."""
-        inherited = os.environ.get("PYTHONPATH")
-        paths = [str(self.folder), *([inherited] if inherited else [])]
+        """Of its launches: this process's, its own variables, and its folder first on the import path."""
+        paths = filter(None, [str(self.folder), os.environ.get("PYTHONPATH")])
         return {**os.environ, **self.variables, "PYTHONPATH": os.pathsep.join(paths)}
 
     def text(self) -> str:
-        """For a person: `a: main (1a2b3c4d), NCCL_ALGO=Tree`."""
+        """`a: main (1a2b3c4d), NCCL_ALGO=Tree`."""
         parts = [f"{self.ref} ({self.commit[:8]})" if self.commit else "the working tree"]
         parts += [f"{name}={value}" for name, value in self.variables.items()]
         parts += [self.python] if self.python != sys.executable else []
@@ -73,9 +73,9 @@ def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def python_at(text: str | None, option: str) -> str:
-    """The interpreter that the user means, as an absolute path, or a UserError; None is this process's own.
+    """The interpreter of that name as an absolute path, or a UserError; None is this process's own.
 
-    Links are kept: a virtual environment's python is one, and what it points to knows nothing of the environment.
+    Links are kept: the python of a virtual environment is one, and only the link belongs to the environment.
     """
     if text is None:
         return sys.executable
@@ -87,16 +87,20 @@ def python_at(text: str | None, option: str) -> str:
 
 @contextlib.contextmanager
 def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
-    """Each side's revision in a worktree of its own, taken away at the end, also when a signal asks for it.
-
-    The working tree stays where it is.
+    """Each side's revision in a worktree of its own, which is removed at the end, also after a signal.
 
     Raises:
         KeyboardInterrupt: SIGTERM or SIGHUP.
         UserError: this is no git repository, or it has no such revision.
     """
-    root = _root() if any(side.ref != WORKING_TREE for side in sides) else None
-    commits = {side.ref: _commit_of(side.ref, root) for side in sides if root and side.ref != WORKING_TREE}
+    here, root, commits = Path.cwd(), None, {}
+    if refs := [side.ref for side in sides if side.ref != WORKING_TREE]:
+        error = "ab compares git revisions, and this folder is in no git repository; go to one, or give . twice"
+        root = Path(_git(["rev-parse", "--show-toplevel"], here, error))
+        give = "give a branch, tag or commit, or . for the working tree"
+        for ref in refs:
+            error = f"{ref!r} is no revision of this git repository; {give}"
+            commits[ref] = _git(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], root, error)
     with stopped_as_interrupt(), contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
         ready_sides = []
@@ -105,56 +109,35 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
                 ready_sides.append(side)
                 continue
             tree = folder / side.name
-            undo.callback(_run, ["worktree", "remove", "--force", "--force", str(tree)], root)
-            done = _run(["worktree", "add", "--detach", str(tree), commits[side.ref]], root)
-            if done.returncode:
-                raise UserError(f"git worktree failed: {(done.stderr.strip() or 'no reason given').splitlines()[-1]}")
-            side_folder = tree / Path.cwd().relative_to(root)
+            undo.callback(_git, ["worktree", "remove", "--force", "--force", str(tree)], root)
+            _git(["worktree", "add", "--detach", str(tree), commits[side.ref]], root, "git worktree failed: ")
+            side_folder = tree / here.relative_to(root)
             if not side_folder.is_dir():
-                raise UserError(f"{side.ref} has no folder {Path.cwd().relative_to(root)}; run ab from one it has")
+                raise UserError(f"{side.ref} has no folder {here.relative_to(root)}; run ab from one it has")
             ready_sides.append(replace(side, folder=side_folder, commit=commits[side.ref]))
         yield ready_sides
 
 
-def _commit_of(ref: str, root: Path) -> str:
-    done = _run(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], root)
-    if done.returncode:
-        give = "give a branch, tag or commit, or . for the working tree"
-        raise UserError(f"{ref!r} is no revision of this git repository; {give}")
-    return done.stdout.strip()
-
-
-def _root() -> Path:
-    done = _run(["rev-parse", "--show-toplevel"], Path.cwd())
-    if done.returncode:
-        raise UserError(
-            "ab compares git revisions, and this folder is in no git repository; go to one, or give . twice"
-        )
-    return Path(done.stdout.strip())
-
-
-def _run(arguments: list[str], folder: Path) -> "subprocess.CompletedProcess[str]":
+def _git(arguments: list[str], folder: Path, error: str = "") -> str:
+    """Git's output; a UserError where it fails and there is an `error`; git's last line follows one that ends ": "."""
     command = ["git", *arguments]
     try:
-        return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"git cannot be run: {error}") from error
-
-
-MAX_LOOKS = 4
-MAX_OPEN_SHARE = 0.05  # of the compared cases that may stay open where nothing looks slower; one may in any case
-END_TIMEOUT_S = 15  # for a launch that was asked to end
-# Options of `distbench run` that a launch is given anyway.
-OWN_OPTIONS = ("--out", "--quiet")
+        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
+    except (OSError, subprocess.TimeoutExpired) as problem:
+        raise UserError(f"git cannot be run: {problem}") from problem
+    if done.returncode and error:
+        reason = (done.stderr.strip() or "no reason given").splitlines()[-1]
+        raise UserError(error + reason * error.endswith(": "))
+    return done.stdout.strip()
 
 
 @dataclass(frozen=True)
 class Terms:
-    """How long to go on.
+    """When to end.
 
     Args:
-        budget_s: no pair is begun that would probably end after so many seconds.
-        looks: after how many pairs to look; each look spends an equal part of alpha.
+        budget_s: no pair begins that would probably end after so many seconds.
+        looks: after how many pairs to look at the verdict; each look spends an equal part of alpha.
         seed: of the coin that gives each pair its order.
     """
 
@@ -166,7 +149,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Settled:
-    """What came of it: the last look's verdicts, how many pairs were run, and why no more."""
+    """The last look's verdicts, how many pairs were run, and why no more."""
 
     gated: Gated
     num_pairs: int
@@ -174,15 +157,15 @@ class Settled:
 
 
 def check_run_arguments(arguments: Sequence[str]) -> None:
-    """Refuse options of `distbench run` that each launch gets from here, with a UserError."""
+    """Raise a UserError for options of `distbench run` that each launch gets from here."""
     for option in (argument.partition("=")[0] for argument in arguments):
-        if option in OWN_OPTIONS:
+        if option in ("--out", "--quiet"):
             leave = "leave it out (ab takes --out before --)"
             raise UserError(f"{option} stands after --, where each launch gets its own; {leave}")
 
 
 def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
-    """Up to four looks, evenly from the first that can give a verdict at its share of alpha to the last pair."""
+    """Pairs after which to look: up to four, evenly from the first that can give a verdict to the last pair."""
     for count in range(MAX_LOOKS, 1, -1):
         first = replace(options, alpha=options.alpha / count).least_launches(paired=True)
         if max_pairs - first >= count - 1:
@@ -192,10 +175,10 @@ def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
 
 
 def order_of(pair: int, sides: Sequence[Side], seed: int) -> list[Side]:
-    """Either order by a fair coin of the pair's own, always the same for the same seed.
+    """The order of a pair by a fair coin, always the same for the same seed.
 
-    Only so are a pair's launches exchangeable whatever disturbs them. A fixed order (A B, B A, ...) is not: what comes
-    back every second pair falls on one side alone.
+    This makes a pair's launches exchangeable. With a fixed order (A B, B A, ...) they are not: a disturbance of every
+    second pair slows one side alone.
     """
     return list(random.Random(f"{seed} pair {pair}").sample(list(sides), k=2))
 
@@ -215,11 +198,11 @@ def take_turns(
         run_arguments: of `distbench run`: scenarios and options.
         out: results go to its folders `a` and `b`.
         options: of the gate; its alpha is shared between the looks.
-        say: is called with each line of progress.
+        say: takes each line of progress.
 
     Raises:
         UserError: a launch could not work, or `out` cannot be written.
-        KeyboardInterrupt: the user stopped it; finished launches stay in `out`.
+        KeyboardInterrupt: finished launches stay in `out`.
     """
     share = replace(options, alpha=options.alpha / len(terms.looks))
     started_s, longest_s = time.monotonic(), 0.0
@@ -239,7 +222,7 @@ def take_turns(
 
 
 def _cost(pair_s: float, terms: Terms) -> str:
-    """What the rest will take, by the first pair; where a budget ends it sooner, until then."""
+    """The time of the first look and of all pairs that the budget allows, by the first pair."""
     first, most = terms.looks[0], min(terms.max_pairs, max(1, int(terms.budget_s / pair_s)) if pair_s else math.inf)
     look = f"the first look is after {first}, {_minutes(first * pair_s)} after the start"
     if most < first:
@@ -252,33 +235,27 @@ def _minutes(seconds: float) -> str:
 
 
 def settled_by(gated: Gated, num_left: int) -> str | None:
-    """Why up to `num_left` more pairs would change nothing that counts; None while they might."""
+    """Why up to `num_left` more pairs would not change the outcome; None while they might."""
     counts = gated.counts
     if counts.get(REGRESSION):
         return "a regression is found"
-    if counts.get(INCONCLUSIVE):
-        return _out_of_reach(gated, num_left)
     if not counts:
         return None
-    reasons = "every case is settled", "nothing can be compared, and more launches would not change that"
-    return reasons[not gated.num_judged]
-
-
-def _out_of_reach(gated: Gated, num_left: int) -> str | None:
-    """Where nearly every case passed, and the pairs left would probably not settle the few that look no slower."""
     still_open = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
+    if not still_open:
+        nothing = "nothing can be compared, and more launches would not change that"
+        return "every case is settled" if gated.num_judged else nothing
+    # Nearly every case passed, and the pairs left would probably not settle the few that look no slower.
     allowed = max(1, int(MAX_OPEN_SHARE * gated.num_judged))
-    look_no_slower = not any(case.suspected or case.excess >= 0 for case in still_open)
-    if not gated.counts.get(PASS) or len(still_open) > allowed or not look_no_slower:
+    may_end = bool(counts.get(PASS)) and len(still_open) <= allowed
+    if not may_end or any(case.suspected or case.excess >= 0 or _needs(case) <= num_left for case in still_open):
         return None
-    if not all(_needs(case) > num_left for case in still_open):
-        return None
-    few = "1 case is" if len(still_open) == 1 else f"{len(still_open)} cases are"
+    few = f"{count_text(len(still_open), 'case')} {'is' if len(still_open) == 1 else 'are'}"
     return f"{few} open, looking no slower than the tolerance, and would need more than the {num_left} pairs left"
 
 
 def _needs(case: CaseVerdict) -> float:
-    """Further pairs that would settle a case, were what was seen the truth."""
+    """Further pairs that would settle a case if the changes measured so far are true."""
     still_open = [metric.num_more for metric in case.metrics if metric.verdict == INCONCLUSIVE]
     return max(math.inf if count is None else count for count in still_open)
 
@@ -289,14 +266,8 @@ def _look(out: Path, options: Options) -> Gated:
     return gate(baseline, candidate, options, warnings)
 
 
-def _last_sentence(lines: Sequence[str]) -> str:
-    """What a command said last, all of its lines; empty where it said nothing."""
-    begins = [index for index, line in enumerate(lines) if line.startswith("distbench: ")]
-    return "\n".join(lines[begins[-1] if begins else -1 :])
-
-
 def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
-    """The launch's seconds. Cases that fail are the gate's business, not this one's."""
+    """The launch's seconds. Cases may fail: the gate reports them."""
     folder = out / side.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -320,32 +291,26 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
             )
     except (OSError, ValueError) as error:
         raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
-    lines = _wait(launch, stop).decode(errors="replace").strip().splitlines()
+    with launch:
+        try:
+            if stop.asked:
+                raise KeyboardInterrupt
+            output = launch.communicate()[1].decode(errors="replace").strip()
+        except KeyboardInterrupt:
+            stop_supervised(launch, END_TIMEOUT_S)  # its ranks end, and its run file is closed
+            raise
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
     if launch.returncode < 0:
         name, advice = signal.Signals(-launch.returncode).name, f"launches that ended before it are in {out}"
         raise UserError(f"{side.text()}: its launch was killed by {name} (SIGKILL: memory may be short); {advice}")
     if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier_files:
-        last = _last_sentence(lines) or f"it ended with {launch.returncode}, no run file and no message"
-        raise UserError(f"{side.text()}: {last.removeprefix('distbench: ')}")
+        # The last message with all of its lines, or the last line of other output.
+        _, prefix, message = f"\n{output}".rpartition("\ndistbench: ")
+        last = message if prefix else output.rpartition("\n")[2]
+        last = last or f"it ended with {launch.returncode}, no run file and no message"
+        raise UserError(f"{side.text()}: {last}")
     return time.monotonic() - began
-
-
-def _wait(launch: "subprocess.Popen[bytes]", stop: Stop) -> bytes:
-    """What it wrote to standard error; where this process is interrupted, it ends its ranks and its run file first.
-
-    Args:
-        stop: whether it was while the launch started.
-    """
-    with launch:
-        try:
-            if stop.asked:
-                raise KeyboardInterrupt
-            return launch.communicate()[1]
-        except KeyboardInterrupt:
-            stop_supervised(launch, END_TIMEOUT_S)
-            raise
 
 
 def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, say: Callable[[str], None]) -> Path:

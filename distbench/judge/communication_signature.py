@@ -1,4 +1,8 @@
-"""Communication signatures: what a scenario communicates as text for git, its differences, and the exact gate."""
+"""Communication signatures: what a scenario communicates as text for git, its differences, and the exact gate.
+
+A path is one way that bytes take in a step: phase, source, kind, mesh dim, group size, dtype, payload, owner and
+redistribution. Layers of one stack are one owner (`layers.*.attention`), and how often a path is taken is its count.
+"""
 
 import contextlib
 import glob
@@ -11,8 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from distbench.processes.ask_child import ask_child
-from distbench.records.run_file import read_run
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file import Record, read_run
 from distbench.show.blocks import code_span, markdown_text
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, annotations, junit_xml
 from distbench.show.terminal import width_here, wrap
@@ -25,18 +28,12 @@ from distbench.spec.plan import folded
 from distbench.spec.printable_text import capped_lines, count_text, printable
 from distbench.spec.versions import release
 
-# A communication signature: what a scenario communicates, as text that is stable, reviewable and kept in git.
-#
-# A path is one way that bytes take in a step: phase, source, kind, mesh dim, group size, dtype, payload, owner and
-# redistribution. Layers of one stack are one owner (`layers.*.attention`), and how often a path is taken is its count.
-
 VERSION = 1
 FIRST_LINE = "distbench signature, version"
 PHASES = ("forward", "backward", "optimizer", "save", "load", "call")
 PEAK = "predicted peak memory"
 HEAD, HEAD_LINES = ("scenario", "mesh", "torch"), 4
-# No count of bytes has more digits, and Python reads no longer ones.
-_NUMBER = r"[0-9]{1,18}"
+_NUMBER = r"[0-9]{1,18}"  # no count of bytes has more digits
 PEAK_LINE = re.compile(rf"{PEAK} ({_NUMBER}) B")
 ROOT, NOBODY = "(root)", "(unknown)"
 LINE = re.compile(
@@ -48,7 +45,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class CommunicationPath:
-    """One way that bytes take; the fields are those of `observe.module_attribution.Communication`, layers folded."""
+    """One path; the fields are those of `observe.module_attribution.Communication`, layers folded."""
 
     phase: str
     source: str
@@ -81,7 +78,7 @@ class Signature:
         torch: torch's version; shown, never compared.
         cases: case id to how often each path is taken.
         peaks: case id to the predicted peak of all tensors alive, bytes; cases without a model have none.
-        has_peaks: whether peaks were predicted at all; a run file's are others.
+        has_peaks: whether peaks were predicted at all; those of a run file are not comparable.
     """
 
     scenario: str
@@ -99,12 +96,9 @@ class Signature:
             counts = self.cases[case]
             lines += ["", f"[{case}]"]
             lines += [f"{PEAK} {self.peaks[case]} B"] if case in self.peaks else []
-            lines += [f"{counts[path]} x {path.text()}" for path in sorted(counts, key=_order)] or ["nothing"]
+            texts = sorted(((*PHASES, path.phase).index(path.phase), path.text(), counts[path]) for path in counts)
+            lines += [f"{count} x {text}" for _, text, count in texts] or ["nothing"]
         return "\n".join(lines) + "\n"
-
-
-def _order(path: CommunicationPath) -> tuple[Any, ...]:
-    return (PHASES.index(path.phase) if path.phase in PHASES else len(PHASES), path.text())
 
 
 def counted(communications: list[dict[str, Any]]) -> Counter[CommunicationPath]:
@@ -118,7 +112,7 @@ def counted(communications: list[dict[str, Any]]) -> Counter[CommunicationPath]:
 
 
 def parse(text: str, where: str) -> Signature:
-    """Read what `Signature.to_text` wrote; UserError, naming the file as `where`, for other text or a newer version."""
+    """Read the text of `Signature.to_text`; a UserError that begins with `where` for other text or a newer version."""
     lines = text.replace("\r\n", "\n").split("\n")
     if not lines[0].startswith(FIRST_LINE):
         raise UserError(f"{where} is no signature; write one with distbench signature SCENARIO -o {where}")
@@ -153,34 +147,25 @@ def _is_read(line: str, cases: dict[str, dict[CommunicationPath, int]], peaks: d
     if (peak := PEAK_LINE.fullmatch(line)) and case not in peaks:
         peaks[case] = int(peak[1])
         return True
-    match = LINE.fullmatch(line)
-    if match is None or _path(match) in cases[case] or not int(match["count"]):
+    if (match := LINE.fullmatch(line)) is None:
         return False
-    cases[case][_path(match)] = int(match["count"])
+    parts: dict[str, Any] = match.groupdict()
+    parts |= {name: int(parts[name]) for name in ("count", "group_size", "payload_bytes")}
+    parts["explicit"] = parts["explicit"] and parts["explicit"] == "explicit"
+    count, path = parts.pop("count"), CommunicationPath(**parts | {"redistribution": parts["redistribution"] or ""})
+    if path in cases[case] or not count:
+        return False
+    cases[case][path] = count
     return True
 
 
-def _path(match: re.Match[str]) -> CommunicationPath:
-    fields: dict[str, Any] = match.groupdict()
-    del fields["count"]
-    for name in ("group_size", "payload_bytes"):
-        fields[name] = int(fields[name])
-    explicit = fields["explicit"] and fields["explicit"] == "explicit"
-    return CommunicationPath(**fields | {"redistribution": fields["redistribution"] or "", "explicit": explicit})
-
-
-# What the traced or simulated steps of a run file communicate, as the signature that `distbench signature` writes.
-
-RUN_SUFFIX = ".jsonl"
-
-
 def load(file: Path) -> Signature:
-    """A signature file, or by its suffix a run file; UserError where it cannot be read, is neither, or has no trace."""
-    return of_run_file(file) if file.suffix == RUN_SUFFIX else parse(read_text(file, "signature"), f"signature {file}")
+    """A signature file, or a run file (*.jsonl); UserError where it cannot be read, is neither, or has no trace."""
+    return of_run_file(file) if file.suffix == ".jsonl" else parse(read_text(file, "signature"), f"signature {file}")
 
 
 def of_run_file(file: Path) -> Signature:
-    """The signature of a run's traced steps: their lowest rank's first step each."""
+    """The signature of a run's traced or simulated steps: the first step of the lowest rank of each."""
     run = read_run(file)
     traces = {str(trace["case_id"]): _collectives(trace) for trace in run.traces if not trace.get("error")}
     if not traces:
@@ -199,11 +184,8 @@ def _collectives(trace: Record) -> list[Record]:
     rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
     first = min(((row.get("rank", 0), row.get("step", 0)) for row in rows), default=(0, 0))
     first_rows = [row for row in rows if (row.get("rank", 0), row.get("step", 0)) == first]
-    # A signature has no null: what is in no redistribution is in an empty one.
+    # A signature has no null.
     return [{**row, "owner": row["owner"] or "", "redistribution": row["redistribution"] or ""} for row in first_rows]
-
-
-# What changed between two signatures, as sentences that name module, collective, mesh dim and bytes.
 
 
 def incomparable(base: Signature, new: Signature) -> str | None:
@@ -218,7 +200,7 @@ def incomparable(base: Signature, new: Signature) -> str | None:
 def differences(base: Signature, new: Signature) -> list[str]:
     """One sentence for each path that is taken more or less often, and for each case that is on one side only.
 
-    A path that differs in its payload alone is one changed path, not one gone and another come.
+    Sentences name module, collective, mesh dim and bytes. A path whose payload alone differs has one sentence.
     """
     sentences = []
     for case in sorted({*base.cases, *new.cases}):
@@ -227,54 +209,42 @@ def differences(base: Signature, new: Signature) -> list[str]:
         elif case not in base.cases:
             sentences.append(f"{case}: is new")
         else:
-            sentences += [f"{case}: {text}" for text in (*_of_case(base, new, case), *_of_peak(base, new, case))]
+            texts = _path_differences(base.cases[case], new.cases[case])
+            before, after = base.peaks.get(case), new.peaks.get(case)
+            # A baseline may have been written when the peak of this case was not predicted.
+            if before is not None and before != after and base.has_peaks and new.has_peaks:
+                new_peak = "none" if after is None else f"{size_text(after)} ({after} B)"
+                texts.append(f"{PEAK} {size_text(before)} ({before} B) became {new_peak}")
+            sentences += [f"{case}: {text}" for text in texts]
     return sentences
 
 
-def _of_case(base: Signature, new: Signature, case: str) -> list[str]:
-    before, after = base.cases[case], new.cases[case]
+def _path_differences(before: Mapping[CommunicationPath, int], after: Mapping[CommunicationPath, int]) -> list[str]:
     change = {path: after.get(path, 0) - before.get(path, 0) for path in {**before, **after}}
-    gone = {path: -count for path, count in change.items() if count < 0}
-    come = {path: count for path, count in change.items() if count > 0}
+    added = {path: count for path, count in change.items() if count > 0}
+    removed = {path: count for path, count in change.items() if count < 0}
+    words = {path: f"{path.kind} over {path.mesh_dim} ({path.source})" for path in change}
+    sizes = {path: f"{size_text(path.payload_bytes)} {path.dtype}" for path in change}
     texts = []
-    for path, count in list(gone.items()):
-        counterpart = next((new_path for new_path in come if _alike(path, new_path) and come[new_path] == count), None)
-        if counterpart is not None:
-            texts.append(f"{_where(path)}: {count} {_what(path)} of {_size(path)} became {_size(counterpart)}")
-            del gone[path], come[counterpart]
-    texts += [f"{_where(path)}: {change[path]:+} {_what(path)}, {_size(path)}{path.cause}" for path in (*come, *gone)]
+    for path, count in list(removed.items()):
+        for new_path, new_count in added.items():
+            resized = replace(path, payload_bytes=new_path.payload_bytes, dtype=new_path.dtype)
+            if resized == new_path and new_count == -count:
+                became = f"{sizes[path]} became {sizes[new_path]}"
+                texts.append(f"{path.owner}, {path.phase}: {-count} {words[path]} of {became}")
+                del removed[path], added[new_path]
+                break
+    texts += [
+        f"{path.owner}, {path.phase}: {count:+} {words[path]}, {sizes[path]}{path.cause}"
+        for path, count in {**added, **removed}.items()
+    ]
     return sorted(texts)
-
-
-def _of_peak(base: Signature, new: Signature, case: str) -> list[str]:
-    before, after = base.peaks.get(case), new.peaks.get(case)
-    # A baseline may have been written when the peak of this case was not predicted.
-    if before is None or before == after or not (base.has_peaks and new.has_peaks):
-        return []
-    texts = [f"{size_text(peak)} ({peak} B)" if peak is not None else "none" for peak in (before, after)]
-    return [f"predicted peak memory {texts[0]} became {texts[1]}"]
-
-
-def _alike(path: CommunicationPath, other_path: CommunicationPath) -> bool:
-    return replace(path, payload_bytes=0, dtype="") == replace(other_path, payload_bytes=0, dtype="")
-
-
-def _where(path: CommunicationPath) -> str:
-    return f"{path.owner}, {path.phase}"
-
-
-def _what(path: CommunicationPath) -> str:
-    return f"{path.kind} over {path.mesh_dim} ({path.source})"
-
-
-def _size(path: CommunicationPath) -> str:
-    return f"{size_text(path.payload_bytes)} {path.dtype}"
 
 
 # The exact gate: signatures against signatures, no tolerance, no machine.
 #
-# What a plan communicates may depend on the torch version. NAME.signature is then for the torch that wrote it and for
-# newer ones, up to the version X.Y of a NAME.torch-X.Y.signature next to it.
+# Where a plan's communication depends on the torch version, NAME.signature is for the torch that wrote it and for newer
+# ones, up to the version X.Y of a NAME.torch-X.Y.signature next to it.
 
 SUFFIX = ".signature"
 IS_VERSION = re.compile(r"\d+\.\d+")
@@ -283,14 +253,14 @@ OF_TORCH = re.compile(rf"(?P<name>.+)\.torch-(?P<release>\d+\.\d+){re.escape(SUF
 
 @dataclass(frozen=True)
 class SignatureComparison:
-    """What came of it.
+    """The outcome of the exact gate.
 
     Args:
-        changed: file name to what differs in it, one sentence a path.
-        uncompared: sentences on files that could not be compared, or stand on one side only.
+        changed: file name to its differences, one sentence per path.
+        uncompared: sentences on files that could not be compared, or are on one side only.
         same: names of the files without a difference.
         num_paths: in all files compared; 0 means that nothing was compared.
-        shown: what differs and is not compared.
+        shown: differences that are not compared.
     """
 
     changed: dict[str, list[str]] = field(default_factory=dict)
@@ -308,7 +278,7 @@ class SignatureComparison:
 
     @property
     def headline(self) -> str:
-        """The verdict, and of how many."""
+        """The verdict, and how many signatures are the same."""
         word = {0: "PASS", 1: "FAIL", 4: "NO VERDICT"}[self.exit_code]
         summary = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures as in the baseline"
         return f"{word}: {summary}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
@@ -321,25 +291,23 @@ def compare(base: Path, new: Path) -> SignatureComparison:
     if not base.is_dir():
         after = load(new)
         return _compared({new.name: (load(stored_for(base, after.torch)), after)}, [])
-    names = {side: sorted({_name(path) for path in side.glob(f"*{SUFFIX}")}) for side in (base, new)}
-    if not names[base] and not names[new]:
+    # Names without a torch version.
+    before_names, after_names = (
+        sorted({OF_TORCH.sub(rf"\g<name>{SUFFIX}", path.name) for path in side.glob(f"*{SUFFIX}")})
+        for side in (base, new)
+    )
+    if not before_names and not after_names:
         raise UserError(f"{base} and {new} hold no *{SUFFIX} file; write some with distbench signature -o")
-    alone = [f"{name}: missing in {new}" for name in names[base] if name not in names[new]]
-    alone += [f"{name}: not in {base}; --update adds it" for name in names[new] if name not in names[base]]
-    afters = {name: load(new / name) for name in names[base] if name in names[new]}
+    alone = [f"{name}: missing in {new}" for name in before_names if name not in after_names]
+    alone += [f"{name}: not in {base}; --update adds it" for name in after_names if name not in before_names]
+    afters = {name: load(new / name) for name in before_names if name in after_names}
     pairs = {name: (load(stored_for(base / name, after.torch)), after) for name, after in afters.items()}
     return _compared(pairs, alone)
 
 
-def _name(path: Path) -> str:
-    """The file's name without a torch version."""
-    match = OF_TORCH.fullmatch(path.name)
-    return path.name if match is None else match["name"] + SUFFIX
-
-
 def stored_for(base: Path, torch: str) -> Path:
-    """The file that holds for a torch version: of `base` and each NAME.torch-X.Y.signature next to it the one of the
-    newest version that is not newer; `base` where all are."""
+    """The file for a torch version: of `base` and each NAME.torch-X.Y.signature next to it the newest that is not newer
+    than that version; `base` where all are."""
     paths = base.parent.glob(f"{glob.escape(base.stem)}.torch-*{SUFFIX}")
     versions = {release(match["release"]): path for path in paths if (match := OF_TORCH.fullmatch(path.name))}
     if not versions or not IS_VERSION.match(torch):
@@ -347,9 +315,8 @@ def stored_for(base: Path, torch: str) -> Path:
     with contextlib.suppress(UserError):
         if IS_VERSION.match(own_torch := load(base).torch):
             versions[release(own_torch)] = base
-    return (
-        versions[max(fitting)] if (fitting := [version for version in versions if version <= release(torch)]) else base
-    )
+    fitting = [version for version in versions if version <= release(torch)]
+    return versions[max(fitting)] if fitting else base
 
 
 def _of_other_torch(before: Signature, after: Signature) -> bool:
@@ -363,26 +330,25 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
         if reason := incomparable(before, after):
             uncompared.append(f"{name}: not comparable: {reason}")
             continue
-        num_paths += sum(map(len, before.cases.values())) + sum(map(len, after.cases.values()))
-        if sentences := differences(before, after):
-            if _of_other_torch(before, after):
-                more = f" (1 of {count_text(len(sentences), 'difference')})" if len(sentences) > 1 else ""
-                uncompared.append(
-                    f"{name}: torch {after.torch} communicates something else than torch {before.torch}, which "
-                    f"wrote the baseline: {sentences[0]}{more}; compare under one torch, or store this version's with "
-                    "--update"
-                )
-            else:
-                changed[name] = sentences
-        else:
+        num_paths += sum(map(len, (*before.cases.values(), *after.cases.values())))
+        sentences = differences(before, after)
+        if not sentences:
             unchanged.append(name)
+        elif _of_other_torch(before, after):
+            more = f" (1 of {count_text(len(sentences), 'difference')})" if len(sentences) > 1 else ""
+            uncompared.append(
+                f"{name}: torch {after.torch} communicates something else than torch {before.torch}, which wrote the "
+                f"baseline: {sentences[0]}{more}; compare under one torch, or store this version's with --update"
+            )
+        else:
+            changed[name] = sentences
     torches = {(before.torch, after.torch): None for before, after in pairs.values() if before.torch != after.torch}
     torch_lines = tuple(f"torch: {before} in the baseline, {after} in the candidate" for before, after in torches)
     return SignatureComparison(changed, uncompared, tuple(unchanged), num_paths, torch_lines)
 
 
 def update(base: Path, new: Path) -> list[Path]:
-    """Make the baseline what is new; the files written. UserError: a file is no signature, or cannot be written."""
+    """Replace the baseline by `new`; the files written. UserError: a file is no signature, or cannot be written."""
     targets = [(base, new)]
     if new.is_dir():
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]
@@ -390,7 +356,7 @@ def update(base: Path, new: Path) -> list[Path]:
     for stored, source in targets:
         after = load(source)
         target, text = stored_for(stored, after.torch), after.to_text()
-        with contextlib.suppress(UserError):  # what is no signature is replaced
+        with contextlib.suppress(UserError):  # a file that is no signature is replaced
             before = load(target)
             if _of_other_torch(before, after):
                 if not differences(before, after):
@@ -399,7 +365,7 @@ def update(base: Path, new: Path) -> list[Path]:
         try:
             if target.exists() and not target.is_file():
                 raise UserError(f"{target} cannot be written: it is no file; give another file")
-            # By bytes: the one that is replaced may be no text at all.
+            # By bytes: the old file may be no text at all.
             if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(target, text)
@@ -408,8 +374,6 @@ def update(base: Path, new: Path) -> list[Path]:
             raise UserError(f"{target} cannot be written: {error.strerror}; give another file") from error
     return written_files
 
-
-# What the exact gate found, as a person reads it and as CI does. The worst first.
 
 MAX_LINES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
 MORE_LINES = f"\n... {{}} more lines: {TOOL} --signature --format json"
@@ -445,16 +409,13 @@ def json_text(comparison: SignatureComparison) -> str:
 
 def junit_text(comparison: SignatureComparison) -> str:
     """JUnit XML: a test case a file; one that changed is a failure, one that could not be compared an error."""
-    outcomes = [
-        CiOutcome("signatures", name, "\n".join(texts), "failure") for name, texts in comparison.changed.items()
-    ]
-    outcomes += [
-        CiOutcome("signatures", sentence.partition(":")[0], sentence, "error") for sentence in comparison.uncompared
-    ]
-    outcomes += [CiOutcome("signatures", name, "as in the baseline") for name in comparison.same]
+    outcomes: list[tuple[str, str, str | None]]
+    outcomes = [(name, "\n".join(texts), "failure") for name, texts in comparison.changed.items()]
+    outcomes += [(sentence.partition(":")[0], sentence, "error") for sentence in comparison.uncompared]
+    outcomes += [(name, "as in the baseline", None) for name in comparison.same]
     if not comparison.num_paths:
-        outcomes.append(CiOutcome("signatures", "something was compared", comparison.headline, "error"))
-    return junit_xml(outcomes)
+        outcomes.append(("something was compared", comparison.headline, "error"))
+    return junit_xml([CiOutcome("signatures", *outcome) for outcome in outcomes])
 
 
 def github(comparison: SignatureComparison) -> str:
@@ -472,34 +433,29 @@ FORMS: dict[str, Callable[[SignatureComparison], str]] = {
 }
 
 
-TIMEOUT_S = 600.0
-
-
-def signatures_of(jobs: Sequence[Job], timeout_s: float = TIMEOUT_S) -> list[tuple[Signature, dict[str, str]]]:
-    """What the cases of each job communicate, and those that cannot run: case id to what it raises; in the jobs' order.
+def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[Signature, dict[str, str]]]:
+    """The signature of each job, and its cases that cannot run: case id to the error.
 
     One child process runs each case once on a fake process group.
 
     Raises:
         UserError: a scenario cannot work, none of its cases runs, or the process failed or did not end.
     """
+    names = ", ".join(job.scenario for job in jobs)
     answers = ask_child(
         "signatures",
         given=[job.to_record() for job in jobs],
         timeout_s=timeout_s,
-        failure=f"{_none_of(*jobs)}: {{why}}; see whether distbench run runs it, or give --quick",
+        failure=f"no signature of {names}: {{why}}; see whether distbench run runs it, or give --quick",
     )
     job_answers = list(zip(jobs, answers, strict=True))
-    if errors := [f"{_none_of(job)}: {answer['user_error']}" for job, answer in job_answers if "user_error" in answer]:
-        raise UserError("; ".join(errors))
-    return [(_signature(job, answer), answer["left_out"]) for job, answer in job_answers]
-
-
-def _signature(job: Job, answer: Mapping[str, Any]) -> Signature:
-    cases = {case: counted(record["paths"]) for case, record in answer["cases"].items()}
-    peaks = {case: record["peak_bytes"] for case, record in answer["cases"].items() if record["peak_bytes"] is not None}
-    return Signature(job.scenario, job.mesh, answer["torch"], cases, peaks)
-
-
-def _none_of(*jobs: Job) -> str:
-    return f"no signature of {', '.join(job.scenario for job in jobs)}"
+    errors = [(job.scenario, answer["user_error"]) for job, answer in job_answers if "user_error" in answer]
+    if errors:
+        raise UserError("; ".join(f"no signature of {name}: {error}" for name, error in errors))
+    signatures = []
+    for job, answer in job_answers:
+        records = answer["cases"].items()
+        cases = {case: counted(record["paths"]) for case, record in records}
+        peaks = {case: record["peak_bytes"] for case, record in records if record["peak_bytes"] is not None}
+        signatures.append((Signature(job.scenario, job.mesh, answer["torch"], cases, peaks), answer["left_out"]))
+    return signatures

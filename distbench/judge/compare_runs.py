@@ -1,5 +1,8 @@
-"""`distbench compare`: two sides of ordinary or simulated runs, case by case, and what may be said of the
-difference."""
+"""`distbench compare`: two sides of ordinary or simulated runs, case by case.
+
+Where both sides have several launches, the gate's engine gives verdicts, with no tolerance. Two single launches are
+shown with the intervals of their own passes and not judged: each launch has a level of its own.
+"""
 
 import math
 from collections import Counter
@@ -7,15 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from distbench.judge.comparable import MAX_LISTED
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
-from distbench.judge.launch_pairs import TURNS, Pairing
-from distbench.records.dataframe import frame_of
-from distbench.records.launch_values import launch_of
+from distbench.judge.launch_pairs import MAX_LISTED, TURNS, Pairing
+from distbench.records.dataframe import Row, frame_of, records_of
+from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
-from distbench.records.run_file_fields import Record
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, TableColumns, capped, changes_in, table_of
-from distbench.show.units import decimal_text, spread_of, time_ci_text, time_text
+from distbench.show.units import decimal_text, spread_of, time_text
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import median
@@ -37,17 +38,11 @@ from distbench.statistics.verdicts import (
 if TYPE_CHECKING:
     import pandas as pd
 
-
-# Two sides of ordinary runs, case by case: what was measured, how far apart it is, and what may be said of that.
-#
-# Where both sides have several launches, the gate's engine says it, with no tolerance. One launch a side is another
-# matter: a launch has a level of its own, so two of them are shown, each with its own passes' interval, and not judged.
-
 # Of the gate's verdicts, without a tolerance: b against a.
 WORDS = {REGRESSION: SLOWER, IMPROVEMENT: FASTER, PASS: WITHIN_NOISE, INCONCLUSIVE: WITHIN_NOISE}
 NOT_TOLD = "not told"
-# Of cases that stand on one side.
 ALONE = {MISSING: "only in A", NEW: "only in B"}
+PREDICTED = "predicted"
 LAUNCH_COLUMNS = ("median_s", "q1_s", "q3_s", "ci_low_s", "ci_high_s")
 Key = tuple[str, str]  # scenario, case id
 
@@ -59,9 +54,9 @@ class ComparedCase:
     Args:
         verdict: "slower", "faster" (b against a), "within noise" or "not told"; or why there is no ratio: "only in A",
             "only in B", "invalid", "missing", "incomparable".
-        why: of a verdict that is no verdict on times, one sentence.
-        of: what the times are: "median" of one launch a side, else the mean or 10th percentile over launches; or
-            "predicted", where a side is simulated.
+        why: one sentence, where the verdict is not on times.
+        of: "median" of one launch a side, else the mean or 10th percentile over launches; or "predicted", where a side
+            is simulated.
         a: column of LAUNCH_COLUMNS to seconds, of one launch a side; likewise `b`. None where there are several.
         a_s: seconds, nan where there is none; likewise `b_s`.
         ratio: b over a; between `ratio_low` and `ratio_high` (95 %), which one launch a side cannot give.
@@ -73,8 +68,8 @@ class ComparedCase:
     verdict: str
     why: str = ""
     of: str = ""
-    a: dict[str, float] | None = None
-    b: dict[str, float] | None = None
+    a: Row | None = None
+    b: Row | None = None
     a_s: float = math.nan
     b_s: float = math.nan
     ratio: float = math.nan
@@ -88,10 +83,10 @@ class SideBySide:
     """Two sides.
 
     Args:
-        names: what the user called them.
+        names: the user's.
         cases: in the order in which they were measured.
-        gated: what the gate's engine says, with designs, differences of the environment and warnings.
-        load: that others kept the machine busy on one side more than on the other, or "".
+        gated: the outcome of the gate's engine, with designs, differences of the environment and warnings.
+        load: a sentence where others kept the machine busier on one side, or "".
     """
 
     names: tuple[str, str]
@@ -119,7 +114,13 @@ class SideBySide:
         """One row a case: FRAME_COLUMNS, times in seconds."""
         import pandas as pd
 
-        return pd.DataFrame([_row(case) for case in self.cases], columns=FRAME_COLUMNS)
+        rows = []
+        for case in self.cases:
+            row: dict[str, Any] = {**vars(case), "case": case.case_id}
+            for side, launch in (("a", case.a), ("b", case.b)):
+                row |= {f"{side}_{end}_s": (launch or {}).get(f"ci_{end}_s", math.nan) for end in ("low", "high")}
+            rows.append(row)
+        return pd.DataFrame(rows, columns=FRAME_COLUMNS)
 
 
 # docs/run-file.md says what each is.
@@ -129,14 +130,6 @@ FRAME_COLUMNS = (
 )
 
 
-def _row(case: ComparedCase) -> dict[str, Any]:
-    row = {name: getattr(case, name) for name in FRAME_COLUMNS if hasattr(case, name)} | {"case": case.case_id}
-    for side, launch in (("a", case.a), ("b", case.b)):
-        bounds = {} if launch is None else launch
-        row |= {f"{side}_{end}_s": bounds.get(f"ci_{end}_s", math.nan) for end in ("low", "high")}
-    return row
-
-
 def side_by_side(
     a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], options: Options, warnings: Sequence[str] = ()
 ) -> SideBySide:
@@ -144,11 +137,11 @@ def side_by_side(
 
     Args:
         a: the runs of the first side, one a launch and scenario; likewise `b`.
-        names: what messages call the sides.
-        options: what may differ, and how sure a verdict must be; its tolerances are not used.
+        names: of the sides, in messages.
+        options: its tolerances are not used.
 
     Raises:
-        UserError: nothing of one side can be compared with anything of the other; or a run stands on both.
+        UserError: nothing of one side can be compared with anything of the other; or a run is on both.
     """
     left, right = ([launch_of(run) for run in side] for side in (a, b))
     gated = gate(left, right, replace(options, tolerances=dict.fromkeys(METRICS, 0.0)), warnings)
@@ -163,38 +156,30 @@ def side_by_side(
     if not any(case.num_launches for case in cases):
         raise UserError(_nothing_to_compare(cases, names))
     unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=TURNS)
-    return SideBySide(names, cases, gated, load_conflict(left, right, unpaired, options.load_share) or "")
+    return SideBySide(names, cases, gated, load_conflict(left, right, unpaired, options.load_share))
 
 
-def _measured_once(frame: "pd.DataFrame") -> dict[Key, dict[str, float]]:
+def _measured_once(frame: "pd.DataFrame") -> dict[Key, Row]:
     """LAUNCH_COLUMNS of each case that only one launch of this side measured."""
     frame = frame[frame["status"] == "ok"]
     keys = list(zip(frame["scenario"], frame["id"], strict=True))
     counts = Counter(keys)
-    rows = zip(*(frame[name].tolist() for name in LAUNCH_COLUMNS), strict=True)
-    return {
-        key: dict(zip(LAUNCH_COLUMNS, row, strict=True))
-        for key, row in zip(keys, rows, strict=True)
-        if counts[key] == 1
-    }
+    rows = records_of(frame[list(LAUNCH_COLUMNS)])
+    return {key: row for key, row in zip(keys, rows, strict=True) if counts[key] == 1}
 
 
 def _computes_of(frame: "pd.DataFrame") -> dict[Key, str]:
-    """What each step computes, where its run file says."""
     rows = frame[frame["computes"].notna()]
-    return {
-        (name, case_id): text
-        for name, case_id, text in zip(rows["scenario"], rows["id"], rows["computes"], strict=True)
-    }
+    return dict(zip(zip(rows["scenario"], rows["id"], strict=True), rows["computes"], strict=True))
 
 
 def _key_of(case: CaseVerdict) -> Key:
-    # What stands behind the name tells apart groups of launches of one scenario.
+    # Behind the name are the fields in which groups of launches of one scenario differ.
     return case.scenario.partition(" (")[0], case.case_id
 
 
 def _compared(
-    case: CaseVerdict, sides: Sequence[dict[Key, dict[str, float]]], differing: tuple[str, str] | None, options: Options
+    case: CaseVerdict, sides: Sequence[dict[Key, Row]], differing: tuple[str, str] | None, options: Options
 ) -> ComparedCase:
     if not case.metrics:
         return ComparedCase(case.scenario, case.case_id, ALONE.get(case.verdict, case.verdict), case.reason)
@@ -204,11 +189,12 @@ def _compared(
     first = case.metrics[0]
     a, b = (side.get(_key_of(case)) for side in sides)
     if a and b:
-        compared = ComparedCase(case.scenario, case.case_id, NOT_TOLD, "one launch a side", "median", a, b)
-        return replace(
-            compared, a_s=a["median_s"], b_s=b["median_s"], ratio=b["median_s"] / a["median_s"], num_launches=1
-        )
-    is_shown = case.verdict != INCONCLUSIVE or _is_enough(case, options)
+        times = a["median_s"], b["median_s"], b["median_s"] / a["median_s"]
+        told = NOT_TOLD, "one launch a side", "median"
+        return ComparedCase(case.scenario, case.case_id, *told, a, b, *times, num_launches=1)
+    # An inconclusive case is within noise where it had enough launches and nothing else prevented a verdict.
+    enough = any(metric.num_launches >= options.least_launches(case.paired) for metric in case.metrics)
+    is_shown = case.verdict != INCONCLUSIVE or (enough and not case.suspected)
     return ComparedCase(
         case.scenario,
         case.case_id,
@@ -224,29 +210,17 @@ def _compared(
     )
 
 
-def _is_enough(case: CaseVerdict, options: Options) -> bool:
-    """Whether an inconclusive case had the launches that a verdict takes, and nothing else stood against one."""
-    enough = any(metric.num_launches >= options.least_launches(case.paired) for metric in case.metrics)
-    return enough and not case.suspected
-
-
 def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -> str:
     a, b = names
     alone = [{case.scenario for case in cases if case.verdict == word} for word in ALONE.values()]
     if cases and alone[0] | alone[1] == {case.scenario for case in cases} and not alone[0] & alone[1]:
-        held_scenarios = [", ".join(sorted(some)) or "no scenario" for some in alone]
-        scenarios_text = f"{a} holds {held_scenarios[0]}, {b} holds {held_scenarios[1]}"
-        return f"{a} and {b} cannot be compared: {scenarios_text}; give runs of one scenario"
+        of_a, of_b = (", ".join(sorted(scenarios)) or "no scenario" for scenarios in alone)
+        return f"{a} and {b} cannot be compared: {a} holds {of_a}, {b} holds {of_b}; give runs of one scenario"
     reasons = list(dict.fromkeys(case.why for case in cases if case.verdict == INCOMPARABLE))
     reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither holds a case"]
     reason = listed(reasons, 1, rest=" (and {} more such reasons)")
     allow = "; what may differ is named by --allow-different FIELD" if "in the candidate" in reasons[0] else ""
     return f"nothing of {a} (the baseline) can be compared with {b} (the candidate): {reason}{allow}"
-
-
-# Two sides of which one or both are simulated: predicted times side by side, and a ratio that nothing bounds.
-
-PREDICTED = "predicted"
 
 
 def predicted_side_by_side(
@@ -263,7 +237,7 @@ def predicted_side_by_side(
         why = f"they have no step in common: the first holds {step_texts[0]}, the second {step_texts[1]}"
         raise UserError(f"{names[0]} and {names[1]} cannot be compared: {why}; simulate both with the same inputs")
     cases = [_predicted_case(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
-    gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_said(a, b)])
+    gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_origins(a, b)])
     return SideBySide(names, cases, gated)
 
 
@@ -272,31 +246,28 @@ def _times(runs: Sequence[Run]) -> dict[Key, float]:
     times_by_step: dict[Key, list[float]] = {}
     for run in runs:
         for case in run.cases:
-            if case["status"] == "ok" and (times := _times_of(case)):
+            times = case.get("samples_s") or ()
+            if case.get(SIMULATED):
+                times = [*filter(None, [(case.get("counters") or {}).get("predicted_s")])]
+            if case["status"] == "ok" and times:
                 times_by_step.setdefault((run.scenario, case["case"]["id"]), []).append(median(times))
     return {key: median(values) for key, values in times_by_step.items()}
 
 
-def _times_of(case: Record) -> Sequence[float]:
-    if not case.get(SIMULATED):
-        return case.get("samples_s") or ()
-    predicted_s = (case.get("counters") or {}).get("predicted_s")
-    return [predicted_s] if predicted_s else ()
-
-
 def _predicted_case(key: Key, a: dict[Key, float], b: dict[Key, float]) -> ComparedCase:
     if key not in a or key not in b:
-        return ComparedCase(*key, "only in A" if key in a else "only in B", "the other side lacks it")
+        return ComparedCase(*key, ALONE[MISSING if key in a else NEW], "the other side lacks it")
     why = "a simulation predicts a time and no interval"
     return ComparedCase(*key, PREDICTED, why, PREDICTED, a_s=a[key], b_s=b[key], ratio=b[key] / a[key], num_launches=1)
 
 
-def _said(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+def _origins(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
+    """Where each side was simulated or measured, and on which figures its predictions are based."""
     lines = []
     for letter, runs in (("A", a), ("B", b)):
-        on = {str(run.about.environment.device_name) for run in runs if run.is_simulated}
-        where = [f"simulated on {', '.join(sorted(on))}"] if on else []
+        devices = {str(run.about.environment.device_name) for run in runs if run.is_simulated}
         machines = {str(run.about.environment.machine) for run in runs if not run.is_simulated}
+        where = [f"simulated on {', '.join(sorted(devices))}"] if devices else []
         where += [f"measured on {', '.join(sorted(machines))}"] if machines else []
         lines.append(f"{letter} is {' and '.join(where)}")
         lines += dict.fromkeys(f"{letter}: {basis_text(run.about.simulated)}" for run in runs if run.is_simulated)
@@ -305,7 +276,6 @@ def _said(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
 
 MAX_ROWS = 60
 MORE = "more cases: --format csv"
-# What docs/ci.md has of neighbouring launches of unchanged code.
 ONE_LAUNCH = (
     "One launch a side cannot say which is faster: a launch has a level of its own, that of its processes, memory and "
     "neighbours. Neighbouring launches of unchanged code lay 5 to 17 % apart where that was measured (standard "
@@ -325,14 +295,17 @@ def blocks_of(comparison: SideBySide) -> list[Block]:
     gated, (a, b) = comparison.gated, comparison.names
     lines = [f"A, the baseline: {a} ({count_text(gated.num_baseline, 'run file')})"]
     lines += [f"B, the candidate: {b} ({count_text(gated.num_candidate, 'run file')})"]
-    differing = [*gated.stamps, *gated.shown, *([comparison.load] if comparison.load else [])]
+    differing = filter(None, [*gated.stamps, *gated.shown, comparison.load])
     lines += [f"differs: {sentence}" for sentence in differing] or ["the environments agree"]
     lines += [f"warning: {sentence}" for sentence in gated.warnings]
     blocks: list[Block] = [Heading(f"compare: {_headline(comparison)}", 1), Lines(tuple(lines))]
     blocks += [_uncompared(comparison.uncompared)] if comparison.uncompared else []
     of_tail = [TAIL] if any(sentence.endswith(OF_LATENCIES) for sentence in gated.designs) else []
     blocks += [_single(comparison.single), Lines((*ONE_LAUNCH, *of_tail))] if comparison.single else []
-    blocks += [_repeated(comparison), Lines(tuple(_designs(comparison)))] if comparison.repeated else []
+    if comparison.repeated:
+        reasons = Counter(case.why for case in comparison.repeated if case.verdict == NOT_TOLD and case.why)
+        untold = [f"not told ({count}): {reason}" for reason, count in reasons.items()]
+        blocks += [_repeated(comparison), Lines((*gated.designs, *untold))]
     return blocks
 
 
@@ -363,7 +336,6 @@ def _table(
 
 
 def _headline(comparison: SideBySide) -> str:
-    """`30 cases on both sides, B/A 0.81 to 1.20; one launch a side: nothing is called faster or slower`."""
     all_cases = [*comparison.single, *comparison.repeated]
     cases = _span(all_cases)
     if not comparison.repeated:
@@ -381,46 +353,27 @@ def _span(cases: Sequence[ComparedCase]) -> str:
 
 
 def _uncompared(cases: Sequence[ComparedCase]) -> Table:
-    """One row a reason."""
-    groups: dict[tuple[str, str], list[ComparedCase]] = {}
+    groups: dict[tuple[str, str], list[str]] = {}
     for case in cases:
-        groups.setdefault((case.verdict, case.why), []).append(case)
-    rows = [
-        (verdict, why, listed([case.case_id for case in some], 1, rest="\nand {} more"))
-        for (verdict, why), some in groups.items()
-    ]
+        groups.setdefault((case.verdict, case.why), []).append(case.case_id)
+    rows = [(*reason, listed(ids, 1, rest="\nand {} more")) for reason, ids in groups.items()]
     table = Table(f"without a comparison: {count_text(len(cases), 'case')}", ("<verdict", "<why", "<case"), rows)
     return capped(table, MAX_ROWS, "more reasons: --format csv")
 
 
 def _single(cases: Sequence[ComparedCase]) -> Table:
-    spread, _ = spread_of([launch for case in cases for launch in (case.a, case.b) if launch])
-    is_ci = spread == "95 % CI"
-
-    def bounds(launch: dict[str, float] | None) -> str:
-        figures = launch or {}
-        ends = [figures.get(name, math.nan) for name in (("ci_low_s", "ci_high_s") if is_ci else ("q1_s", "q3_s"))]
-        return time_ci_text(figures.get("median_s", math.nan), *ends)
-
-    spread_a, spread_b = (spread, lambda case: bounds(case.a)), (spread, lambda case: bounds(case.b))
+    spread, text_of = spread_of([launch for case in cases for launch in (case.a, case.b) if launch])
+    spread_a, spread_b = (spread, lambda case: text_of(case.a)), (spread, lambda case: text_of(case.b))
     return _table("one launch a side, median of each:", (CASE, A, spread_a, B, spread_b, RATIO), cases, (), spread)
 
 
 def _repeated(comparison: SideBySide) -> Table:
+    def interval(case: ComparedCase) -> str:
+        is_known = math.isfinite(case.ratio_low + case.ratio_high)
+        return f"[{case.ratio_low:.2f}, {case.ratio_high:.2f}]" if is_known else "-"
+
     of, verdict = ("<of", lambda case: case.of), ("<verdict", lambda case: case.verdict)
-    columns: TableColumns = (CASE, of, A, B, RATIO, ("95 % interval", _interval), verdict)
+    columns: TableColumns = (CASE, of, A, B, RATIO, ("95 % interval", interval), verdict)
     notes = ["B against A; verdicts hold for all cases together, with 5 % chance of any false one"]
     optional = "of", "A", "B", "95 % interval"
     return _table("several launches a side:", columns, comparison.repeated, notes, *optional)
-
-
-def _interval(case: ComparedCase) -> str:
-    if not math.isfinite(case.ratio_low + case.ratio_high):
-        return "-"
-    return f"[{case.ratio_low:.2f}, {case.ratio_high:.2f}]"
-
-
-def _designs(comparison: SideBySide) -> list[str]:
-    """How launches were held against each other, and why cases were not told."""
-    whys = Counter(case.why for case in comparison.repeated if case.verdict == NOT_TOLD and case.why)
-    return [*comparison.gated.designs, *(f"not told ({count}): {why}" for why, count in whys.items())]

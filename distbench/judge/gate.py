@@ -1,16 +1,27 @@
-"""Baseline and candidate to verdicts and an exit code. Nothing is printed and nothing is read here."""
+"""Baseline and candidate to verdicts and an exit code, without reading or printing."""
 
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from itertools import chain
 
 import numpy as np
 
-from distbench.judge.comparable import DTYPE, MAX_LISTED, Group, differences, groups_of, without_dtype
-from distbench.judge.launch_pairs import Pairing, Span, difference_between, pairing_of, spans_of
-from distbench.records.launch_values import FAILED, NOT_RUN, Launch, Value
+from distbench.judge.launch_pairs import (
+    DTYPE,
+    MAX_LISTED,
+    Group,
+    Pairing,
+    Span,
+    difference_between,
+    differences,
+    groups_of,
+    pairing_of,
+    spans_of,
+    without_dtype,
+)
+from distbench.records.launches import FAILED, NOT_RUN, Launch, Value
 from distbench.records.run_file import SHOWN
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, listed
@@ -32,12 +43,10 @@ from distbench.statistics.verdicts import (
     Options,
 )
 
-# What a gate says of one case, of the whole comparison, and the exit code that follows.
-
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One metric of one case; None is what too few launches cannot give.
+    """One metric of one case; a figure is None where there are too few launches for it.
 
     Args:
         verdict: "regression", "inconclusive", "improvement" or "pass".
@@ -45,10 +54,10 @@ class MetricVerdict:
         change: candidate over baseline, minus one; between `low` and `high`.
         p: of "no slower", adjusted over the whole family.
         tolerance: the change that is still no regression, the floor in seconds included.
-        detectable: the smallest true slowdown that would have been found four times in five.
+        detectable: the smallest true slowdown that would be found four times in five.
         num_launches: pairs, or launches of the smaller side.
         num_more: further pairs, or launches a side, to settle an inconclusive one; None also where out of reach.
-        suspected: "regression" or "improvement" that was seen but cannot be held against the candidate, or None.
+        suspected: "regression" or "improvement" that was measured but is in doubt, or None.
     """
 
     metric: str
@@ -71,7 +80,7 @@ class CaseVerdict:
     """One case.
 
     Args:
-        scenario: the scenario, and what tells the group of launches apart where it has several.
+        scenario: the scenario, and what distinguishes the group of launches where it has several.
         verdict: one of VERDICTS.
         paired: whether launches were compared in pairs.
         metrics: one a metric, the one that decided first; empty where nothing was compared.
@@ -87,13 +96,13 @@ class CaseVerdict:
 
     @property
     def suspected(self) -> str | None:
-        """What was seen but cannot be held against the candidate, the worst of all metrics."""
+        """A change that was measured but is in doubt, the worst of all metrics."""
         verdicts = {metric.suspected for metric in self.metrics}
         return REGRESSION if REGRESSION in verdicts else IMPROVEMENT if IMPROVEMENT in verdicts else None
 
     @property
     def excess(self) -> float:
-        """By how much a metric was measured slower than its tolerance, as a share; the largest of all metrics."""
+        """How much slower than its tolerance a metric was measured, as a share; the largest of all metrics."""
         return max((metric.change - metric.tolerance for metric in self.metrics), default=0.0)
 
     @property
@@ -109,12 +118,11 @@ class Gated:
     Args:
         cases: the worst first.
         num_baseline: launches; likewise `num_candidate`.
-        num_tests: tests in the family.
+        num_tests: in the family.
         num_not_run: cases that neither side ran (skipped or unsupported).
         num_too_few: cases with too few launches for a verdict.
-        designs: one sentence a scenario: how its launches were compared.
-        stamps: fields that differ and were allowed to.
-        shown: other fields that differ.
+        designs: sentences on how each scenario's launches were compared.
+        stamps: fields that differ and were allowed to; `shown`: others that differ.
         warnings: sentences about files and launches.
     """
 
@@ -138,7 +146,7 @@ class Gated:
 
     @property
     def num_judged(self) -> int:
-        """Cases that had what a verdict needs, whatever it was."""
+        """Cases with enough launches for a verdict."""
         return sum(case.verdict in JUDGED for case in self.cases) - self.num_too_few
 
     def exit_code(self, strict: bool = False) -> int:
@@ -158,7 +166,7 @@ class Gated:
 
     @property
     def is_open(self) -> bool:
-        """Whether nothing failed and this is no pass either: no case is decided, or an undecided one looks slower."""
+        """Whether this is neither a failure nor a pass: no case is decided, or an undecided one looks slower."""
         if self.exit_code(strict=True) != 3:
             return False
         return bool(self.look_slower) or not any(self.counts.get(verdict) for verdict in (PASS, IMPROVEMENT))
@@ -189,12 +197,9 @@ class Gated:
         return f"{word}: {summary}"
 
 
-# Launches of one group as arrays: a row a case, a column a launch.
-
-
 @dataclass(frozen=True)
 class CaseTable:
-    """One side's launches.
+    """One side's launches of one group.
 
     Args:
         values: case id to its value in each launch; None where the launch does not hold the case.
@@ -204,6 +209,19 @@ class CaseTable:
     launches: Sequence[Launch]
     values: dict[str, list[Value | None]]
     expected: dict[str, int]
+
+    @classmethod
+    def of(cls, launches: Sequence[Launch]) -> "CaseTable":
+        """Return the table of these launches."""
+        values: dict[str, list[Value | None]] = {}
+        seen_under: dict[str, set[str]] = {}
+        for column, launch in enumerate(launches):
+            for case_id, value in launch.cases.items():
+                values.setdefault(case_id, [None] * len(launches))[column] = value
+                seen_under.setdefault(case_id, set()).add(launch.variants)
+        num_with = Counter(launch.variants for launch in launches)
+        expected = {case_id: sum(num_with[text] for text in texts) for case_id, texts in seen_under.items()}
+        return cls(launches, values, expected)
 
     def failed(self, case_id: str) -> list[Value]:
         """The case's values that are wrong, raised, timed out or aborted."""
@@ -218,30 +236,17 @@ class CaseTable:
         values = self._of(case_id)
         return self.expected.get(case_id, 0) - len(values) + sum(value.status in NOT_RUN for value in values)
 
+    def logarithms(self, case_ids: Sequence[str], metric: str) -> Floats:
+        """One metric's logarithms, [cases, launches], nan where a launch did not measure the case."""
+        rows = (self.values[case_id] for case_id in case_ids)
+        table = [
+            [getattr(value, f"{metric}_s") if value and value.status == "ok" else math.nan for value in row]
+            for row in rows
+        ]
+        return np.log(np.array(table).reshape(len(case_ids), len(self.launches)))
+
     def _of(self, case_id: str) -> list[Value]:
         return [value for value in self.values.get(case_id, ()) if value is not None]
-
-
-def table_of(launches: Sequence[Launch]) -> CaseTable:
-    """The launches of one side of one group."""
-    values: dict[str, list[Value | None]] = {}
-    seen_under: dict[str, set[str]] = {}
-    for column, launch in enumerate(launches):
-        for case_id, value in launch.cases.items():
-            values.setdefault(case_id, [None] * len(launches))[column] = value
-            seen_under.setdefault(case_id, set()).add(launch.variants)
-    num_with = Counter(launch.variants for launch in launches)
-    expected = {case_id: sum(num_with[text] for text in texts) for case_id, texts in seen_under.items()}
-    return CaseTable(launches, values, expected)
-
-
-def logarithms(side: CaseTable, case_ids: Sequence[str], metric: str) -> Floats:
-    """One metric's logarithms, [cases, launches], nan where a launch did not measure the case."""
-    name = f"{metric}_s"
-    table = [
-        [getattr(v, name) if v and v.status == "ok" else math.nan for v in side.values[case_id]] for case_id in case_ids
-    ]
-    return np.log(np.array(table).reshape(len(case_ids), len(side.launches)))
 
 
 # Cases that both sides measured: their differences, tested as one family, and the verdicts that follow.
@@ -258,12 +263,11 @@ class MeasuredCases:
     """One group's cases that both sides measured, and their differences.
 
     Args:
-        case_ids: one a row of every array.
-        differences: by metric.
+        differences: by metric, a row a case.
         notes: case id to sentences.
-        doubt: why nothing of this group may be held against the candidate, or None.
+        doubt: why no change of this group counts, or "".
         may_pass: False where foreign load differed, which also forbids a pass.
-        left_out: sentences on pairs of launches that lie too far apart to be compared.
+        left_out: sentences on pairs of launches that are too far apart to be compared.
     """
 
     group: Group
@@ -271,12 +275,12 @@ class MeasuredCases:
     pairing: Pairing
     differences: Mapping[str, LogDifference]
     notes: Mapping[str, tuple[str, ...]]
-    doubt: str | None
+    doubt: str
     may_pass: bool
-    left_out: tuple[str, ...] = ()
+    left_out: Sequence[str]
 
 
-def measure(
+def _measured(
     group: Group,
     sides: tuple[CaseTable, CaseTable],
     case_ids: Sequence[str],
@@ -284,27 +288,21 @@ def measure(
     spans: Mapping[str, Span],
     options: Options,
 ) -> MeasuredCases:
-    """The differences of one group in the cases that both sides measured, and what stands against believing them.
-
-    Args:
-        spans: run id to when its launch ran.
-    """
+    """The differences of one group in these cases, and reasons to doubt them; `spans`: by run id."""
     pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
-    logs = {metric: [logarithms(side, case_ids, metric) for side in sides] for metric in METRICS}
-    left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else ()
+    logs = {metric: [side.logarithms(case_ids, metric) for side in sides] for metric in METRICS}
+    left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else []
     differences = {metric: difference_between(side_logs, pairing) for metric, side_logs in logs.items()}
     conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
     doubt = conflict
-    if doubt is None and pairing.is_disturbed:
+    if not doubt and pairing.is_disturbed:
         doubt = f"{pairing.refusal}; run one after the other"
-    elif doubt is None and not pairing.interleaved and not options.dedicated:
+    elif not doubt and not pairing.interleaved and not options.dedicated:
         doubt = f"{pairing.refusal}; interleave them, or give --dedicated"
-    return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, conflict is None, left_out)
+    return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, not conflict, left_out)
 
 
-def _leave_out(
-    group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pairing, options: Options
-) -> tuple[str, ...]:
+def _leave_out(group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pairing, options: Options) -> list[str]:
     """Take outlying pairs out of `logs`, by nan; a sentence on each."""
     base, new = list(pairing.baseline), list(pairing.candidate)
     differences = [right[:, new] - left[:, base] for left, right in logs.values()]
@@ -314,84 +312,74 @@ def _leave_out(
         for left, _ in logs.values():
             left[:, base[pair]] = np.nan
         times = np.exp(np.nanmedian([difference[:, pair] for difference in differences]))
-        launches = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
+        first, second = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
         sentences.append(
-            f"left out: launch {launches[1]} took {times:.2f}x the time of launch {launches[0]} in the median case; "
+            f"left out: launch {second} took {times:.2f}x the time of launch {first} in the median case; "
             f"the median pair differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
         )
-    return tuple(sentences)
+    return sentences
 
 
-def load_conflict(
-    baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing, load_share: float
-) -> str | None:
-    """One sentence if foreign load differed between the sides by more than `load_share` of the CPUs, else None.
+def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing, load_share: float) -> str:
+    """One sentence if foreign load differed between the sides by more than `load_share` of the CPUs, else "".
 
     An idle baseline against a contended candidate makes most unchanged cases look slower, whatever the statistics.
     """
     loads = [np.array([[launch.foreign_load for launch in side]], dtype=float) for side in (baseline, candidate)]
     difference = difference_between(loads, pairing)
-    # nan, where the load of a side is not known, exceeds nothing.
+    # nan, where the load of a side is unknown, exceeds nothing.
     if not abs(difference.estimate[0]) > load_share:
-        return None
+        return ""
     before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
     return f"foreign load differed: {before:.0f} % of the CPUs in the baseline, {after:.0f} % in the candidate"
 
 
-def judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
+def _judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
     """Cases with times, judged as one family; how many tests it has, and how many cases have too few launches."""
-    jobs = [
-        (group_cases, metric, _block(group_cases.differences[metric], metric, options))
-        for group_cases in measured
-        for metric in METRICS
-    ]
-    results, num_tests = tested([block for _, _, block in jobs], options)
-    by_metric = iter([_metric_verdicts(*job, result, options) for job, result in zip(jobs, results, strict=True)])
-    cases = [
-        case for group_cases in measured for case in _cases_of(group_cases, [next(by_metric) for _ in METRICS], options)
-    ]
-    too_few = sum(
-        all(metric.num_launches < options.least_launches(case.paired) for metric in case.metrics) for case in cases
-    )
-    return cases, num_tests, too_few
+    blocks = [[_block(of_group.differences[metric], metric, options) for metric in METRICS] for of_group in measured]
+    results, num_tests = tested(list(chain.from_iterable(blocks)), options)
+    remaining, cases, num_too_few = iter(results), list[CaseVerdict](), 0
+    for of_group, group_blocks in zip(measured, blocks, strict=True):
+        by_metric = [
+            _metric_verdicts(of_group, metric, block, next(remaining), options)
+            for metric, block in zip(METRICS, group_blocks, strict=True)
+        ]
+        least = options.least_launches(of_group.pairing.interleaved)
+        for case_id, *metrics in zip(of_group.case_ids, *by_metric, strict=True):
+            cases.append(_case_of(case_id, metrics, of_group, least))
+            num_too_few += all(metric.num_launches < least for metric in metrics)
+    return cases, num_tests, num_too_few
 
 
 def _block(difference: LogDifference, metric: str, options: Options) -> Block:
-    """With the logarithm of the slowdown that is still fine, the floor in seconds taken in."""
+    """With the logarithm of the slowdown that is still no regression, the floor in seconds included."""
     floor = options.floor_s / np.exp(difference.baseline)
     return Block(difference, np.log1p(np.maximum(options.tolerances[metric], floor)))
 
 
-def _cases_of(
-    measured: MeasuredCases, by_metric: Sequence[Sequence[MetricVerdict]], options: Options
-) -> list[CaseVerdict]:
-    cases = []
-    for case_id, metrics in zip(measured.case_ids, zip(*by_metric, strict=True), strict=True):
-        # A case is as bad as its worst metric; it is improved where one is and no other is in doubt.
-        verdict = next(word for word in JUDGED if word in [metric.verdict for metric in metrics])
-        ordered = tuple(sorted(metrics, key=lambda metric: _decides(metric, verdict)))
-        reason, notes = _reason(ordered[0], measured, options), measured.notes.get(case_id, ())
-        cases.append(
-            CaseVerdict(measured.group.label, case_id, verdict, reason, measured.pairing.interleaved, ordered, notes)
-        )
-    return cases
-
-
-def _decides(metric: MetricVerdict, verdict: str) -> tuple[bool, bool, float]:
-    towards = metric.change if verdict == IMPROVEMENT else -metric.change
-    return metric.verdict != verdict, metric.suspected != REGRESSION, towards
+def _case_of(case_id: str, metrics: Sequence[MetricVerdict], measured: MeasuredCases, least: int) -> CaseVerdict:
+    """A case is as bad as its worst metric; it is improved where one is and no other is in doubt."""
+    verdict = next(word for word in JUDGED if word in [metric.verdict for metric in metrics])
+    sign = 1 if verdict == IMPROVEMENT else -1
+    ordered = sorted(
+        metrics,
+        key=lambda metric: (metric.verdict != verdict, metric.suspected != REGRESSION, sign * metric.change),
+    )
+    is_paired, notes = measured.pairing.interleaved, measured.notes.get(case_id, ())
+    reason = _reason(ordered[0], measured, least)
+    return CaseVerdict(measured.group.label, case_id, verdict, reason, is_paired, tuple(ordered), notes)
 
 
 def _metric_verdicts(
     measured: MeasuredCases, metric: str, block: Block, result: Tested, options: Options
 ) -> list[MetricVerdict]:
     difference, least = block.difference, options.least_launches(measured.pairing.interleaved)
-    verdicts, suspected = tolerance_words(block, result, options, measured.doubt is None, measured.may_pass)
+    verdicts, suspected = tolerance_words(block, result, options, not measured.doubt, measured.may_pass)
     is_open = verdicts == INCONCLUSIVE
     low, high = difference.interval(options.confidence)
     count = difference.num_launches
     more = np.where(count < least, least - count, np.maximum(result.needed - count, 1))
-    columns: dict[str, list[Any]] = {
+    columns = {
         "verdict": verdicts.tolist(),
         "baseline_s": np.exp(difference.baseline).tolist(),
         "candidate_s": np.exp(difference.candidate).tolist(),
@@ -413,13 +401,12 @@ def _known(values: Floats) -> list[float | None]:
     return [value if math.isfinite(value) else None for value in values.tolist()]
 
 
-def _reason(metric: MetricVerdict, measured: MeasuredCases, options: Options) -> str:
+def _reason(metric: MetricVerdict, measured: MeasuredCases, least: int) -> str:
     if metric.verdict != INCONCLUSIVE:
         return REASONS[metric.verdict].format(metric.metric)
-    least = options.least_launches(measured.pairing.interleaved)
     if metric.num_launches < least:
-        single, several = ("pair", "pairs") if measured.pairing.interleaved else ("launch a side", "launches a side")
-        return f"{metric.num_launches} {single if metric.num_launches == 1 else several}; no verdict below {least}"
+        words = ("pair", "pairs") if measured.pairing.interleaved else ("launch a side", "launches a side")
+        return f"{count_text(metric.num_launches, *words)}; no verdict below {least}"
     if metric.suspected or not measured.may_pass:
         prefix = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
         return f"{prefix}{measured.doubt}"
@@ -435,45 +422,49 @@ OF_LATENCIES = (
 def gate(
     baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options, warnings: Sequence[str] = ()
 ) -> Gated:
-    """A verdict for every case of either side, the worst first; `warnings` are handed on.
+    """A verdict for every case of either side, the worst first; `warnings` are passed on.
 
     Raises:
-        UserError: a launch stands on both sides.
+        UserError: a launch is on both sides.
     """
-    shared_ids = {launch.run_id for launch in baseline} & {launch.run_id for launch in candidate}
-    if shared_ids:
-        raise UserError(
-            f"run {min(shared_ids)} is in the baseline and in the candidate; give each run to one side only"
-        )
+    if shared_ids := {launch.run_id for launch in baseline} & {launch.run_id for launch in candidate}:
+        where = f"run {min(shared_ids)} is in the baseline and in the candidate"
+        raise UserError(f"{where}; give each run to one side only")
     cases: list[CaseVerdict] = []
     measured: list[MeasuredCases] = []
     designs: list[str] = []
-    # Each sentence once, with the groups that it is true of.
+    # Each sentence once, with the labels of its groups.
     stamps: dict[str, list[str]] = {}
     shown_stamps: dict[str, list[str]] = {}
     spans = {**spans_of(baseline), **spans_of(candidate)}
     num_not_run = 0
-    always_second: list[str] = []
+    unfinished = sum(not launch.complete for launch in candidate)
+    sentences = [*warnings]
+    if unfinished:
+        sentences.append(f"{unfinished} of {len(candidate)} candidate launches did not run to their end")
+    sentences += _busy(baseline, candidate, options)
     for group in groups_of(baseline, candidate, options.allowed):
-        sides = table_of(group.baseline), table_of(group.candidate)
+        sides = CaseTable.of(group.baseline), CaseTable.of(group.candidate)
         if group.conflicts or not group.baseline or not group.candidate:
             cases += _uncompared(group, *sides)
             continue
         untimed, case_ids, notes = _settled(group.label, *sides)
         cases += _other_dtypes(untimed, options.allowed)
         num_not_run += len({*sides[0].values, *sides[1].values}) - len(untimed) - len(case_ids)
-        measured.append(measure(group, sides, case_ids, notes, spans, options))
-        always_second += _always_second(group, measured[-1].pairing, options)
-        designs.append(_design(group, measured[-1].pairing, options))
-        designs += [f"{group.label}: {sentence}" for sentence in measured[-1].left_out]
-        if any(value.is_latency for launch in (*group.baseline, *group.candidate) for value in launch.cases.values()):
-            designs.append(f"{group.label}: {OF_LATENCIES}")
+        measured.append(_measured(group, sides, case_ids, notes, spans, options))
+        design, second = _designs(group, measured[-1].pairing, options)
+        sentences += [f"{group.label}: {sentence}" for sentence in second]
+        is_latency = any(
+            value.is_latency for launch in (*group.baseline, *group.candidate) for value in launch.cases.values()
+        )
+        of_latencies = [OF_LATENCIES] if is_latency else []
+        designs += [f"{group.label}: {sentence}" for sentence in (design, *measured[-1].left_out, *of_latencies)]
         for fields, labels_by_sentence in ((options.allowed, stamps), (SHOWN, shown_stamps)):
             for sentence in differences(group.baseline, group.candidate, fields):
                 labels_by_sentence.setdefault(sentence, []).append(group.label)
-    timed, num_tests, num_too_few = judged(measured, options)
+    timed, num_tests, num_too_few = _judged(measured, options)
     return Gated(
-        sorted([*cases, *timed], key=_how_bad),
+        sorted([*cases, *timed], key=_badness),
         options,
         len(baseline),
         len(candidate),
@@ -481,19 +472,14 @@ def gate(
         num_not_run,
         num_too_few,
         designs,
-        _labelled(stamps),
-        _labelled(shown_stamps),
-        warnings=[*warnings, *_unfinished(candidate), *_busy(baseline, candidate, options), *always_second],
+        [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in stamps.items()],
+        [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in shown_stamps.items()],
+        sentences,
     )
 
 
-def _how_bad(case: CaseVerdict) -> tuple[int, bool, float, str, str]:
+def _badness(case: CaseVerdict) -> tuple[int, bool, float, str, str]:
     return VERDICTS.index(case.verdict), case.suspected != REGRESSION, -case.change, case.scenario, case.case_id
-
-
-def _unfinished(candidate: Sequence[Launch]) -> list[str]:
-    count = sum(not launch.complete for launch in candidate)
-    return [f"{count} of {len(candidate)} candidate launches did not run to their end"] if count else []
 
 
 def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:
@@ -501,55 +487,44 @@ def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Opti
     sides = [
         [launch.foreign_load for launch in side if launch.foreign_load is not None] for side in (baseline, candidate)
     ]
-    shares = [min(sum(loads) / len(loads), 1.0) for loads in sides if loads]
-    if len(shares) < 2 or min(shares) <= options.load_share:
+    if not all(sides):
         return []
-    used = f"{100 * shares[0]:.0f} % of the CPUs during the baseline and {100 * shares[1]:.0f} % during the candidate"
+    before, after = (min(sum(loads) / len(loads), 1.0) for loads in sides)
+    if min(before, after) <= options.load_share:
+        return []
+    used = f"{100 * before:.0f} % of the CPUs during the baseline and {100 * after:.0f} % during the candidate"
     return [f"other processes used {used}; an idle machine finds smaller slowdowns with fewer launches"]
 
 
-def _always_second(group: Group, pairing: Pairing, options: Options) -> list[str]:
-    num_pairs, first = len(pairing.baseline), _num_baseline_first(group, pairing)
-    if not pairing.interleaved or num_pairs < options.least_launches(paired=True) or 0 < first < num_pairs:
-        return []
-    side = "candidate" if first else "baseline"
-    second = f"{group.label}: the {side} ran second in all {num_pairs} pairs"
-    return [f"{second} and alone bears what a launch leaves behind for the next; draw each pair's order at random"]
-
-
-def _num_baseline_first(group: Group, pairing: Pairing) -> int:
-    pairs = zip(pairing.baseline, pairing.candidate, strict=False)
-    return sum(group.baseline[base].started_at < group.candidate[new].started_at for base, new in pairs)
-
-
-def _labelled(labels_by_text: dict[str, list[str]]) -> list[str]:
-    return [f"{listed(labels, MAX_LISTED)}: {text}" for text, labels in labels_by_text.items()]
-
-
-def _design(group: Group, pairing: Pairing, options: Options) -> str:
-    if pairing.interleaved:
-        first = _num_baseline_first(group, pairing)
-        num_left_out = pairing.num_left_out
-        left_out = f", {count_text(num_left_out, 'launch', 'launches')} left out" if num_left_out else ""
-        count = count_text(len(pairing.baseline), "pair")
-        took_turns = f"{count} of launches that took turns, the baseline first in {first}"
-        return f"{group.label}: {took_turns}{left_out}"
-    against = count_text(len(group.candidate), "launch", "launches")
-    sides = f"{len(group.baseline)} against {against}, compared unpaired: {pairing.refusal}"
-    if options.dedicated and not pairing.is_disturbed:
-        return f"{group.label}: {sides} (--dedicated)"
-    return f"{group.label}: {sides}; so a slowdown is only warned about"
+def _designs(group: Group, pairing: Pairing, options: Options) -> tuple[str, list[str]]:
+    """How the group's launches were compared; and a warning where one side always ran second."""
+    if not pairing.interleaved:
+        against = count_text(len(group.candidate), "launch", "launches")
+        sides = f"{len(group.baseline)} against {against}, compared unpaired: {pairing.refusal}"
+        is_trusted = options.dedicated and not pairing.is_disturbed
+        return sides + (" (--dedicated)" if is_trusted else "; so a slowdown is only warned about"), []
+    pairs = list(zip(pairing.baseline, pairing.candidate, strict=True))
+    first = sum(group.baseline[base].started_at < group.candidate[new].started_at for base, new in pairs)
+    design = f"{count_text(len(pairs), 'pair')} of launches that took turns, the baseline first in {first}"
+    if pairing.num_left_out:
+        design += f", {count_text(pairing.num_left_out, 'launch', 'launches')} left out"
+    if len(pairs) < options.least_launches(paired=True) or 0 < first < len(pairs):
+        return design, []
+    second = f"the {'candidate' if first else 'baseline'} ran second in all {len(pairs)} pairs"
+    return design, [
+        f"{second} and alone bears what a launch leaves behind for the next; draw each pair's order at random"
+    ]
 
 
 def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list[CaseVerdict]:
-    """Every case of a group that stands on one side, or whose sides differ in a field that must agree."""
+    """Every case of a group that is on one side, or whose sides differ in a field that must agree."""
     if not group.conflicts and not group.baseline:
         return [_alone(group.label, case_id, candidate, "in no baseline") for case_id in candidate.values]
     ids = dict.fromkeys((*baseline.values, *candidate.values)) or ("(no case)",)
+    verdict, reason = MISSING, f"the candidate has no launch of {group.label}"
     if group.conflicts:
-        return [CaseVerdict(group.label, case_id, INCOMPARABLE, "; ".join(group.conflicts)) for case_id in ids]
-    reason = f"the candidate has no launch of {group.label}"
-    return [CaseVerdict(group.label, case_id, MISSING, reason) for case_id in ids]
+        verdict, reason = INCOMPARABLE, "; ".join(group.conflicts)
+    return [CaseVerdict(group.label, case_id, verdict, reason) for case_id in ids]
 
 
 def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerdict:
@@ -559,10 +534,9 @@ def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerd
 
 
 def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
-    summary = (
-        f"{failed[0].status} in {len(failed)} of {count_text(len(side.launches), f'{name} launch', f'{name} launches')}"
-    )
-    return f"{summary}: {failed[0].error}" if failed[0].error else summary
+    launches = count_text(len(side.launches), f"{name} launch", f"{name} launches")
+    error = f": {failed[0].error}" if failed[0].error else ""
+    return f"{failed[0].status} in {len(failed)} of {launches}{error}"
 
 
 def _settled(
@@ -591,7 +565,7 @@ def _untimed(label: str, case_id: str, baseline: CaseTable, candidate: CaseTable
         return CaseVerdict(label, case_id, INVALID, _failure(broken_before, baseline, "baseline"))
     if after and not before:
         return _alone(label, case_id, candidate, "failed in the baseline" if broken_before else "not in the baseline")
-    lacking = len(candidate.launches) if not after else candidate.num_lacking(case_id)
+    lacking = candidate.num_lacking(case_id) if after else len(candidate.launches)
     if (before or broken_before) and lacking:
         launches = count_text(len(candidate.launches), "launch", "launches")
         return CaseVerdict(label, case_id, MISSING, f"not measured in {lacking} of {launches}")

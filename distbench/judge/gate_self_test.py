@@ -1,4 +1,9 @@
-"""The gate's rates of false alarms and of slowdowns found, on launches of unchanged code."""
+"""The gate's rates of false alarms and of slowdowns found, on launches of unchanged code.
+
+Windows of consecutive launches are taken as `distbench ab` would have launched them, from every start, with a coin for
+the order of each pair, and a slowdown is put into one case. So they contain the machine's drift, and the effect of each
+launch on the next one. Overlapping windows are not independent: a rate is only as certain as the launches allow.
+"""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -10,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from distbench.judge.gate import Gated, gate
-from distbench.records.launch_values import Launch, Value, launch_of, value_of
+from distbench.records.launches import Launch, Value, launch_of, value_of
 from distbench.records.results_folder import run_files_in
 from distbench.records.run_file import Header, Run, read_run
 from distbench.spec.errors import UserError
@@ -20,21 +25,15 @@ from distbench.statistics.verdicts import IMPROVEMENT, PASS, REGRESSION, Options
 MIN_LAUNCHES = 10
 ORIGIN = ("machine", "num_cpus", "torch", "scheduler", "git_commit")
 
-# Comparisons made of a series of unchanged launches, a slowdown put into one case: what the gate says of them.
-#
-# Windows of consecutive launches are taken as `distbench ab` would have launched them, from every start, a coin for the
-# order of each pair. So what drifts, and what a launch leaves behind for the next one, is in them as it was.
-# Overlapping windows are not independent: a rate is known no better than the launches allow.
-
 TAIL_SHARE, TAIL_FACTOR = 0.1, 3.0
 SPOILED_FACTOR = 3.0
 
 
 class Change(NamedTuple):
-    """What is put into the launches of a window.
+    """A change to the launches of a window.
 
     Args:
-        factor: what one case's candidate samples are multiplied by; None for a tail.
+        factor: of one case's candidate samples; None for a tail.
         spoils: whether one launch of either side is SPOILED_FACTOR times slower in all cases.
     """
 
@@ -55,7 +54,7 @@ CHANGES = {
 
 
 class TrialVerdicts(NamedTuple):
-    """Each case's verdict, how many pairs of launches were judged in the end, and whether the headline is PASS."""
+    """Each case's verdict, the number of pairs judged, and whether the headline is PASS."""
 
     verdicts: NDArray[np.str_]
     num_pairs: int
@@ -64,15 +63,13 @@ class TrialVerdicts(NamedTuple):
 
 @dataclass
 class Rates:
-    """What one rule did in many comparisons with one change.
+    """One rule's outcomes in many comparisons with one change: numbers of comparisons.
 
     Args:
-        false_jobs: comparisons in which any unchanged case was called slower.
-        false_verdicts: comparisons in which any unchanged case was called slower or faster.
-        found: comparisons in which the changed case was called slower.
-        passed: comparisons in which the changed case was called a pass.
-        headed_pass: comparisons whose headline is PASS.
-        num_pairs: pairs of launches that were judged in the end, summed.
+        false_jobs: in which any unchanged case was called slower; `false_verdicts`: slower or faster.
+        found: in which the changed case was called slower; `passed`: a pass.
+        headed_pass: whose headline is PASS.
+        num_pairs: pairs of launches that were judged, summed.
     """
 
     num_comparisons: int = 0
@@ -99,13 +96,12 @@ class Rates:
 
 @dataclass(frozen=True)
 class Window:
-    """One comparison: which launches are the baseline's and which the candidate's, and what was changed.
+    """One comparison: the launches of both sides, and the change.
 
     Args:
         baseline: indexes of launches, in time order; likewise `candidate`, each next to its partner in time.
-        changed: row of the changed case.
-        factor: what its candidate samples are multiplied by; None for a tail.
-        seed: which samples a tail hits.
+        changed: row of the changed case; `factor` is that of its candidate samples, None for a tail.
+        seed: of the samples that a tail hits.
         spoiled: the launch that is SPOILED_FACTOR times slower in all cases, or None.
     """
 
@@ -117,7 +113,7 @@ class Window:
     spoiled: int | None = None
 
     def slowed(self, row: int, launch: int, samples_s: Floats) -> Floats:
-        """A candidate launch's samples of one case, with the change put in where it belongs."""
+        """A candidate launch's samples of one case, changed if it is the changed case."""
         if row != self.changed or self.factor == 1.0:
             return samples_s
         if self.factor is not None:
@@ -134,7 +130,7 @@ class RecordedSeries:
         case_ids: the cases that every launch measured.
         samples_s: seconds, [case][launch] to that launch's samples; empty where they come from a stored baseline.
         origin: machine, CPUs, torch, scheduler and commit, as JSON.
-        values: [case][launch] to what the gate keeps of samples, if not those of `samples_s`.
+        values: [case][launch]; by default those of `samples_s`.
     """
 
     name: str
@@ -156,7 +152,7 @@ class RecordedSeries:
         return max(self.num_launches - 2 * num_pairs + 1, 0)
 
     def window(self, number: int, num_pairs: int, change: Change, draw: np.random.Generator) -> Window:
-        """The window of a number, modulo how many starts there are; orders and the changed case are drawn."""
+        """The window of a number, modulo the number of starts; orders and the changed case are drawn."""
         first = number % self.num_starts(num_pairs) + 2 * np.arange(num_pairs)
         is_second = draw.integers(2, size=num_pairs)  # the candidate
         changed = int(draw.integers(len(self.case_ids)))
@@ -166,7 +162,7 @@ class RecordedSeries:
         return Window(*sides, changed, change.factor, seed, spoiled)
 
     def sides(self, window: Window) -> tuple[list[Launch], list[Launch]]:
-        """Both sides of a window as the gate takes them."""
+        """Baseline and candidate of a window as the gate takes them."""
         baseline = [self._launch(window, index, False) for index in window.baseline]
         return baseline, [self._launch(window, index, True) for index in window.candidate]
 
@@ -193,7 +189,7 @@ class RecordedSeries:
 def recorded(folder: Path) -> RecordedSeries:
     """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
 
-    Run files of one `distbench run` are one launch, whose cases are those of all its scenarios.
+    Run files of one `distbench run` are one launch.
 
     Raises:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
@@ -206,7 +202,15 @@ def recorded(folder: Path) -> RecordedSeries:
     if len(finished) < MIN_LAUNCHES:
         failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(finished)) else ""
         raise UserError(f"{folder} holds {len(finished)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
-    measured = [_samples(runs) for runs in finished]
+    measured = [
+        {
+            (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
+            for launch, run in runs
+            for record in run.cases
+            if record["status"] == "ok"
+        }
+        for runs in finished
+    ]
     keys = [key for key in measured[0] if all(key in launch for launch in measured)]
     if not keys:
         raise UserError(f"no case was measured by every launch below {folder}; record launches of the same scenarios")
@@ -214,16 +218,6 @@ def recorded(folder: Path) -> RecordedSeries:
     ids = tuple(f"{scenario}: {case_id}" if several else case_id for scenario, case_id in keys)
     origin = json.dumps({name: finished[0][0][0].facts[name] for name in ORIGIN})
     return RecordedSeries(folder.name, ids, [[launch[key] for launch in measured] for key in keys], origin)
-
-
-def _samples(runs: Sequence[tuple[Launch, Run]]) -> dict[tuple[str, str], Floats]:
-    """(scenario, case id) to the samples of each case that was measured and right."""
-    return {
-        (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
-        for launch, run in runs
-        for record in run.cases
-        if record["status"] == "ok"
-    }
 
 
 Rule = Callable[[RecordedSeries, Window], TrialVerdicts]
@@ -238,46 +232,38 @@ def _times(value: Value, factor: float) -> Value:
 
 
 def gate_rule(series: RecordedSeries, window: Window, options: Options | None = None) -> TrialVerdicts:
-    """All pairs at once, as `distbench gate` does; usual terms unless given others."""
+    """All pairs at once, as `distbench gate` does."""
     return series.judged(gate(*series.sides(window), options or Options()))
 
 
 def rates(
     series: RecordedSeries, num_pairs: int, change: str, num_comparisons: int, seed: int, rule: Rule = gate_rule
 ) -> Rates:
-    """What a rule does in many comparisons.
+    """A rule's outcomes in many comparisons.
 
     Args:
         num_pairs: of launches in each comparison.
         change: one of CHANGES.
         num_comparisons: more than there are starts take the same launches in another order.
-        seed: of orders and of which case is changed; every rule sees the same comparisons.
-        rule: what judges; it may leave out the last pairs.
+        seed: of orders and of the changed case; every rule sees the same comparisons.
+        rule: it may leave out the last pairs.
     """
-    draw = np.random.default_rng(seed)
-    totals = Rates()
-    step = _coprime_step(series.num_starts(num_pairs))
+    draw, totals, num_starts = np.random.default_rng(seed), Rates(), series.num_starts(num_pairs)
+    # A stride that visits all starts, far apart from one to the next.
+    step = next(step for step in range(max(int(0.618 * num_starts), 1), 0, -1) if np.gcd(step, num_starts) == 1)
     for number in range(num_comparisons):
         window = series.window(number * step, num_pairs, CHANGES[change], draw)
         totals.add(window, rule(series, window))
     return totals
 
 
-def _coprime_step(count: int) -> int:
-    """A stride that visits all of `count` starts, far apart from one to the next."""
-    return next(step for step in range(max(int(0.618 * count), 1), 0, -1) if np.gcd(step, count) == 1)
-
-
 OURS = "distbench gate"
 
 
 def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: int, rules: Mapping[str, Rule]) -> str:
-    """A row a rule, a column a change, in percent of comparisons.
+    """A row a rule, a column a change, in percent of comparisons; parameters as for `rates`.
 
     Args:
-        num_pairs: of launches in each comparison.
-        num_comparisons: for each change, and without one.
-        seed: of orders and of which case is slowed down.
         rules: by name; the gate's is OURS, and only it has passes.
     """
     changes = [name for name, change in CHANGES.items() if change.factor != 1.0]

@@ -8,11 +8,9 @@ from dataclasses import asdict
 from itertools import accumulate
 from pathlib import Path
 from statistics import geometric_mean, stdev
-from typing import Any
 
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
-from distbench.records.baselines import launches_of, load_baseline
-from distbench.records.launch_values import Value
+from distbench.records.launches import Value, launches_of, load_baseline
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Rows, Table, capped, markdown_of
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml
@@ -22,44 +20,33 @@ from distbench.show.units import NOTHING, time_text
 from distbench.spec.printable_text import capped_lines, clean, count_text
 from distbench.statistics.verdicts import BROKEN, INCONCLUSIVE, JUDGED, METRICS, NEW, PASS, REGRESSION
 
-# One stored baseline as a person reads it.
-
 PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
 
 def baseline_page(path: Path) -> str:
-    """Provenance, and a row a case: its mean and 10th percentile over launches, and how far launches lie apart."""
+    """A stored baseline: provenance, and a row a case: its mean and 10th percentile, and their spread over launches."""
     baseline = load_baseline(path)
     launches, facts = launches_of(baseline, str(path)), baseline.facts
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
     lines = (f"{count_text(len(launches), 'launch', 'launches')}, saved at {baseline.saved_at}", ", ".join(facts_text))
-    ids = dict.fromkeys(case_id for launch in launches for case_id in launch.cases)
-    rows = [
-        _baseline_row(
-            case_id, [stored_launch.cases[case_id] for stored_launch in launches if case_id in stored_launch.cases]
-        )
-        for case_id in ids
-    ]
-    columns = ("<case", "launches", "mean", "p10")
-    notes = [
+    values: dict[str, list[Value]] = {}
+    for launch in launches:
+        for case_id, value in launch.cases.items():
+            values.setdefault(case_id, []).append(value)
+    rows = [(case_id, *_baseline_cells(of_case)) for case_id, of_case in values.items()]
+    note = (
         "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
-    ]
-    title = f"{count_text(len(rows), 'case')}:"
-    return text_of(
-        [
-            Heading(f"baseline {baseline.scenario}", 1),
-            Lines(lines),
-            Table(title, columns, rows, notes, optional=("launches",)),
-        ]
     )
+    title, columns = f"{count_text(len(rows), 'case')}:", ("<case", "launches", "mean", "p10")
+    table = Table(title, columns, rows, [note], optional=("launches",))
+    return text_of([Heading(f"baseline {baseline.scenario}", 1), Lines(lines), table])
 
 
-def _baseline_row(case_id: str, values: Sequence[Value]) -> tuple[str, ...]:
+def _baseline_cells(values: Sequence[Value]) -> tuple[str, ...]:
     good = [value for value in values if value.status == "ok"]
     if not good:
-        return case_id, "0", values[0].status, NOTHING
-    mean, p10 = _over_launches([value.mean_s for value in good]), _over_launches([value.p10_s for value in good])
-    return case_id, str(len(good)), mean, p10
+        return "0", values[0].status, NOTHING
+    return str(len(good)), *(_over_launches(times) for times in zip(*((v.mean_s, v.p10_s) for v in good), strict=True))
 
 
 def _over_launches(times: Sequence[float]) -> str:
@@ -67,8 +54,6 @@ def _over_launches(times: Sequence[float]) -> str:
     spread = f"{100 * stdev(map(math.log, times)):.1f} %" if len(times) > 1 else NOTHING
     return f"{time_text(geometric_mean(times))}, {spread}"
 
-
-# A comparison as a person reads it: text, and Markdown for a step summary. The worst first.
 
 MAX_ROWS = 40
 MAX_PASSES = 10  # where all is well
@@ -92,8 +77,7 @@ def text(gated: Gated, strict: bool = False) -> str:
 def markdown(gated: Gated, strict: bool = False) -> str:
     """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded away."""
     page = markdown_of(_blocks(gated, strict))
-    head = "\n\n<details><summary>Every case and metric</summary>\n\n```\n"
-    tail = "\n```\n\n</details>\n"
+    head, tail = "\n\n<details><summary>Every case and metric</summary>\n\n```\n", "\n```\n\n</details>\n"
     room = MAX_MARKDOWN_BYTES - len((page + head + tail).encode()) - 100
     folded = [_all_cases(case) for case in gated.cases]
     num_kept = sum(size <= room for size in accumulate(len(lines.encode()) + 1 for lines in folded))
@@ -127,7 +111,7 @@ def _tables(gated: Gated) -> list[Block]:
     several = len({case.scenario for case in gated.cases}) > 1
     untimed = [case for case in gated.cases if case.verdict not in JUDGED]
     if untimed:
-        reasons = [(case.verdict, *_names(case, several), case.reason) for case in untimed]
+        reasons = [(case.verdict, case.case_id, *(case.scenario,) * several, case.reason) for case in untimed]
         columns = ("<verdict", "<case", *SCENARIO[:several], "<why")
         blocks.append(capped(Table("cases without a comparison:", columns, reasons, prose="why"), MAX_ROWS, MORE))
     timed = [case for case in gated.cases if case.metrics]
@@ -141,37 +125,23 @@ def _tables(gated: Gated) -> list[Block]:
     return blocks
 
 
-def _names(case: CaseVerdict, several: bool) -> tuple[str, ...]:
-    return (case.case_id, case.scenario) if several else (case.case_id,)
-
-
 def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
     first = case.metrics[0]
     verdict = f"{case.verdict} ({case.suspected}?)" if case.suspected else case.verdict
     finds = NOTHING if first.detectable is None else f"{100 * first.detectable:.0f} %"
-    change = change_text(first.change), interval_text(first)
-    names = _names(case, several)
-    return verdict, *names, first.metric, time_text(first.baseline_s), *change, finds, _more_text(first)
+    names = (case.case_id, case.scenario) if several else (case.case_id,)
+    change = f"{100 * first.change:+.1f} %", _interval_text(first)
+    more = "> 1000" if first.num_more is None else f"+{first.num_more}"
+    if first.verdict != INCONCLUSIVE or first.suspected:
+        more = NOTHING if first.verdict == INCONCLUSIVE else ""  # more launches would not settle a suspected change
+    return verdict, *names, first.metric, time_text(first.baseline_s), *change, finds, more
 
 
-def change_text(share: float | None) -> str:
-    """A change as `+12.3 %`."""
-    return NOTHING if share is None else f"{100 * share:+.1f} %"
-
-
-def interval_text(metric: MetricVerdict) -> str:
+def _interval_text(metric: MetricVerdict) -> str:
     """A change's interval as `[+3.1, +22.0]`, in percent."""
     if metric.low is None or metric.high is None:
         return NOTHING
     return f"[{100 * metric.low:+.1f}, {100 * metric.high:+.1f}]"
-
-
-def _more_text(metric: MetricVerdict) -> str:
-    if metric.verdict != INCONCLUSIVE:
-        return ""
-    if metric.suspected:
-        return NOTHING  # more launches of this kind would not help
-    return "> 1000" if metric.num_more is None else f"+{metric.num_more}"
 
 
 def _bottom(gated: Gated) -> list[Block]:
@@ -192,28 +162,30 @@ def _all_cases(case: CaseVerdict) -> str:
     head = f"{case.verdict}: {case.scenario}: {case.case_id}"
     parts = [head if not case.reason else f"{head}: {case.reason}"]
     for metric in case.metrics:
-        numbers = f"{time_text(metric.baseline_s)} -> {time_text(metric.candidate_s)}, {change_text(metric.change)}"
         p = "" if metric.p is None else f", adjusted p {metric.p:.2g}"
-        parts.append(f"    {metric.metric}: {metric.verdict}: {numbers} {interval_text(metric)}{p}")
+        parts.append(f"    {metric.metric}: {metric.verdict}: {_change_text(metric)} {_interval_text(metric)}{p}")
     parts += [f"    note: {note}" for note in case.notes]
     return "\n".join(map(clean, parts)).replace("```", "'''")
 
 
-def sentence(case: CaseVerdict) -> str:
-    """One case in one line, for annotations and JUnit: what changed, how sure that is, and why the verdict."""
+def _change_text(metric: MetricVerdict) -> str:
+    return f"{time_text(metric.baseline_s)} -> {time_text(metric.candidate_s)}, {100 * metric.change:+.1f} %"
+
+
+def _sentence(case: CaseVerdict) -> str:
+    """One case in one line, for annotations and JUnit: the change, how sure it is, and the reason of the verdict."""
     if not case.metrics:
         return f"{case.case_id}: {case.reason}"
     first = case.metrics[0]
-    times = f"{time_text(first.baseline_s)} -> {time_text(first.candidate_s)}"
-    interval = f", 95 % interval {interval_text(first)} %" if first.low is not None else ""
-    return f"{case.case_id}: {first.metric} {times}, {change_text(first.change)}{interval}: {case.reason}"
+    interval = f", 95 % interval {_interval_text(first)} %" if first.low is not None else ""
+    return f"{case.case_id}: {first.metric} {_change_text(first)}{interval}: {case.reason}"
 
 
 JUNIT_TAGS = {REGRESSION: "failure", **dict.fromkeys(BROKEN, "error"), **dict.fromkeys((INCONCLUSIVE, NEW), "skipped")}
 
 
 def json_text(gated: Gated, strict: bool = False) -> str:
-    """Everything that was found, as JSON; times in seconds, changes as shares."""
+    """The whole comparison as JSON; times in seconds, changes as shares."""
     record = {
         "exit_code": gated.exit_code(strict),
         "headline": gated.headline(strict),
@@ -221,22 +193,14 @@ def json_text(gated: Gated, strict: bool = False) -> str:
         **{name: value for name, value in asdict(gated).items() if name != "cases"},
         "cases": [{**asdict(case), "suspected": case.suspected} for case in gated.cases],
     }
-    return json.dumps(_finite(record), indent=1, allow_nan=False)
-
-
-def _finite(value: Any) -> Any:
-    """The same without nan and infinity, for which JSON has no word."""
-    if isinstance(value, dict):
-        return {name: _finite(item) for name, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    with_nulls = json.loads(json.dumps(record), parse_constant=lambda _: None)  # for nan and infinity
+    return json.dumps(with_nulls, indent=1, allow_nan=False)
 
 
 def junit_text(gated: Gated, _: bool = False) -> str:
     """JUnit XML: a regression is a failure; missing, invalid and incomparable are errors; inconclusive is skipped."""
     outcomes = [
-        CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {sentence(case)}", JUNIT_TAGS.get(case.verdict))
+        CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {_sentence(case)}", JUNIT_TAGS.get(case.verdict))
         for case in gated.cases
     ]
     if gated.num_judged == 0:
@@ -247,14 +211,14 @@ def junit_text(gated: Gated, _: bool = False) -> str:
 
 
 def annotations(gated: Gated, strict: bool = False) -> str:
-    """GitHub's workflow commands, one a line, the worst first; the last of a level says how many were left out."""
+    """GitHub's workflow commands, one a line, the worst first; the last of a level counts those left out."""
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
     level_of = {**dict.fromkeys((REGRESSION, *BROKEN), "error"), INCONCLUSIVE: "error" if strict else "warning"}
     if gated.is_open:
         levels[level_of[INCONCLUSIVE]].append((TOOL, gated.headline(strict)))
     for case in gated.cases:
         if level := level_of.get(case.verdict):
-            levels[level].append((f"{case.verdict}: {case.scenario}", sentence(case)))
+            levels[level].append((f"{case.verdict}: {case.scenario}", _sentence(case)))
     lines = annotation_lines(levels)
     if gated.num_judged == 0:
         lines.insert(0, annotation("error", TOOL, gated.headline(strict)))

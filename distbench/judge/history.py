@@ -1,4 +1,4 @@
-"""Run files over time: a series a case, divided into levels at change points; as a table and as plots."""
+"""Launches over time: a series per case, divided into levels at change points; as a table and as plots."""
 
 import datetime
 import fnmatch
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from distbench.records.launch_values import Launch
+from distbench.records.launches import Launch
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
@@ -32,9 +32,6 @@ from distbench.statistics.change_points import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-
-# Run files to one series per case, a point per launch, divided into levels at its change points.
-
 OF_LATENCIES = (
     "latencies of a forward pass by their fast end (p10); a change of their tail (p90, p99) is not looked for"
 )
@@ -47,7 +44,7 @@ class Point:
     Args:
         started_at: seconds since the epoch.
         dirty: whether files differed from that commit.
-        seconds: the 10th percentile of its samples, which strays less between launches than their mean.
+        seconds: the 10th percentile of its samples, which varies less between launches than their mean.
         label: of its run, or "".
     """
 
@@ -90,7 +87,7 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     A scenario's launches are those that may be compared with its newest one.
 
     Returns:
-        The series, those with the largest change first, and sentences on what was left out.
+        The series, those with the largest change first, and sentences on launches that were left out.
     """
     ordered = sorted(launches, key=lambda launch: launch.started_at)
     newest = {launch.scenario: launch for launch in ordered}
@@ -114,18 +111,12 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     return sorted(all_series, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
 
 
-def _point(launch: Launch, seconds: float) -> Point:
-    commit = launch.facts.get("git_commit")
-    is_dirty = bool(launch.facts.get("git_dirty"))
-    return Point(launch.started_at, str(commit) if commit else None, is_dirty, seconds, launch.label)
-
-
 def _matches(scenario: str, case_id: str, pattern: str) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for name in (case_id, scenario))
 
 
 def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
-    """Launches oldest first, those of a commit together, where it was first launched: `ab` has commits take turns."""
+    """Launches oldest first, but those of a commit together, since `ab` has commits take turns."""
     together: dict[tuple[Any, ...], list[Launch]] = {}
     for index, launch in enumerate(launches):
         commit = launch.facts.get("git_commit")
@@ -135,16 +126,14 @@ def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tuple[list[Series], list[str]]:
-    """The series of a scenario's cases that match, and what must be exceeded for a change."""
+    """The series of a scenario's cases that match, and the penalty of a change in words."""
     ids = list(dict.fromkeys(one for launch in launches for one, value in launch.cases.items() if value.status == "ok"))
     if not any(_matches(scenario, one, pattern) for one in ids):
         return [], []
     by_commit = _by_commit(launches)
-    logs = np.full((len(ids), len(by_commit)), np.nan)
-    for column, launch in enumerate(by_commit):
-        for row, case_id in enumerate(ids):
-            if (value := launch.cases.get(case_id)) and value.status == "ok":
-                logs[row, column] = math.log(value.p10_s)
+    values = [[launch.cases.get(case_id) for launch in by_commit] for case_id in ids]
+    p10_s = [[value.p10_s if value and value.status == "ok" else math.nan for value in row] for row in values]
+    logs = np.asarray(np.log(p10_s))
     is_measured = np.isfinite(logs).any(axis=0)
     logs, by_commit = logs[:, is_measured], list(compress(by_commit, is_measured))
     points = change_points(logs)
@@ -162,7 +151,7 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
 
 
 def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
-    """What a split had to explain to be a change, as sentences."""
+    """The share that a split must explain to be a change, as sentences."""
     alone, shared = num_cases < MIN_CASES, points.shared_share
     few = f"{num_launches} launches are too few to tell {{}} from the machine's drift, {MIN_BLOCKS * BLOCK} are needed"
     if math.isnan(points.own_share):
@@ -178,13 +167,19 @@ def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
 def _series(
     scenario: str, case_id: str, logs: NDArray[np.float64], cuts: Sequence[int], launches: Sequence[Launch]
 ) -> Series:
-    """One case's points and levels.
-
-    Args:
-        cuts: columns of `logs` at which a level begins, but for the first.
-    """
+    """One case's points and levels; `cuts` are the columns of `logs` at which a further level begins."""
     is_known = np.isfinite(logs)
-    points = tuple(_point(launches[column], math.exp(logs[column])) for column in np.flatnonzero(is_known).tolist())
+    points = tuple(
+        Point(
+            launch.started_at,
+            str(commit) if (commit := launch.facts.get("git_commit")) else None,
+            bool(launch.facts.get("git_dirty")),
+            math.exp(log),
+            launch.label,
+        )
+        for launch, log in zip(launches, logs.tolist(), strict=True)
+        if math.isfinite(log)
+    )
     # Columns to points: how many are known before each.
     bounds = [0, *(int(is_known[:cut].sum()) for cut in cuts), len(points)]
     seconds = [point.seconds for point in points]
@@ -192,7 +187,6 @@ def _series(
     return Series(scenario, case_id, points, tuple(levels))
 
 
-# Those that changed, each with a table of its own; and those that did not.
 MAX_CASES, MAX_STEADY = 40, 60
 SHORT_HASH = 8
 COLUMNS = ("<from", "<commit", "launches", "median of p10", "change")
@@ -202,10 +196,10 @@ STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
     """The cases that changed their level, the largest change first; then those that did not, a line each."""
     changed = [case_series for case_series in series if case_series.changes]
+    steady = [case_series for case_series in series if not case_series.changes]
     first_line = f"{count_text(len(series), 'case')}, {len(changed)} of them changed their level"
     blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
     blocks += map(_changed, changed[:MAX_CASES])
-    steady = [case_series for case_series in series if not case_series.changes]
     left_out = max(len(changed) - MAX_CASES, 0) + max(len(steady) - MAX_STEADY, 0)
     if steady:
         rows = [_steady_row(case_series) for case_series in steady[:MAX_STEADY]]
@@ -218,42 +212,37 @@ def text(series: Sequence[Series], notes: Sequence[str]) -> str:
 
 
 def _next_step(series: Series) -> str:
-    """How to find out whether the code made the largest change."""
-    change = max(zip(pairwise(series.levels), series.changes, strict=True), key=lambda item: abs(item[1][1]))
-    before, after = (series.points[index] for index in (change[0][0].stop - 1, change[0][1].start))
+    """The command that decides whether the code made the largest change."""
+    levels = zip(pairwise(series.levels), series.changes, strict=True)
+    (before_level, after_level), _ = max(levels, key=lambda item: abs(item[1][1]))
+    before, after = series.points[before_level.stop - 1], series.points[after_level.start]
     if before.commit and after.commit and before.commit != after.commit:
+        revisions = f"{before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]}"
         why = "launches both in turn and decides whether the commit or the machine changed"
-        return (
-            f"next: distbench ab {before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]} -- {series.scenario}   {why}"
-        )
+        return f"next: distbench ab {revisions} -- {series.scenario}   {why}"
     why = "the commit is the same before and after the change" if before.commit else "no commit is recorded"
     return f"next: distbench ab A B -- {series.scenario}   with the revisions to compare; here {why}"
 
 
 def _changed(series: Series) -> Table:
-    changes = dict(zip((level.start for level in series.levels[1:]), series.changes, strict=True))
-    rows = []
-    for level in series.levels:
-        change = f"{100 * changes[level.start][1]:+.0f} %" if level.start in changes else ""
-        first = series.points[level.start]
-        rows.append((_date(first), _named(first), str(level.stop - level.start), time_text(level.seconds), change))
+    changes = ["", *(f"{100 * change:+.0f} %" for _, change in series.changes)]
+    rows = [
+        (*_origin(series.points[level.start]), str(level.stop - level.start), time_text(level.seconds), change)
+        for level, change in zip(series.levels, changes, strict=True)
+    ]
     return Table(f"{series.scenario}: {series.case_id}", COLUMNS, rows)
 
 
 def _steady_row(series: Series) -> tuple[str, ...]:
-    (level,), first = series.levels, series.points[0]
-    count = str(level.stop - level.start)
-    return series.scenario, series.case_id, count, time_text(level.seconds), _date(first), _named(first)
+    count, time = str(len(series.points)), time_text(series.levels[0].seconds)
+    return series.scenario, series.case_id, count, time, *_origin(series.points[0])
 
 
-def _named(point: Point) -> str:
-    return " ".join([commit_text(point), *([f'"{point.label}"'] if point.label else [])])
-
-
-def _date(point: Point) -> str:
-    if point.started_at <= 0:
-        return "-"
-    return datetime.datetime.fromtimestamp(point.started_at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+def _origin(point: Point) -> tuple[str, str]:
+    """The date of a launch, and its commit and label."""
+    date = datetime.datetime.fromtimestamp(point.started_at, datetime.UTC).strftime("%Y-%m-%d %H:%M")
+    label = f' "{point.label}"' if point.label else ""
+    return date if point.started_at > 0 else "-", commit_text(point) + label
 
 
 def commit_text(point: Point) -> str:
@@ -280,8 +269,8 @@ def figure_of(series: Series) -> "Figure":
     for level, (point, change) in zip(series.levels[1:], series.changes, strict=True):
         colour = RED if change > 0 else BLUE
         axes.axvline(level.start - 0.5, color=colour, linewidth=1, linestyle=":")
-        text = f"{100 * change:+.0f} %\n{commit_text(point)}"
-        axes.annotate(text, (level.start - 0.4, 1), xycoords=("data", "axes fraction"), va="top", color=colour)
+        words = f"{100 * change:+.0f} %\n{commit_text(point)}"
+        axes.annotate(words, (level.start - 0.4, 1), xycoords=("data", "axes fraction"), va="top", color=colour)
     title = f"{series.case_id}: the 10th percentile of each launch's samples"
     top = 1.25 * max(point.seconds for point in series.points)
     axes.set(title=title, xlabel="launch, oldest first", ylabel="time", ylim=(0, top))

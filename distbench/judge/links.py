@@ -1,10 +1,9 @@
-"""Which rank, host or link is slow: each compared with the median of its group, pass by pass."""
+"""Which rank, host or link is slow: each compared with the median of its like, pass by pass."""
 
-import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import groupby
+from itertools import chain, groupby
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -17,26 +16,22 @@ from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_effect, holm, moderated_variance
 
-# The links of one run: what each rank, pair and group took, pass by pass.
-
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
-# Messages up to this size, in bytes, tell latency.
-SMALL_BYTES = 4096
-# Of fewer things nobody can say which is unlike the others.
-MIN_LIKE = 4
+SMALL_BYTES = 4096  # messages up to this size show latency
+MIN_LIKE = 4  # among fewer things none can be called unlike the others
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ComparisonGroup:
-    """Things that ought to take equally long.
+    """Things that should take equally long.
 
     Args:
         quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
         level: of pairs: where their ranks are; of groups: their mesh dim.
-        members: the ranks of each: two of a pair, one that computes.
-        times_s: seconds, shape (passes, members).
-        size_bytes: of a message; 0 for what sends none.
+        members: the ranks of each.
+        times_s: shape (passes, members).
+        size_bytes: of a message; 0 for computing.
     """
 
     quantity: str
@@ -44,6 +39,11 @@ class ComparisonGroup:
     members: tuple[Ranks, ...]
     times_s: Floats
     size_bytes: int = 0
+
+    @property
+    def logs(self) -> Floats:
+        """Logarithms of the times."""
+        return np.log(np.maximum(self.times_s, 1e-9))
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class LinkRun:
     Args:
         hosts: each rank's host, in rank order.
         alike: what was measured.
-        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not say.
+        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not record it.
         is_relative: whether times are over those of an earlier run.
         segments: host and interface to the TCP segments that its ranks sent in the first pass, and to those sent again.
     """
@@ -66,16 +66,18 @@ class LinkRun:
 
 
 def link_run_of(run: Run) -> LinkRun | None:
-    """The links that a run measured; None where it measured none, or too little of them is there to compare."""
+    """The links that a run measured; None where it measured none, or not enough to compare."""
     cases = [case for case in run.cases if case["case"].get("kind") == "links" and case["status"] == "ok"]
-    timed_cases = [(case["case"].get("params"), _by_pass(case)) for case in cases]
+    timed_cases = [(case["case"].get("params") or {}, _by_pass(case)) for case in cases]
     complete_cases = [
-        (params, times) for params, times in timed_cases if times is not None and _has_hosts(params, times.shape[1])
+        (params, times)
+        for params, times in timed_cases
+        if times is not None and len(params.get("hosts") or ()) == times.shape[1]
     ]
     if not complete_cases:
         return None
-    hosts = tuple(map(str, complete_cases[0][0]["hosts"]))
-    complete_cases = [(params, times) for params, times in complete_cases if tuple(map(str, params["hosts"])) == hosts]
+    hosts = tuple(complete_cases[0][0]["hosts"])
+    complete_cases = [(params, times) for params, times in complete_cases if tuple(params["hosts"]) == hosts]
     num_passes = min(len(times) for _, times in complete_cases)
     by_key: dict[tuple[str, str, int], list[tuple[Ranks, Floats]]] = {}
     for params, times in complete_cases:
@@ -86,13 +88,13 @@ def link_run_of(run: Run) -> LinkRun | None:
         columns.sort(key=lambda column: column[0])
         times_s = np.column_stack([column for _, column in columns])
         groups.append(ComparisonGroup(quantity, level, tuple(members for members, _ in columns), times_s, size_bytes))
-    device_lists = [params["devices"] for params, _ in complete_cases if isinstance(params.get("devices"), list)]
-    devices = tuple(map(str, device_lists[0])) if device_lists and len(device_lists[0]) == len(hosts) else ()
+    devices = next((params["devices"] for params, _ in complete_cases if isinstance(params.get("devices"), list)), ())
+    devices = tuple(map(str, devices)) if len(devices) == len(hosts) else ()
     return LinkRun(hosts, tuple(groups), devices, segments=_segments_of(cases, hosts)) if groups else None
 
 
 def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """Return the segments of each host's interfaces, summed over its ranks and over all cases."""
+    """The segments of each host's interfaces, summed over its ranks and over all cases."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for case in cases:
         by_rank = (case.get("counters") or {}).get("tcp_segments") or []
@@ -104,7 +106,7 @@ def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> di
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
-    """What each took over what the same took in an earlier run: these ought to be alike even where links are not.
+    """Times over those of an earlier run, which should be alike even where links are not.
 
     What only one of the runs has is left out.
 
@@ -113,24 +115,21 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
     """
     places = [[hosts.index(host) for host in hosts] for hosts in (links.hosts, earlier.hosts)]
     if places[0] != places[1]:
-        counts = (
-            f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}, "
-            f"the earlier run {len(earlier.hosts)} on"
-        )
-        raise UserError(f"this run has {counts} {len(set(earlier.hosts))}; give a run with the same ranks on each host")
+        here = f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}"
+        there = f"{len(earlier.hosts)} on {len(set(earlier.hosts))}"
+        raise UserError(f"this run has {here}, the earlier run {there}; give a run with the same ranks on each host")
     earlier_groups = {(group.quantity, group.level, group.size_bytes, group.members): group for group in earlier.alike}
     groups = []
     for group in links.alike:
         if before := earlier_groups.get((group.quantity, group.level, group.size_bytes, group.members)):
-            center_s = np.exp(np.log(np.maximum(before.times_s, 1e-9)).mean(axis=0))
-            groups.append(replace(group, times_s=group.times_s / center_s))
+            groups.append(replace(group, times_s=group.times_s / np.exp(before.logs.mean(axis=0))))
     if not groups:
         raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
-    return LinkRun(links.hosts, (*_few_together(groups),), links.devices, True, links.segments)
+    return replace(links, alike=(*_few_together(groups),), is_relative=True)
 
 
 def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup]:
-    """Pairs of different levels as one kind where each has too few: held against themselves they are all alike."""
+    """Pairs of different levels as one kind where each level has too few: relative times are alike at all levels."""
     few: dict[tuple[str, int], list[ComparisonGroup]] = {}
     for group in groups:
         if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE:
@@ -138,73 +137,47 @@ def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup
         else:
             yield group
     for (quantity, size_bytes), parts in few.items():
-        members = tuple(itertools.chain.from_iterable(group.members for group in parts))
+        members = tuple(chain.from_iterable(group.members for group in parts))
         yield ComparisonGroup(quantity, "", members, np.column_stack([group.times_s for group in parts]), size_bytes)
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
     """Each rank's median of each pass, seconds, shape (passes, ranks); of a burst of products, for each of them."""
     rows = case.get("ranks_by_pass") or [case.get("rank_median_s") or []]
-    if any(not isinstance(row, list) or not row or len(row) != len(rows[0]) for row in rows):
+    if any(not row or len(row) != len(rows[0]) for row in rows):
         return None
     repeats = (case.get("counters") or {}).get("repeats")
     return np.array(rows, dtype=np.float64) / (repeats if isinstance(repeats, int) and repeats > 0 else 1)
 
 
-def _has_hosts(params: Any, num_ranks: int) -> bool:
-    """Whether a case's parameters name each rank's host."""
-    hosts = params.get("hosts") if isinstance(params, dict) else None
-    return isinstance(hosts, list) and len(hosts) == num_ranks
-
-
-def _sets_of(raw_sets: Any, num_ranks: int) -> list[Ranks]:
-    """The pairs or groups of a case, as far as they are ones of its ranks."""
-    sets = raw_sets if isinstance(raw_sets, list) else []
-    ranks = range(num_ranks)
-    return [
-        tuple(members)
-        for members in sets
-        if isinstance(members, list) and members and all(type(r) is int and r in ranks for r in members)
-    ]
-
-
 def _columns(
     params: Mapping[str, Any], times: Floats, hosts: Sequence[str]
-) -> list[tuple[tuple[str, str, int], Ranks, Floats]]:
-    """What of a case is compared with what: its place, the ranks, and their seconds by pass."""
-    told_bytes, num_ranks = params.get("size_bytes"), times.shape[1]
-    size_bytes = told_bytes if type(told_bytes) is int and told_bytes > 0 else 0
-    if params.get("op") == "matmul":
-        ranks = _sets_of([params.get("ranks")], num_ranks)
-        return [((COMPUTE, "", 0), (rank,), times[:, rank]) for rank in itertools.chain(*ranks)]
-    together: list[Ranks]
-    if params.get("op") == "send_recv":
-        quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
-        together = [pair for pair in _sets_of(params.get("pairs"), num_ranks) if len(pair) == 2]
-        levels = [str(params.get("level") or level_of(pair, hosts)) for pair in together]
-    else:
-        quantity = GROUPS
-        together = _sets_of(params.get("groups"), num_ranks)
-        levels = [str(params.get("mesh_dim") or "")] * len(together)
-    return [
-        ((quantity, level, size_bytes), members, times[:, list(members)].max(axis=1))
-        for members, level in zip(together, levels, strict=True)
-    ]
+) -> Iterator[tuple[tuple[str, str, int], Ranks, Floats]]:
+    """Each pair, group or rank of a case: (quantity, level, size) of its like, its ranks, and their seconds by pass."""
+    size_bytes, op = int(params.get("size_bytes") or 0), params.get("op")
+    name = {"matmul": "ranks", "send_recv": "pairs"}.get(str(op), "groups")
+    sets = [params.get(name) or ()] if op == "matmul" else params.get(name) or ()
+    for members in (tuple(ranks) for ranks in sets if ranks and max(ranks) < len(hosts)):
+        if op == "matmul":
+            yield from (((COMPUTE, "", 0), (rank,), times[:, rank]) for rank in members)
+        elif op != "send_recv":
+            key = GROUPS, str(params.get("mesh_dim") or ""), size_bytes
+            yield key, members, times[:, list(members)].max(axis=1)
+        elif len(members) == 2:
+            # A round of several levels has none of its own.
+            where = "within a host" if hosts[members[0]] == hosts[members[1]] else "across hosts"
+            quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
+            key = quantity, str(params.get("level") or where), size_bytes
+            yield key, members, times[:, list(members)].max(axis=1)
 
 
-def level_of(pair: Sequence[int], hosts: Sequence[str]) -> str:
-    """Where a pair's ranks are, for rounds of several levels."""
-    return "within a host" if hosts[pair[0]] == hosts[pair[1]] else "across hosts"
-
-
-# What is compared among links: hosts, ranks, pairs and groups, each against the median of its like in each pass.
+# What is compared among links: hosts, ranks, pairs and groups, each with the median of its like in each pass.
 
 MIN_RANKS_OF_HOST, MIN_PAIRS_OF_HOST = 2, 3
-THRESHOLD = 0.2  # slower by less is not worth a name
+THRESHOLD = 0.2  # smaller slowdowns are not reported
 # Of a host's ranks and pairs, or pairs between two hosts, this share may be like others where the rest are not.
 MAX_LIKE_OTHERS = 0.1
-# What turns a median absolute deviation into a standard deviation, of normal values.
-TO_DEVIATION = 1.4826
+TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
 # Of a fit by least absolute deviations: how often it is weighted again, and the residual that counts as none.
 ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
@@ -222,45 +195,42 @@ class Effects(NamedTuple):
     freedom: float
 
 
-def of_hosts(links: LinkRun) -> Iterator[Effects]:
-    """Each host by what its ranks compute: held against the middle one, of two against the faster.
-
-    It is slow only where nearly all of its ranks are.
-    """
+def _of_hosts(links: LinkRun) -> Iterator[Effects]:
+    """Each host by how nearly all of its ranks compute, compared with the middle host, of two with the faster one."""
     names = list(dict.fromkeys(links.hosts))
     for group in links.alike:
         places = [[at for at, (rank, *_) in enumerate(group.members) if links.hosts[rank] == name] for name in names]
         if group.quantity != COMPUTE or len(names) < 2 or min(map(len, places)) < MIN_RANKS_OF_HOST:
             continue
-        logs = np.log(np.maximum(group.times_s, 1e-9))
+        logs = group.logs
         by_host = np.column_stack([logs[:, of_host].mean(axis=1) for of_host in places])
-        middle = np.median(by_host, axis=1) if len(names) > 2 else by_host[:, [int(by_host.mean(axis=0).argmin())]].T[0]
+        middle = np.median(by_host, axis=1) if len(names) > 2 else by_host[:, int(by_host.mean(axis=0).argmin())]
         members = tuple(tuple(group.members[at][0] for at in of_host) for of_host in places)
-        effects = effects_of(HOST, COMPUTE, "", members, by_host - middle[:, None])
-        # How ranks of one host scatter says how far hosts that are alike may be apart.
+        effects = _effects_of(HOST, COMPUTE, "", members, by_host - middle[:, None])
+        # How ranks of one host scatter limits how far hosts that are alike may be apart.
         within = [logs[:, of_host].mean(axis=0).var(ddof=1) / len(of_host) for of_host in places]
         host_offsets = [(logs[:, of_host] - middle[:, None]).mean(axis=0) for of_host in places]
         error = np.sqrt(effects.error**2 + float(np.median(within)))
         yield effects._replace(center=np.minimum(effects.center, _of_nearly_all(host_offsets)), error=error)
 
 
-def of_host_links(links: LinkRun) -> Iterator[Effects]:
-    """Each host by the links within it; against an earlier run also each two hosts by the links between them, since a
-    link that is held against itself is like any other.
+def _of_host_links(links: LinkRun) -> Iterator[Effects]:
+    """Each host by nearly all links within it; compared with an earlier run also each two hosts by those between them.
 
-    They are slow only where nearly all of their pairs are: a slow rank is in half of them.
+    Nearly all, since one slow rank is in half of them.
     """
-    for (quantity, _), groups in groupby(sorted(links.alike, key=_size_of), key=_size_of):
+    by_size = sorted(links.alike, key=lambda group: (group.quantity, group.size_bytes))
+    for (quantity, _), groups in groupby(by_size, key=lambda group: (group.quantity, group.size_bytes)):
         logs_by_pair: dict[Ranks, Floats] = {}
         for group in groups if quantity in (LATENCY, BANDWIDTH) else ():
-            logs_by_pair.update(zip(group.members, np.log(np.maximum(group.times_s, 1e-9)).T, strict=True))
+            logs_by_pair.update(zip(group.members, group.logs.T, strict=True))
         of: dict[frozenset[str], list[Ranks]] = {}
         for pair in logs_by_pair:
             of.setdefault(frozenset(links.hosts[rank] for rank in pair), []).append(pair)
         if not links.is_relative:
             of = {hosts: pairs for hosts, pairs in of.items() if len(hosts) == 1}
             of = of if all(len(pairs) >= MIN_PAIRS_OF_HOST for pairs in of.values()) else {}
-        # How pairs that belong together scatter says how far those that are alike may be apart.
+        # The scatter of pairs that belong together needs more pairs than there are sets of them.
         if len(of) > 1 and sum(map(len, of.values())) > len(of):
             yield from _of_host_pairs(quantity, of, logs_by_pair)
 
@@ -277,42 +247,32 @@ def _of_host_pairs(
     for kind, level, size in ((HOST, "within it", 1), (HOSTS, "between them", 2)):
         kept = [at for at, hosts in enumerate(of) if len(hosts) == size]
         if kept:
-            effects = effects_of(
-                kind, quantity, level, tuple(ranks[at] for at in kept), (medians - middle[:, None])[:, kept]
-            )
+            members = tuple(ranks[at] for at in kept)
+            effects = _effects_of(kind, quantity, level, members, (medians - middle[:, None])[:, kept])
             error = np.sqrt(effects.error**2 + variance / np.array([len(offsets[at]) for at in kept]))
             yield effects._replace(center=np.minimum(effects.center, _of_nearly_all(offsets)[kept]), error=error)
 
 
 def _of_nearly_all(parts: Sequence[Floats]) -> Floats:
-    """How slow nearly all parts of each thing are: what a few of them do is not the thing's."""
+    """How slow nearly all parts of each thing are; a few slow parts do not make the thing slow."""
     return np.array([np.quantile(centers, MAX_LIKE_OTHERS, method="lower") for centers in parts])
 
 
-def _size_of(group: ComparisonGroup) -> tuple[str, int]:
-    return group.quantity, group.size_bytes
-
-
-def of_ranks(links: LinkRun) -> Iterator[Effects]:
+def _of_ranks(links: LinkRun) -> Iterator[Effects]:
     """Each rank's own speed, and what it adds to its pairs."""
     for group in links.alike:
         if group.quantity == COMPUTE and len(group.members) >= MIN_LIKE:
-            yield effects_of(RANK, COMPUTE, "", group.members, against_like(group.times_s))
+            yield _effects_of(RANK, COMPUTE, "", group.members, _from_median(group.logs))
     for quantity in (LATENCY, BANDWIDTH):
-        of_quantity = [
-            pair_group
-            for pair_group in links.alike
-            if pair_group.quantity == quantity and len(pair_group.members) >= MIN_LIKE
-        ]
-        pairs = [pair for pair_group in of_quantity for pair in pair_group.members]
-        counts = Counter(rank for pair in pairs for rank in pair)
+        groups = [group for group in links.alike if group.quantity == quantity and len(group.members) >= MIN_LIKE]
+        pairs = [pair for group in groups for pair in group.members]
+        counts = Counter(chain.from_iterable(pairs))
         if len(counts) >= MIN_LIKE and min(counts.values()) >= MIN_LIKE - 1:
-            logs = np.column_stack([np.log(np.maximum(pair_group.times_s, 1e-9)) for pair_group in of_quantity])
-            levels = [at for at, pair_group in enumerate(of_quantity) for _ in pair_group.members]
+            logs = np.column_stack([group.logs for group in groups])
+            levels = [at for at, group in enumerate(groups) for _ in group.members]
             ranks = sorted(counts)
-            effects = rank_effects(logs, pairs, levels, ranks)
-            effects -= np.median(effects, axis=1)[:, None]
-            yield effects_of(RANK, quantity, "", tuple((rank,) for rank in ranks), effects)
+            members = tuple((rank,) for rank in ranks)
+            yield _effects_of(RANK, quantity, "", members, _from_median(rank_effects(logs, pairs, levels, ranks)))
 
 
 def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ranks: Sequence[int]) -> Floats:
@@ -349,39 +309,36 @@ def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Float
     return np.asarray(np.linalg.solve(normal, right).T)
 
 
-def of_links(
+def _of_links(
     group: ComparisonGroup, explained_ranks: set[tuple[int, str]], explained: set[tuple[Ranks, str]]
 ) -> Iterator[Effects]:
-    """Pairs and groups without those of ranks that are named already, and pairs that are: `explained`."""
-    if group.quantity == COMPUTE:
-        return
+    """Pairs and groups, without those that slow ranks (`explained_ranks`) or hosts (`explained`) make slow."""
     kept = [
         at
         for at, members in enumerate(group.members)
         if (members, group.quantity) not in explained
         and not any((rank, group.quantity) in explained_ranks for rank in members)
     ]
-    if len(kept) >= MIN_LIKE:
+    if group.quantity != COMPUTE and len(kept) >= MIN_LIKE:
         kind = GROUP if group.quantity == GROUPS else LINK
-        members, against = tuple(group.members[at] for at in kept), against_like(group.times_s[:, kept])
-        yield effects_of(kind, group.quantity, group.level, members, against)
+        members = tuple(group.members[at] for at in kept)
+        yield _effects_of(kind, group.quantity, group.level, members, _from_median(group.logs[:, kept]))
 
 
-def against_like(times_s: Floats) -> Floats:
-    """Logarithms of times over the median of their pass; shape (passes, things)."""
-    logs = np.log(np.maximum(times_s, 1e-9))
+def _from_median(logs: Floats) -> Floats:
+    """Logarithms over the median of their pass; shape (passes, things)."""
     return np.asarray(logs - np.median(logs, axis=1)[:, None])
 
 
-def effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...], against: Floats) -> Effects:
-    """Of few things how they scatter says nothing."""
+def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...], against: Floats) -> Effects:
+    """Means over the passes of logarithms over those of their like, [passes, members], with standard errors."""
     num_passes = len(against)
     center = against.mean(axis=0)
     spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
     # A variance of few passes is itself uncertain: that of its like counts as so many more of them.
     variances, freedom = against.var(axis=0, ddof=1), num_passes - 1
     moderated = moderated_variance(freedom * variances, float(np.median(variances)), freedom)
-    # What noise alone makes its like scatter is in their errors already.
+    # Scatter by noise alone is in the errors already; the scatter of few things shows nothing.
     scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
     return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
@@ -389,10 +346,9 @@ def effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...],
 
 # Ranks, hosts and links that are slower than their like, by how much, and how sure that is.
 #
-# A thing is held against the median of its like within each pass, so that what slows all of them down does not count.
-# What it takes longer than that median, as a logarithm, is an estimate with two errors: its own over the passes, and
-# how
-# far its like scatter (median absolute deviation). It is named where Student's t puts it above the threshold at a
+# A thing is compared with the median of its like within each pass, so that what slows all of them down does not count.
+# Its time over that median, as a logarithm, is an estimate with two errors: its own over the passes, and how far its
+# like scatter (median absolute deviation). It is reported where Student's t puts it above the threshold at a
 # family-wise level of 5 % (Holm; hosts, ranks, and links with groups have a third of it each).
 
 LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
@@ -400,11 +356,11 @@ LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
 
 @dataclass(frozen=True)
 class Outlier:
-    """What is slower than its like.
+    """A thing that is slower than its like.
 
     Args:
         kind: RANK, HOST, HOSTS (the links between two), LINK or GROUP.
-        ranks: whose it is.
+        ranks: its ranks.
         host: their host, or hosts.
         quantity: in which it is slow.
         slowdown, low, high: times as long as its like, with the bounds of its 95 % interval.
@@ -423,14 +379,13 @@ class Outlier:
 
 @dataclass(frozen=True)
 class LinkVerdict:
-    """What was found.
+    """What is slow in a run.
 
     Args:
         outliers: slowest first.
-        num_compared: ranks, links and groups that were held against their like.
+        num_compared: ranks, links and groups that were compared with their like.
         num_passes: of the run.
-        detectable: what takes so many times as long as its like would have been named four times in five; nan for
-            quantities that could not be compared.
+        detectable: by quantity, how many times as long as its like a thing must take to be found four times in five.
         why_not: why nothing could be compared; "" where it could.
         too_few: links that were left out, being too few of their kind: how many, and where.
     """
@@ -444,46 +399,51 @@ class LinkVerdict:
 
 
 def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
-    """Who is slower than their like by more than `threshold` (0.2: takes 1.2 times as long)."""
-    num_passes = min(len(group.times_s) for group in links.alike)
+    """What is slower than its like by more than `threshold` (0.2: takes 1.2 times as long)."""
+    num_passes, why = min(len(group.times_s) for group in links.alike), ""
     if num_passes < MIN_PASSES:
-        why = f"{_too_few(num_passes, 'pass', 'passes')} to name anything; measure with --passes {MIN_PASSES} or more"
-        return LinkVerdict((), 0, num_passes, {}, why)
-    if len(links.hosts) < MIN_LIKE:
-        few = _too_few(len(links.hosts), "rank", "ranks")
+        few = f"{count_text(num_passes, 'pass', 'passes')} {'is' if num_passes == 1 else 'are'} too few"
+        why = f"{few} to name anything; measure with --passes {MIN_PASSES} or more"
+    elif (num_ranks := len(links.hosts)) < MIN_LIKE:
+        few = f"{count_text(num_ranks, 'rank')} {'is' if num_ranks == 1 else 'are'} too few"
         why = f"{few} to tell which is slower than the others; {MIN_LIKE} are needed"
+    if why:
         return LinkVerdict((), 0, num_passes, {}, why)
-    hosts, ranks = [*of_hosts(links), *of_host_links(links)], list(of_ranks(links))
+    hosts, ranks = [*_of_hosts(links), *_of_host_links(links)], list(_of_ranks(links))
     slow_hosts = _named(hosts, threshold, links)
     computing = {outlier.ranks for outlier in slow_hosts if outlier.quantity == COMPUTE}
     slow_hosts = [outlier for outlier in slow_hosts if outlier.quantity == COMPUTE or outlier.ranks not in computing]
-    of_slow = {(rank, outlier.quantity) for outlier in slow_hosts if outlier.kind == HOST for rank in outlier.ranks}
+    of_slow = set(chain.from_iterable(computing))
     slow_ranks = [
         outlier
         for outlier in _named(ranks, threshold, links)
-        if outlier.quantity != COMPUTE or (outlier.ranks[0], outlier.quantity) not in of_slow
+        if outlier.quantity != COMPUTE or outlier.ranks[0] not in of_slow
     ]
     explained_ranks = {
-        (rank, quantity)
+        (outlier.ranks[0], quantity)
         for outlier in slow_ranks
-        for rank in outlier.ranks
-        for quantity in _explained(outlier.quantity)
+        # A rank that computes or sends slowly makes all of its links and groups slow.
+        for quantity in (
+            (LATENCY, BANDWIDTH, GROUPS) if outlier.quantity in (COMPUTE, BANDWIDTH) else (outlier.quantity,)
+        )
     }
     explained = {(pair, outlier.quantity) for outlier in slow_hosts for pair in _pairs_of(outlier, links)}
-    link_effects = [effects for group in links.alike for effects in of_links(group, explained_ranks, explained)]
+    link_effects = [effects for group in links.alike for effects in _of_links(group, explained_ranks, explained)]
     outliers = [*slow_hosts, *slow_ranks, *_named(link_effects, threshold, links)]
     outliers.sort(key=lambda outlier: -outlier.slowdown)
-    num_members = sum(len(effects.members) for effects in (*hosts, *ranks, *link_effects))
-    too_few = _groups_too_small(links)
     return LinkVerdict(
-        tuple(outliers), num_members, num_passes, _detectable([*ranks, *link_effects], threshold), "", too_few
+        tuple(outliers),
+        sum(len(effects.members) for effects in (*hosts, *ranks, *link_effects)),
+        num_passes,
+        _detectable([*ranks, *link_effects], threshold),
+        too_few=tuple(
+            dict.fromkeys(
+                f"{len(group.members)} {group.level or 'of all'}"
+                for group in links.alike
+                if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE
+            )
+        ),
     )
-
-
-def _groups_too_small(links: LinkRun) -> tuple[str, ...]:
-    """Links of which there are too few of a kind to hold one against the others."""
-    few = [group for group in links.alike if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE]
-    return tuple(dict.fromkeys(f"{len(group.members)} {group.level or 'of all'}" for group in few))
 
 
 def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
@@ -495,43 +455,32 @@ def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
     return [pair for pair in pairs if {links.hosts[rank] for rank in pair} == slow_hosts]
 
 
-def _too_few(number: int, single: str, several: str) -> str:
-    return f"{number} {single} is too few" if number == 1 else f"{number} {several} are too few"
-
-
-def _explained(quantity: str) -> tuple[str, ...]:
-    """In which quantities a rank's links and groups are slow because the rank is."""
-    return (LATENCY, BANDWIDTH, GROUPS) if quantity in (COMPUTE, BANDWIDTH) else (quantity,)
-
-
 def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
     """Those of all things of these kinds that are surely above the threshold, by Holm's correction."""
     tests = [(effects, at) for effects in family for at in range(len(effects.members))]
-    excesses = [
-        (kind_effects.center - np.log1p(threshold)) / np.maximum(kind_effects.error, 1e-12) for kind_effects in family
+    p = [
+        stdtr(effects.freedom, (np.log1p(threshold) - effects.center) / np.maximum(effects.error, 1e-12))
+        for effects in family
     ]
-    p = [stdtr(effects.freedom, -excess) for effects, excess in zip(family, excesses, strict=True)]
     adjusted = holm(np.concatenate([*p, np.empty(0)]))
     return [_outlier(*tests[test], links) for test in np.flatnonzero(adjusted <= LEVEL / NUM_FAMILIES).tolist()]
 
 
 def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
     reach = float(stdtrit(effects.freedom, 0.975)) * effects.error[at]
-    center = effects.center[at]
-    ranks = effects.members[at]
+    center, ranks = effects.center[at], effects.members[at]
     hosts = " and ".join(dict.fromkeys(links.hosts[rank] for rank in ranks))
-    slowdown, low, high = (float(np.exp(value)) for value in (center, center - reach, center + reach))
+    slowdown, low, high = np.exp([center, center - reach, center + reach]).tolist()
     return Outlier(effects.kind, ranks, hosts, effects.quantity, slowdown, low, high, effects.level)
 
 
 def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:
-    """By quantity, the slow-down that a thing of median error would have been named with four times in five."""
+    """By quantity, the slow-down at which a thing of median error would be found four times in five."""
     num_tests = sum(len(effects.members) for effects in family)
     slowdowns: dict[str, float] = {}
     for effects in family:
         critical = stdtrit(effects.freedom, 1 - LEVEL / NUM_FAMILIES / num_tests)
         beyond = detectable_effect(float(np.median(effects.error)), critical, stdtrit(effects.freedom, POWER))
-        slowdowns[effects.quantity] = max(
-            slowdowns.get(effects.quantity, 0.0), float(np.exp(np.log1p(threshold) + beyond))
-        )
+        slowdown = float(np.exp(np.log1p(threshold) + beyond))
+        slowdowns[effects.quantity] = max(slowdowns.get(effects.quantity, 0.0), slowdown)
     return slowdowns

@@ -1,6 +1,6 @@
-"""What a run says about its links: the verdict in sentences, the ranking, a matrix of bandwidths, a heat map."""
+"""A run's links for a reader: the verdict in sentences, the ranking, matrices of times and rates, heat maps."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +15,6 @@ from distbench.judge.links import (
     LATENCY,
     LINK,
     RANK,
-    ComparisonGroup,
     LinkRun,
     LinkVerdict,
     Outlier,
@@ -38,26 +37,19 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# What a run says about its links: the verdict in sentences, the ranking, and a matrix of bandwidths.
-
 UNKNOWN = "UNKNOWN: "
 # Segments sent again, as a share and as a number, from which a host's network loses packets.
 MAX_LOSS, LEAST_AGAIN = 0.001, 20
 MAX_NAMED, MAX_MATRIX = 4, 16
-MAX_TOLD = 10.0  # times as long: who can tell no less can tell nothing
-# A check that would have missed half of the speed has not shown that all is well.
-UNNOTICED = 2.0
+MAX_TOLD = 10.0  # times as long: a check that finds only more than that finds nothing
+UNNOTICED = 2.0  # times as long: a check that would have missed that has not shown that all is well
 # Fields of the environment, as a header has them.
 DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
-SLOW_IN = {
-    LATENCY: "small messages",
-    BANDWIDTH: "large messages",
-    GROUPS: "all_reduce",
-    COMPUTE: "computing",
-}
+SLOW_IN = {LATENCY: "small messages", BANDWIDTH: "large messages", GROUPS: "all_reduce", COMPUTE: "computing"}
+Pair = tuple[int, int]
 
 
-def name_of(outlier: Outlier, links: LinkRun) -> str:
+def _name_of(outlier: Outlier, links: LinkRun) -> str:
     """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `hosts a and b`, `link 2-7 (on a and b)`."""
     if outlier.kind in (HOST, HOSTS):
         return f"{outlier.kind} {outlier.host}"
@@ -69,7 +61,7 @@ def name_of(outlier: Outlier, links: LinkRun) -> str:
 
 
 class LinksVerdict(NamedTuple):
-    """What a run says about its links: sentences, whether anything is slow, and whether that could be told."""
+    """The verdict in sentences, whether anything is slow, and whether that could be decided."""
 
     lines: tuple[str, ...]
     is_slow: bool
@@ -96,7 +88,7 @@ def loss_lines(run: Run) -> Iterator[str]:
 
 
 def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
-    """The verdict, or that on what has changed since an earlier run; None where no links were measured.
+    """The verdict, or that on changes since an earlier run; None where no links were measured.
 
     Raises:
         UserError: the earlier run measured other links, or none.
@@ -110,7 +102,7 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
     verdict = verdict_of(links)
     if verdict.why_not:
         return LinksVerdict((f"{UNKNOWN}{verdict.why_not}",), False, False)
-    sentences = listed([sentence_of(outlier, links) for outlier in verdict.outliers], MAX_NAMED, "; ")
+    sentences = listed([_sentence_of(outlier, links) for outlier in verdict.outliers], MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
     if not sentences:
@@ -119,12 +111,11 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
-    """Sentences where the earlier run was on other hosts, or by other means: each rank is held against the one of its
-    number there."""
-    links, before = link_run_of(run), link_run_of(earlier)
-    now, then = (list(dict.fromkeys(side.hosts)) if side else [] for side in (links, before))
-    if now != then:
-        yield f"caution: it was measured on {_hosts(then)}, this run on {_hosts(now)}: other hardware may be compared"
+    """Sentences on other hosts, versions or drivers of the earlier run, whose ranks are compared by their numbers."""
+    names = [list(dict.fromkeys(links.hosts)) if (links := link_run_of(side)) else [] for side in (earlier, run)]
+    if names[0] != names[1]:
+        then, now = (f"host{'s' * (len(hosts) > 1)} {listed(hosts, MAX_NAMED)}" for hosts in names)
+        yield f"caution: it was measured on {then}, this run on {now}: other hardware may be compared"
     for name in DRIVEN_BY:
         was, is_now = (getattr(side.about.environment, name, None) for side in (earlier, run))
         if was and is_now and was != is_now:
@@ -132,17 +123,13 @@ def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
             yield f"caution: {difference}: what differs need not be the hardware's fault"
 
 
-def _hosts(names: Sequence[str]) -> str:
-    return f"{'hosts' if len(names) > 1 else 'host'} {listed(names, MAX_NAMED)}"
-
-
-def sentence_of(outlier: Outlier, links: LinkRun) -> str:
-    """As `rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`, its like being its group."""
+def _sentence_of(outlier: Outlier, links: LinkRun) -> str:
+    """`rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`."""
     times = ratio_text(outlier.slowdown, outlier.low, outlier.high)
     level = f" {outlier.level}" if outlier.level else ""
     verb, pronoun = ("take", "their") if outlier.kind == HOSTS else ("takes", "its")
     peers = f"{pronoun} like in {SLOW_IN[outlier.quantity]}{level}"
-    return f"{name_of(outlier, links)} {verb} {times} times as long as {peers}"
+    return f"{_name_of(outlier, links)} {verb} {times} times as long as {peers}"
 
 
 def _nothing(verdict: LinkVerdict) -> str:
@@ -171,18 +158,14 @@ def link_tables(run: Run) -> list[Table]:
     if (links := link_run_of(run)) is None:
         return []
     verdict = verdict_of(links)
-    return [_ranking(verdict, links), *_matrices(links, verdict)]
-
-
-def _ranking(verdict: LinkVerdict, links: LinkRun) -> Table:
     columns = [
-        ("<what", lambda outlier: name_of(outlier, links)),
+        ("<what", lambda outlier: _name_of(outlier, links)),
         ("<slow in", lambda outlier: SLOW_IN[outlier.quantity]),
         ("<where", lambda outlier: outlier.level or "-"),
         ("time over its like's", lambda outlier: ratio_text(outlier.slowdown, outlier.low, outlier.high)),
     ]
     notes = [verdict.why_not or (_found_from(verdict) if verdict.outliers else _nothing(verdict))]
-    return table_of("Slower than its like", columns, verdict.outliers, notes)
+    return [table_of("Slower than its like", columns, verdict.outliers, notes), *_matrices(links, verdict)]
 
 
 def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
@@ -190,50 +173,42 @@ def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
     if len(links.hosts) > MAX_MATRIX:
         return
     for quantity, title in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
-        pairs = pair_values(links, quantity)
+        pairs, slow = _pair_values(links, quantity), _slow_pairs(verdict, quantity)
+        text_of = (lambda rate: bandwidth_text(rate).strip()) if quantity == BANDWIDTH else brief_time_text
+        cells = {pair: text_of(value) + "!" * (pair in slow) for pair, value in pairs.items()}
         if not pairs:
             continue
-        slow = slow_pairs(verdict, quantity)
-        rows = []
-        for rank, host in enumerate(links.hosts):
-            cells = [_cell(pairs, rank, other_rank, quantity, slow) for other_rank in range(len(links.hosts))]
-            rows.append((f"{rank} ({host})" if len(set(links.hosts)) > 1 else str(rank), *cells))
-        columns = ("<rank", *map(str, range(len(links.hosts))))
-        yield Table(title, columns, rows, ["!: slower than its like" if slow else "none is slower than its like"])
+        ranks, several = range(len(links.hosts)), len(set(links.hosts)) > 1
+        rows = [
+            (
+                f"{rank} ({links.hosts[rank]})" if several else str(rank),
+                *(cells.get((min(rank, other), max(rank, other)), "-") for other in ranks),
+            )
+            for rank in ranks
+        ]
+        note = "!: slower than its like" if slow else "none is slower than its like"
+        yield Table(title, ("<rank", *map(str, ranks)), rows, [note])
 
 
-def _cell(
-    pairs: dict[tuple[int, int], float], rank: int, other_rank: int, quantity: str, slow: set[tuple[int, int]]
-) -> str:
-    pair = (min(rank, other_rank), max(rank, other_rank))
-    if pair not in pairs:
-        return "-"
-    text = bandwidth_text(pairs[pair]).strip() if quantity == BANDWIDTH else brief_time_text(pairs[pair])
-    return f"{text}!" if pair in slow else text
-
-
-def pair_values(links: LinkRun, quantity: str) -> dict[tuple[int, int], float]:
-    """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds."""
-    is_rate = quantity == BANDWIDTH
-    return _by_pair(links, quantity, lambda group, medians: group.size_bytes / medians / 1e9 if is_rate else medians)
-
-
-def _by_pair(
-    links: LinkRun, quantity: str, value_of: Callable[[ComparisonGroup, Floats], Floats]
-) -> dict[tuple[int, int], float]:
-    """Each pair's value, from its group and the group's median times over the passes."""
-    values: dict[tuple[int, int], float] = {}
+def _pair_values(links: LinkRun, quantity: str, is_relative: bool = False) -> dict[Pair, float]:
+    """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds; or the logarithm of its time over
+    the median of its like."""
+    values: dict[Pair, float] = {}
     for group in links.alike:
         if group.quantity == quantity:
-            of_group = value_of(group, np.median(group.times_s, axis=0)).tolist()
-            values.update(zip(((a, b) for a, b in group.members), of_group, strict=True))
+            of_group = np.median(group.times_s, axis=0)
+            if is_relative:
+                of_group = np.log(of_group / np.median(of_group))
+            elif quantity == BANDWIDTH:
+                of_group = group.size_bytes / of_group / 1e9
+            values.update(zip(((a, b) for a, b in group.members), of_group.tolist(), strict=True))
     return values
 
 
-def slow_pairs(verdict: LinkVerdict, quantity: str) -> set[tuple[int, int]]:
+def _slow_pairs(verdict: LinkVerdict, quantity: str) -> set[Pair]:
     """Links that are outliers themselves."""
-    of = [outlier for outlier in verdict.outliers if outlier.kind == LINK and outlier.quantity == quantity]
-    return {(outlier.ranks[0], outlier.ranks[1]) for outlier in of}
+    of = [outlier.ranks for outlier in verdict.outliers if outlier.kind == LINK and outlier.quantity == quantity]
+    return {(first, second) for first, second in of}
 
 
 # Of seconds or GB/s: what a unit is called, and how many of it there are.
@@ -250,7 +225,7 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     links = link_run_of(run)
     if links is None:
         return
-    quantities = [quantity for quantity in (BANDWIDTH, LATENCY) if pair_values(links, quantity)]
+    quantities = [quantity for quantity in (BANDWIDTH, LATENCY) if _pair_values(links, quantity)]
     if not quantities:
         return
     verdict = verdict_of(links)
@@ -264,13 +239,8 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     bar.set_label("time over that of its like")
     bar.outline.set_visible(False)  # type: ignore[operator]
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
-    style.caption(
-        figure,
-        (
-            f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}; framed: surely "
-            "slower than its like; pale: may be chance"
-        ),
-    )
+    numbers = f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}"
+    style.caption(figure, f"{numbers}; framed: surely slower than its like; pale: may be chance")
     yield "links", figure
 
 
@@ -280,18 +250,18 @@ def _found(verdict: LinkVerdict, links: LinkRun) -> str:
     if not slow:
         return "no rank or link stands out"
     if len(slow) == 1:
-        return f"slow: {name_of(slow[0], links)}, {slow[0].slowdown:.2g} times as long in {SLOW_IN[slow[0].quantity]}"
-    return f"slow: {', '.join(dict.fromkeys(name_of(outlier, links) for outlier in slow))}"
+        return f"slow: {_name_of(slow[0], links)}, {slow[0].slowdown:.2g} times as long in {SLOW_IN[slow[0].quantity]}"
+    return f"slow: {', '.join(dict.fromkeys(_name_of(outlier, links) for outlier in slow))}"
 
 
 def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> Any:
     from matplotlib.colors import LinearSegmentedColormap
 
-    count, pairs = len(links.hosts), pair_values(links, quantity)
+    count, pairs = len(links.hosts), _pair_values(links, quantity)
     slow = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
     colors = slow.with_extremes(bad=style.GRID)
-    ratios = _square(_by_pair(links, quantity, lambda _, medians: np.log(medians / np.median(medians))), count)
-    # What may be chance is there to see, but not the first thing that is seen.
+    ratios = _square(_pair_values(links, quantity, is_relative=True), count)
+    # Pale: values that may be chance are shown, but do not catch the eye.
     opaque = np.where(_is_named(verdict, quantity, count) | np.isnan(ratios), 1.0, PALE)
     image = axes.imshow(
         ratios, cmap=colors, vmin=np.log(PALEST), vmax=np.log(DARKEST), aspect="equal", alpha=opaque.tolist()
@@ -311,7 +281,7 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
     return image
 
 
-def _square(pairs: dict[tuple[int, int], float], count: int) -> Floats:
+def _square(pairs: dict[Pair, float], count: int) -> Floats:
     """Values by row and column, each pair's in both of its places."""
     values = np.full((count, count), np.nan)
     for (first, second), value in pairs.items():
@@ -322,12 +292,12 @@ def _square(pairs: dict[tuple[int, int], float], count: int) -> Floats:
 def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
     """Where a pair is that is named itself, or through one of its ranks."""
     mask = np.zeros((count, count), dtype=bool)
-    for outlier in verdict.outliers:
-        if outlier.kind == RANK and outlier.quantity == quantity:
+    for outlier in (outlier for outlier in verdict.outliers if outlier.quantity == quantity):
+        if outlier.kind == RANK:
             mask[list(outlier.ranks), :] = mask[:, list(outlier.ranks)] = True
-        if outlier.kind == HOST and outlier.quantity == quantity:
+        if outlier.kind == HOST:
             mask[np.ix_(outlier.ranks, outlier.ranks)] = True
-    for first, second in slow_pairs(verdict, quantity):
+    for first, second in _slow_pairs(verdict, quantity):
         mask[first, second] = mask[second, first] = True
     return mask
 
@@ -340,7 +310,7 @@ def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -
     for outlier in verdict.outliers:
         if outlier.kind == RANK and outlier.quantity == quantity:
             places += [(-0.5, outlier.ranks[0] - 0.5, count, 1), (outlier.ranks[0] - 0.5, -0.5, 1, count)]
-    for first, second in slow_pairs(verdict, quantity):
+    for first, second in _slow_pairs(verdict, quantity):
         places += [(first - 0.5, second - 0.5, 1, 1), (second - 0.5, first - 0.5, 1, 1)]
     for left, top, width, height in places:
         frame = Rectangle((left, top), width, height, fill=False, edgecolor=style.BLACK, linewidth=2.2, clip_on=False)
@@ -355,10 +325,7 @@ def _name_ranks(axes: "Axes", hosts: Sequence[str]) -> None:
     """Ranks at the ticks of both axes, and the hosts beside them where they fit."""
     step = max(len(hosts) // MAX_MATRIX, 1)
     ticks = range(0, len(hosts), step)
-    spans = [
-        (name, [rank for rank, _ in ranks])
-        for name, ranks in groupby(enumerate(hosts), key=lambda rank_and_host: rank_and_host[1])
-    ]
+    spans = [(name, list(ranks)) for name, ranks in groupby(range(len(hosts)), key=lambda rank: hosts[rank])]
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(ticks, labels=list(map(str, ticks)))
         axis.set_tick_params(length=0)
@@ -372,7 +339,7 @@ def _name_ranks(axes: "Axes", hosts: Sequence[str]) -> None:
         spine.set_visible(False)
 
 
-def _spot(links: LinkRun, pair: tuple[int, int], value: float, quantity: str) -> Spot:
+def _spot(links: LinkRun, pair: Pair, value: float, quantity: str) -> Spot:
     text = f"{value:.3g} GB/s" if quantity == BANDWIDTH else brief_time_text(value)
     hosts = " and ".join(dict.fromkeys(links.hosts[rank] for rank in pair))
     return Spot(pair[1], pair[0], f"ranks {pair[0]} and {pair[1]} ({hosts})\n{text}")

@@ -41,7 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test that uses the fixture, so that -m finds it; unless asked for, skip it before any fixture."""
+    """Mark every test that uses the fixture, so that -m finds it; without --distbench, skip it before any fixture."""
     for item in items:
         if FIXTURE in getattr(item, "fixturenames", ()):
             if item.get_closest_marker(FIXTURE) is None:

@@ -18,8 +18,7 @@ import pytest
 
 from distbench import launch
 from distbench.launch.display import Display
-from distbench.records.run_file import read_run
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file import Record, read_run
 from distbench.spec import Entry, Job
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.mesh import check_mesh_dims, format_mesh, mesh_size
@@ -27,16 +26,15 @@ from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import median, median_ci, summarise
 from distbench.statistics.verdicts import FASTER, SLOWER
 
-# What a test asks for: its marker, a function that ranks can find, and arguments that can travel to them.
-
-DEFAULT_RANKS = 2
 DEFAULT_TIMEOUT_S = 300.0
 KEYWORDS = ("ranks", "mesh", "timeout_s", "quick")
+MARKER = "distbench"
+LOG_LINES = 30
 
 
 @dataclass(frozen=True)
 class CaseRequest:
-    """What `@pytest.mark.distbench(...)` asks for; quick: few samples; given up after `timeout_s` without progress."""
+    """The arguments of `@pytest.mark.distbench(...)`; quick: few samples; `timeout_s`: without progress."""
 
     mesh: dict[str, int]
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -53,24 +51,21 @@ def case_request(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CaseRequest:
     timeout_s = kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise UserError(f"@pytest.mark.distbench(timeout_s={timeout_s!r}): give a positive number of seconds")
-    return CaseRequest(
-        _mesh(kwargs.get("ranks"), kwargs.get("mesh")), float(timeout_s), bool(kwargs.get("quick", False))
-    )
+    mesh = _mesh(kwargs.get("ranks"), kwargs.get("mesh"))
+    return CaseRequest(mesh, float(timeout_s), bool(kwargs.get("quick", False)))
 
 
 def _mesh(ranks: Any, mesh: Any) -> dict[str, int]:
     if ranks is not None and not _is_count(ranks):
         raise UserError(f"@pytest.mark.distbench(ranks={ranks!r}): give a whole number, 1 or more")
     if mesh is None:
-        return {"dp_shard": DEFAULT_RANKS if ranks is None else ranks}
+        return {"dp_shard": 2 if ranks is None else ranks}
     if not isinstance(mesh, Mapping) or not mesh or not all(_is_count(size) for size in mesh.values()):
         raise UserError(f"@pytest.mark.distbench(mesh={mesh!r}): give mesh dims and their sizes, such as {{'tp': 2}}")
     check_mesh_dims(mesh)
     if ranks is not None and ranks != mesh_size(mesh):
-        raise UserError(
-            f"@pytest.mark.distbench(ranks={ranks}, mesh={dict(mesh)}): the mesh {format_mesh(mesh)} has "
-            f"{count_text(mesh_size(mesh), 'rank')}; leave ranks out"
-        )
+        problem = f"the mesh {format_mesh(mesh)} has {count_text(mesh_size(mesh), 'rank')}; leave ranks out"
+        raise UserError(f"@pytest.mark.distbench(ranks={ranks}, mesh={dict(mesh)}): {problem}")
     return dict(mesh)
 
 
@@ -79,10 +74,10 @@ def _is_count(value: Any) -> bool:
 
 
 def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], mesh: Mapping[str, int]) -> Entry:
-    """The function as a scenario's entry, so that it becomes a job as scenarios do; axes: parameter to its values.
+    """The function as a scenario's entry, from which jobs are made; `axes`: parameter to its values.
 
     Raises:
-        UserError: ranks could not find the function, or an argument cannot travel to them.
+        UserError: ranks could not find the function, or an argument cannot be sent to them.
     """
     file = _file_of(function)
     for name, values in axes.items():
@@ -99,7 +94,7 @@ def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], me
 
 
 def _file_of(function: Any) -> Path:
-    """The file whose top level has this function under its own name."""
+    """The file whose top level has this function under its own name; a UserError where there is none."""
     name = getattr(function, "__name__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
@@ -114,7 +109,7 @@ def _file_of(function: Any) -> Path:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON gives it back (a tuple as a list)."""
+    """Whether JSON keeps it (a tuple as a list)."""
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):
@@ -123,10 +118,10 @@ def _is_plain(value: Any) -> bool:
 
 
 def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """What the function is called with after the mesh, by parameter name.
+    """The function's arguments after the mesh, by parameter name.
 
     Raises:
-        UserError: ranks could not find it, they do not fit its signature, or a parameter has no name to be given by.
+        UserError: ranks could not find it, its signature does not fit, or a parameter is positional-only.
     """
     _file_of(function)
     name = getattr(function, "__name__", repr(function))
@@ -140,18 +135,10 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
         bound = signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:
         raise UserError(f"{name} cannot be called so: {error}; it gets the mesh first, then what you give") from error
-    arguments: dict[str, Any] = {}
-    for parameter in parameters[1:]:
-        if parameter.name in bound:
-            arguments |= (
-                bound[parameter.name]
-                if parameter.kind is Parameter.VAR_KEYWORD
-                else {parameter.name: bound[parameter.name]}
-            )
-    return arguments
-
-
-# What a test gets to see of a case.
+    del bound[parameters[0].name]
+    if parameters[-1].kind is Parameter.VAR_KEYWORD:
+        bound |= bound.pop(parameters[-1].name, {})
+    return bound
 
 
 @dataclass(frozen=True)
@@ -190,15 +177,9 @@ class Sweep:
         from distbench.statistics.pass_comparison import as_table, compare_pairs
 
         pairs, comparison = compare_pairs(as_table([np.array(case.pass_medians_s) for case in self.cases]))
-        rows = zip(
-            comparison.ratio.tolist(),
-            comparison.low.tolist(),
-            comparison.high.tolist(),
-            comparison.verdict,
-            strict=True,
-        )
-        ids = [(self.cases[first].id, self.cases[second].id) for first, second in pairs]
-        return {pair_ids: CaseRatio(*row) for pair_ids, row in zip(ids, rows, strict=True)}
+        bounds = (values.tolist() for values in (comparison.ratio, comparison.low, comparison.high))
+        rows = zip(pairs, *bounds, comparison.verdict, strict=True)
+        return {(self.cases[first].id, self.cases[second].id): CaseRatio(*row) for (first, second), *row in rows}
 
 
 @dataclass(frozen=True)
@@ -207,11 +188,11 @@ class MeasuredCase:
 
     Args:
         id: `call/<function>/<arguments>/<mesh>`.
-        status: "ok"; the fixture fails the test for any other.
+        status: "ok"; the fixture fails the test for others.
         samples_s: seconds of each sample on its slowest rank.
         params: the case's call, variant and mesh, as text.
-        counters: other numbers of the case; `checked` says whether its result was.
-        stop_reason: what ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
+        counters: other numbers of the case; `checked`: whether its result was.
+        stop_reason: why sampling ended: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
         error: one sentence, when status is not "ok".
         passes: (number of a pass, its samples), in the order of `samples_s`.
         sweep: all cases of its launch.
@@ -233,24 +214,22 @@ class MeasuredCase:
     def all_of(cls, records: Sequence[Record], run_file: Path) -> "list[MeasuredCase]":
         """Return the cases of a run file's records."""
         sweep = Sweep()
-        sweep.cases += [cls._of(record, run_file, sweep) for record in records]
+        for record in records:
+            case = cls(
+                id=record["case"]["id"],
+                status=record["status"],
+                samples_s=tuple(record.get("samples_s") or ()),
+                rank_median_s=tuple(record.get("rank_median_s") or ()),
+                params=dict(record["case"].get("params") or {}),
+                counters=dict(record.get("counters") or {}),
+                stop_reason=record.get("stop_reason"),
+                error=record.get("error"),
+                run_file=run_file,
+                passes=tuple((number, count) for number, count in record.get("passes") or ()),
+                sweep=sweep,
+            )
+            sweep.cases.append(case)
         return sweep.cases
-
-    @classmethod
-    def _of(cls, record: Record, run_file: Path, sweep: Sweep) -> "MeasuredCase":
-        return cls(
-            id=record["case"]["id"],
-            status=record["status"],
-            samples_s=tuple(record.get("samples_s") or ()),
-            rank_median_s=tuple(record.get("rank_median_s") or ()),
-            params=dict(record["case"].get("params") or {}),
-            counters=dict(record.get("counters") or {}),
-            stop_reason=record.get("stop_reason"),
-            error=record.get("error"),
-            run_file=run_file,
-            passes=tuple((number, count) for number, count in record.get("passes") or ()),
-            sweep=sweep,
-        )
 
     @property
     def median_s(self) -> float:
@@ -263,7 +242,7 @@ class MeasuredCase:
         The interval and the verdict hold for all pairs of the sweep's cases together.
 
         Raises:
-            UserError: the other case is of another launch, so the two did not take turns; or it is this very case.
+            UserError: the other case is of another launch, so the two did not take turns; or it is this case.
         """
         if self.run_file != other.run_file:
             raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.sweep(...)")
@@ -274,7 +253,7 @@ class MeasuredCase:
 
     @property
     def pass_medians_s(self) -> list[float]:
-        """The median sample of each pass, seconds; nan for one that it had no turn in."""
+        """The median sample of each pass, seconds; nan for a pass without samples."""
         from distbench.statistics.pass_comparison import pass_medians
 
         num_passes = 1 + max((number for number, _ in self.passes), default=-1)
@@ -289,7 +268,7 @@ class MeasuredCase:
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """How the samples spread, seconds, which is not how well the median is known; (nan, nan) below 4 of them."""
+        """The quartiles of the samples, seconds, which are no interval of the median; (nan, nan) below 4 samples."""
         columns = summarise([self.samples_s])
         return float(columns["q1_s"][0]), float(columns["q3_s"][0])
 
@@ -301,21 +280,30 @@ class MeasuredCase:
         return f"{self.id}: median {1e3 * self.median_s:.3g} ms{spread}, {count_text(len(self.samples_s), 'sample')}"
 
 
-# Cases as rows of pytest-benchmark, where it is installed: its table, --benchmark-json, autosave and compare see them.
-#
-# Two of its insides are used, as by other plugins: `config._benchmarksession.benchmarks`, and what that list holds,
-# `pytest_benchmark.stats.Metadata`. Should they move, a warning says so and the cases are printed instead.
+def _add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool:
+    """Add cases to pytest-benchmark's table, JSON, autosave and compare, a round a sample.
 
+    As other plugins do, this uses `config._benchmarksession.benchmarks` and `pytest_benchmark.stats.Metadata`, which
+    are not public. Where they are not as expected, a warning is printed, and the cases are printed without them.
 
-def add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool:
-    """Hand cases to pytest-benchmark, a round a sample; False where it is not installed, disabled, or another one."""
+    Returns:
+        Whether pytest-benchmark shows the cases: False where it is not installed, disabled, or another version.
+    """
     session = getattr(item.config, "_benchmarksession", None)
     if session is None or session.disabled or session.skip:
         return False
     try:
         from pytest_benchmark.stats import Metadata
 
-        rows = [Metadata(_row(item, case), iterations=1, options=_options(job)) for case in cases]
+        options = {
+            "disable_gc": False,
+            "timer": "each rank's monotonic clock",
+            "min_rounds": job.settings.min_samples,
+            "max_time": job.settings.max_case_s,
+            "min_time": 0.0,
+            "warmup": job.settings.warmup_iterations,
+        }
+        rows = [Metadata(_row(item, case), iterations=1, options=options) for case in cases]
         for row, case in zip(rows, cases, strict=True):
             for seconds in case.samples_s:
                 row.update(seconds)
@@ -327,7 +315,7 @@ def add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool
 
 
 def _row(item: pytest.Item, case: MeasuredCase) -> SimpleNamespace:
-    """What pytest-benchmark takes from its own fixture: what its table shows, what `compare` joins by, and so on."""
+    """The attributes that pytest-benchmark reads from its own fixture."""
     short_id = case.id.removeprefix("call/")
     group = item.get_closest_marker("benchmark")
     callspec = getattr(item, "callspec", None)
@@ -350,24 +338,8 @@ def _row(item: pytest.Item, case: MeasuredCase) -> SimpleNamespace:
     )
 
 
-def _options(job: Job) -> dict[str, Any]:
-    """In pytest-benchmark's words."""
-    return {
-        "disable_gc": False,
-        "timer": "each rank's monotonic clock",
-        "min_rounds": job.settings.min_samples,
-        "max_time": job.settings.max_case_s,
-        "min_time": 0.0,
-        "warmup": job.settings.warmup_iterations,
-    }
-
-
-MARKER = "distbench"
-LOG_LINES = 30
-
-
 class Distbench:
-    """What a test calls; run files and logs go to `out`, cases that pytest-benchmark does not show to `unshown`."""
+    """The fixture; run files and logs go to `out`, cases that pytest-benchmark does not show to `unshown`."""
 
     def __init__(self, item: pytest.Item, out: Path, unshown: list[MeasuredCase]) -> None:
         self._item, self._out, self._unshown = item, out, unshown
@@ -380,14 +352,14 @@ class Distbench:
         sentence where not.
 
         Raises:
-            pytest.fail.Exception: a case is not ok, a rank died or hung, or the test asks for what cannot be.
+            pytest.fail.Exception: a case is not ok, a rank died or hung, or the request cannot be met.
         """
         with _user_errors():
             arguments = arguments_of(function, args, kwargs)
             return self._measure(function, {name: (value,) for name, value in arguments.items()})
 
     def sweep(self, function: Callable[..., Any], /, **axes: Sequence[Any]) -> list[MeasuredCase]:
-        """As a call, of all combinations of the values in one launch: `sweep(function, numel=(1024, 4096))`."""
+        """Call it with all combinations of the values in one launch: `sweep(function, numel=(1024, 4096))`."""
         with _user_errors():
             for name, values in axes.items():
                 if not isinstance(values, list | tuple) or not values:
@@ -404,10 +376,10 @@ class Distbench:
         run_file = Path(job.run_file)
         records = read_run(run_file).cases if run_file.exists() else []
         cases = MeasuredCase.all_of(records, run_file)
-        if wrong := _what_is_wrong(outcome, cases):
+        if problems := _problems(outcome, cases):
             self._show_logs(Path(job.log_dir))
-            pytest.fail(wrong, pytrace=False)
-        if not add_rows(self._item, cases, job):
+            pytest.fail("\n".join(problems), pytrace=False)
+        if not _add_rows(self._item, cases, job):
             self._unshown += cases
         return cases
 
@@ -434,8 +406,8 @@ class Distbench:
                 self._item.add_report_section("call", f"{log.stem} of distbench", "\n".join(lines[-LOG_LINES:]))
 
 
-def _what_is_wrong(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) -> str:
-    """Why the test fails, a line a reason; empty where every case is ok."""
+def _problems(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) -> list[str]:
+    """Why the test fails; empty where every case is ok."""
     lines = [outcome.message] if outcome.message else []
     lines += [
         f"{case.id} is {case.status}: {case.error}"
@@ -444,7 +416,7 @@ def _what_is_wrong(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) ->
     ]
     if not cases and not outcome.user_can_fix:
         lines.append("nothing was measured; `distbench doctor` says what this machine can run")
-    return "\n".join(lines)
+    return lines
 
 
 @contextlib.contextmanager

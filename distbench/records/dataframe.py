@@ -1,13 +1,15 @@
-"""The frame: one row a case. A frame is a list of (column, path into the record), and what is derived from those."""
+"""The frame, a row per case: columns by their path into the case's record, and columns derived from those."""
 
 from collections.abc import Hashable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distbench.records.bus_bandwidth import busbw_factor
+from distbench.records.nccl_tests import busbw_factor
 from distbench.records.run_file import Run
 from distbench.spec.mesh import format_mesh
 from distbench.statistics.intervals import Floats, counts_of, median, median_ci, summarise
@@ -20,23 +22,28 @@ Nodes = list[Any]
 Row = dict[Hashable, Any]
 GB = 1e9
 PHASES = ("forward", "backward", "optimizer")
-PASSES = "pass_medians_s"  # of each case an array: its median sample in each pass, nan where it has none
+PASSES = "pass_medians_s"  # an array per case: its median sample in each pass, nan where it has none
 
 
 @dataclass(frozen=True)
 class Column:
-    """One column that is read off a record; its name ends with its unit."""
+    """One column; its name ends with its unit.
+
+    Args:
+        path: keys from the case's record down to the value.
+        is_number: anything but a number counts as missing.
+    """
 
     name: str
-    path: tuple[str, ...]  # keys from the case's record down to the value
-    is_number: bool = False  # anything but a number counts as missing
+    path: tuple[str, ...]
+    is_number: bool = False
 
 
 def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, ...]:
     return tuple(Column(name, (*path, name), is_number) for name in names.split())
 
 
-# Kinds of what a step holds at its peak; those of the second line in simulated steps, in others they are "other".
+# What a step's memory holds at its peak; the second line is of simulated steps, and "other" in measured ones.
 HELD = (
     *("parameters", "buffers", "optimizer", "batch", "cache", "gradients", "other"),
     *("activations", "backward", "fsdp"),
@@ -83,7 +90,7 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
 
     records = [case for run in runs for case in run.cases]
     samples: list[Sequence[float]] = [record.get("samples_s") or () for record in records]
-    read_values = read_columns(records, (*BEFORE_TIMES, *AFTER_TIMES, *LAST))
+    read_values = _read_columns(records, (*BEFORE_TIMES, *AFTER_TIMES, *LAST))
     columns: dict[str, Any] = {
         **_run_columns(runs),
         **{column.name: read_values[column.name] for column in BEFORE_TIMES},
@@ -93,7 +100,11 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     }
     columns[PASSES] = [_of_passes(*pair) for pair in zip(records, columns["median_s"], strict=True)]
     columns |= _intervals_of_passes(columns)
-    columns["algbw_gb_per_s"], columns["busbw_gb_per_s"] = _bandwidths(columns)
+    is_collective = np.array([kind == "collective" for kind in columns["kind"]], dtype=bool)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        algbw = np.where(is_collective, columns["payload_bytes"] / columns["median_s"] / GB, np.nan)
+    columns["algbw_gb_per_s"] = algbw
+    columns["busbw_gb_per_s"] = algbw * factors_of(columns["op"], columns["group_size"])
     columns |= _phase_columns(records)
     with np.errstate(divide="ignore", invalid="ignore"):
         columns["samples_per_s"] = columns["batch_size"] / columns["median_s"]
@@ -107,7 +118,7 @@ def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
 
 
 def records_of(frame: "pd.DataFrame") -> list[Row]:
-    """Each row by its columns' names, as `DataFrame.to_dict` gives them, which takes 10 ms for a hundred columns."""
+    """Each row by its columns' names, as `DataFrame.to_dict`, which takes 10 ms for a hundred columns."""
     names = list(frame.columns)
     return [dict(zip(names, row, strict=True)) for row in zip(*(frame[name].tolist() for name in names), strict=True)]
 
@@ -120,7 +131,7 @@ def _of_passes(record: dict[str, Any], median_s: float) -> Floats:
 
 
 def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
-    """The 95 % interval of the median pass, where there are passes enough for one; that is the median then."""
+    """The 95 % interval of the median pass, where there are enough passes; that median replaces the samples' then."""
     low, high = np.full((2, len(columns[PASSES])), np.nan)
     for row, medians in enumerate(columns[PASSES]):
         finite = medians[np.isfinite(medians)].tolist()
@@ -130,30 +141,24 @@ def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
     return {"ci_low_s": low, "ci_high_s": high}
 
 
-def read_columns(records: Nodes, columns: Iterable[Column]) -> dict[str, Any]:
+def _read_columns(records: Nodes, columns: Iterable[Column]) -> dict[str, Any]:
     """Column name to values: float arrays (nan where missing) for numbers, lists of text or None for the rest."""
-    nodes_by_path: dict[tuple[str, ...], Nodes] = {(): records}
-    keys: dict[tuple[str, ...], set[str]] = {}
-    return {
-        column.name: (_as_floats if column.is_number else _as_texts)(_nodes(column.path, nodes_by_path, keys))
-        for column in columns
-    }
 
+    @cache
+    def nodes_at(path: tuple[str, ...]) -> Nodes:
+        """The dicts at a path of every record, {} where there is none."""
+        nodes = values_at(path) if path else records
+        return [node if isinstance(node, dict) else {} for node in nodes]
 
-def _nodes(
-    path: tuple[str, ...], nodes_by_path: dict[tuple[str, ...], Nodes], keys: dict[tuple[str, ...], set[str]]
-) -> Nodes:
-    """The value at a path of every record; paths with a common beginning are walked once, and those of none never."""
-    if path not in nodes_by_path:
-        *_, key = path
-        above, nodes = path[:-1], _nodes(path[:-1], nodes_by_path, keys)
-        if above not in keys:
-            keys[above] = set(chain.from_iterable(node for node in nodes if isinstance(node, dict)))
-        is_there = key in keys[above]
-        nodes_by_path[path] = (
-            [node.get(key) if isinstance(node, dict) else None for node in nodes] if is_there else [None] * len(nodes)
-        )
-    return nodes_by_path[path]
+    @cache
+    def keys_at(path: tuple[str, ...]) -> set[str]:
+        return set(chain.from_iterable(nodes_at(path)))
+
+    def values_at(path: tuple[str, ...]) -> Nodes:
+        above, key = path[:-1], path[-1]
+        return [node.get(key) for node in nodes_at(above)] if key in keys_at(above) else [None] * len(records)
+
+    return {column.name: (_as_floats if column.is_number else _as_texts)(values_at(column.path)) for column in columns}
 
 
 def _as_floats(values: Nodes) -> Floats:
@@ -185,31 +190,19 @@ def _run_columns(runs: Sequence[Run]) -> dict[str, Any]:
     return {name: np.repeat(np.array(values, dtype=object), counts) for name, values in facts.items()}
 
 
-def _bandwidths(columns: dict[str, Any]) -> tuple[Floats, Floats]:
-    is_collective = np.array([kind == "collective" for kind in columns["kind"]], dtype=bool)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        algbw = np.where(is_collective, columns["payload_bytes"] / columns["median_s"] / GB, np.nan)
-    return algbw, algbw * factors_of(columns["op"], columns["group_size"])
-
-
 def factors_of(ops: Sequence[str | None], group_sizes: Floats) -> Floats:
-    """What algbw is multiplied by to give busbw; nan where the op or the group's size is unknown."""
+    """Factors from algbw to busbw; nan where the op or the group's size is unknown."""
     pairs = list(zip(ops, np.nan_to_num(group_sizes).tolist(), strict=True))
-    factors = {pair: _factor(*pair) for pair in set(pairs)}
-    return np.fromiter((factors[pair] for pair in pairs), dtype=np.float64, count=len(pairs))
-
-
-def _factor(op: str | None, group_size: float) -> float:
-    if op is None or not group_size >= 1:
-        return float("nan")
-    try:
-        return busbw_factor(op, int(group_size))
-    except ValueError:
-        return float("nan")
+    factors = dict.fromkeys(pairs, np.nan)
+    for op, group_size in factors:
+        if op is not None and group_size >= 1:
+            with suppress(ValueError):
+                factors[op, group_size] = busbw_factor(op, int(group_size))
+    return np.array([factors[pair] for pair in pairs], dtype=np.float64)
 
 
 def _phase_columns(records: Nodes) -> dict[str, Floats]:
-    """`forward_s`, `backward_s`, `optimizer_s` and whatever other phases there are: the medians, in seconds."""
+    """`forward_s`, `backward_s`, `optimizer_s` and other phases: the medians, in seconds."""
     phases = [record.get("phases_s") or {} for record in records]
     names = (*PHASES, *sorted({name for of_record in phases for name in of_record} - set(PHASES)))
     return {f"{name}_s": summarise([of_record.get(name, ()) for of_record in phases])["median_s"] for name in names}

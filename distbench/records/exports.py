@@ -1,6 +1,6 @@
-"""Runs in other tools' formats: one value a launch, never raw samples.
+"""Runs in other tools' formats: one value per launch, never raw samples.
 
-A format is a function of paths in EXPORTS. Paths are run files, baselines, nccl-tests' files, and folders of them.
+A format is a function of paths: run files, baselines, nccl-tests' files, and folders of them.
 """
 
 import datetime
@@ -14,8 +14,8 @@ from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
-    from distbench.records.launch_values import Launch
-    from distbench.records.run_file_fields import Record
+    from distbench.records.launches import Launch
+    from distbench.records.run_file import Record
 
 Series = dict[tuple[str, str], list[float]]
 
@@ -83,15 +83,14 @@ def _stats(values: Sequence[float]) -> "Record":
 def smaller_is_better(paths: Sequence[Path]) -> str:
     """What github-action-benchmark reads with `tool: customSmallerIsBetter`: the mean of the median launch, in ms."""
     series, latest = _series_of(paths)
+    torch = latest.facts["torch"]
     record = [
         {
             "name": f"{scenario}: {case_id}",
             "unit": "ms",
             "value": 1e3 * statistics.median(values),
             "range": f"{1e3 * min(values):.4g} to {1e3 * max(values):.4g}",
-            "extra": (
-                f"{count_text(len(values), 'launch', 'launches')}, the mean of each, torch {latest.facts['torch']}"
-            ),
+            "extra": f"{count_text(len(values), 'launch', 'launches')}, the mean of each, torch {torch}",
         }
         for (scenario, case_id), values in series.items()
     ]
@@ -111,7 +110,7 @@ def run_text(paths: Sequence[Path]) -> str:
 
 def _series_of(paths: Sequence[Path]) -> "tuple[Series, Launch]":
     """(scenario, case id) to the mean of each launch that measured it, seconds, in time order; and the last launch."""
-    from distbench.records.comparison_sides import read_side
+    from distbench.records.launches import read_side
 
     launches = read_side(paths, "run", [])
     series: Series = {}

@@ -1,4 +1,4 @@
-"""What the machine is: host, CPUs, memory, and what drives its GPUs, without importing torch."""
+"""The machine: host, CPUs, memory, accelerators and their drivers, without importing torch."""
 
 import contextlib
 import hashlib
@@ -22,9 +22,7 @@ from typing import Any
 from distbench.spec.devices import ACCELERATORS, DEVICES, NUMA_BINDING, DeviceType
 from distbench.spec.printable_text import count_text, listed
 
-# What drives this host's GPUs, how fast they are allowed to run, and how they are linked: what nvidia-smi tells.
-#
-# AMD's and other vendors' tools are not read: their hosts have none of these fields.
+# GPUs by nvidia-smi: driver, clocks and links. Tools of AMD and other vendors are not read.
 
 SMI = "nvidia-smi"
 # As `nvidia-smi --help-query-gpu` has them; drivers before 535 have the older name of the last one.
@@ -34,8 +32,7 @@ FIELDS = (
 )
 NUMBERS = ("index", "clocks.", "temperature.", "power.")  # beginnings of fields; None where it is no number ("ERR!")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-# nvml.h, nvmlClocksEventReasons: what keeps clocks down. Idle (0x1) is no reason, nor is a clock that somebody set
-# for a display (0x100).
+# nvml.h, nvmlClocksEventReasons: why clocks are low; without idle (0x1) and a clock set for a display (0x100).
 SLOWED_BY = {
     0x2: "clocks set by hand",
     0x4: "power cap",
@@ -55,21 +52,16 @@ def accelerator_facts(run: Run) -> dict[str, Any]:
     pairs) of this host; {} without nvidia-smi.
 
     Args:
-        run: gives a command's output, None where it failed.
+        run: returns a command's output, None where it failed.
     """
     if not shutil.which(SMI):
         return {}
-    devices = device_rows(run)
-    links = matrix_of(run((SMI, "topo", "-m")) or "")
-    return {
-        "driver": driver_of(devices),
-        "accelerators": devices,
-        "topology": dict(Counter(links.values())),
-    }
+    devices, links = _device_rows(run), matrix_of(run((SMI, "topo", "-m")) or "")
+    return {"driver": _driver_of(devices), "accelerators": devices, "topology": dict(Counter(links.values()))}
 
 
-def device_rows(run: Run) -> list[dict[str, Any]]:
-    """The devices as nvidia-smi has them now, with `slowed_by`: what keeps their clocks down, in words."""
+def _device_rows(run: Run) -> list[dict[str, Any]]:
+    """The devices as nvidia-smi has them now, with `slowed_by`: why their clocks are low, in words."""
     for reasons in REASONS:
         text = run((SMI, f"--query-gpu={','.join((*FIELDS, reasons))}", "--format=csv,noheader,nounits"))
         if text is not None and (devices := devices_in(text)):
@@ -77,8 +69,7 @@ def device_rows(run: Run) -> list[dict[str, Any]]:
     return []
 
 
-def driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
-    """The driver's version, of a device that tells; they share it."""
+def _driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
     return next((device["driver_version"] for device in devices if device["driver_version"]), None)
 
 
@@ -88,19 +79,18 @@ def devices_in(text: str) -> list[dict[str, Any]]:
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
         if len(values) == len(FIELDS) + 1:
-            device = {field: _value(field, value) for field, value in zip(FIELDS, values, strict=False)}
+            device: dict[str, Any] = dict(zip(FIELDS, values[:-1], strict=True))
+            for field, value in device.items():
+                if field.startswith(NUMBERS):
+                    device[field] = float(value) if re.fullmatch(r"\d+(\.\d+)?", value) else None
+                elif value.startswith("[") or value == "N/A":
+                    device[field] = None
             devices.append(device | {"slowed_by": reasons_in(values[-1])})
     return devices
 
 
-def _value(field: str, text: str) -> str | float | None:
-    if field.startswith(NUMBERS):
-        return float(text) if re.fullmatch(r"\d+(\.\d+)?", text) else None
-    return None if text.startswith("[") or text == "N/A" else text
-
-
 def reasons_in(mask: str) -> list[str]:
-    """What a mask of reasons such as 0x0000000000000024 means."""
+    """The words of a mask such as 0x0000000000000024."""
     try:
         bits = int(mask, 16)
     except ValueError:
@@ -109,7 +99,7 @@ def reasons_in(mask: str) -> list[str]:
 
 
 def matrix_of(text: str) -> Matrix:
-    """Pairs of GPUs to what stands in their place of a matrix of `nvidia-smi topo`: NV18, PIX, SYS, ...; OK, CNS."""
+    """Pairs of GPUs to their cells in a matrix of `nvidia-smi topo`: NV18, PIX, SYS, ...; OK, CNS."""
     lines = [STYLE.sub("", line) for line in text.splitlines()]
     header = next((line for line in lines if re.match(r"\s+GPU0\b", line)), None)
     if header is None:
@@ -133,30 +123,27 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
         switched_off: variable to the value with which it switches something off.
     """
     off = [f"{name}={value}" for name, value in switched_off.items() if variables.get(name) == value]
-    checks = [
-        _row("switched off", not off, ", ".join(off) or "nothing", "unset them, unless they are what you measure")
-    ]
+    advice = "unset them, unless they are what you measure"
+    checks = [_row("switched off", not off, ", ".join(off) or "nothing", advice)]
     if not shutil.which(SMI):
         return checks if off else []
-    if devices := device_rows(run):
+    if devices := _device_rows(run):
         checks += [_clocks(devices), _modes(devices)]
     if links := matrix_of(run((SMI, "topo", "-m")) or ""):
-        slow = {pair: link for pair, link in links.items() if not link.startswith("NV")}
-        is_mixed = 0 < len(slow) < len(links)
-        advice = (
-            f"only some pairs have NVLink; {_pairs(slow)} go another way: put neighbours of a mesh dim on the others"
-        )
-        counts = ", ".join(
+        slow = [pair for pair, link in links.items() if not link.startswith("NV")]
+        others = "go another way: put neighbours of a mesh dim on the others"
+        counts = [
             f"{link} between {count_text(count, 'pair')}" for link, count in Counter(links.values()).most_common()
-        )
-        checks.append(_row("GPU links", not is_mixed, counts, advice))
+        ]
+        is_uniform = len(slow) in (0, len(links))
+        advice = f"only some pairs have NVLink; {_pairs(slow)} {others}"
+        checks.append(_row("GPU links", is_uniform, ", ".join(counts), advice))
     if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
         closed = {pair: state for pair, state in peers.items() if state != "OK"}
-        peer_state = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
-        advice = (
-            f"{_pairs(closed)} have no access ({', '.join(sorted(set(closed.values())))}): NCCL copies through the host"
-        )
-        checks.append(_row("GPU peer access", not closed, peer_state, advice))
+        states = ", ".join(sorted(set(closed.values())))
+        advice = f"{_pairs(list(closed))} have no access ({states}): NCCL copies through the host"
+        count = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
+        checks.append(_row("GPU peer access", not closed, count, advice))
     return checks
 
 
@@ -179,14 +166,13 @@ def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     persistent = all(device["persistence_mode"] in ("Enabled", None) for device in devices)
     split = any(device["mig.mode.current"] == "Enabled" for device in devices)
     modes = f"persistence {'on' if persistent else 'off'}, MIG {'on' if split else 'off'}"
-    state = f"driver {driver_of(devices) or 'not told'}, {modes}"
+    state = f"driver {_driver_of(devices) or 'not told'}, {modes}"
     advice = "MIG devices have no peer access" if split else "turn persistence on: nvidia-smi -pm 1"
     return _row("GPU driver", persistent and not split, state, advice)
 
 
-def _pairs(pairs: Mapping[tuple[str, str], str], most: int = 3) -> str:
-    names = [f"{first}-{second}" for first, second in pairs]
-    return listed(names, most)
+def _pairs(pairs: Sequence[tuple[str, str]]) -> str:
+    return listed([f"{first}-{second}" for first, second in pairs], 3)
 
 
 def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
@@ -221,12 +207,12 @@ def host_facts() -> dict[str, Any]:
 
 
 def is_recorded_variable(variable: str) -> bool:
-    """Whether the header has an environment variable: those that change what is measured, and no other."""
+    """Whether the header records an environment variable: only those that change the measurement."""
     return variable in ALLOWED_VARIABLES or variable.startswith(FAMILIES)
 
 
 def machine_name() -> str:
-    """A short name for this machine, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
+    """This machine's name, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
     if name := os.environ.get("DISTBENCH_MACHINE"):
         return slug(name)
     digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
@@ -286,10 +272,7 @@ class CpuUse:
             fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
             user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields)
             ticks = user + nice + system + irq + softirq + steal
-            process_times = os.times()
-            own_s = (
-                process_times.user + process_times.system + process_times.children_user + process_times.children_system
-            )
+            own_s = sum(os.times()[:4])  # user and system, of this process and of children that ended
             tick_s = 1 / os.sysconf("SC_CLK_TCK")
             return cls(time.monotonic(), ticks * tick_s, own_s + _ticks_of_descendants() * tick_s)
         except (OSError, ValueError):
@@ -328,8 +311,8 @@ def git_state() -> dict[str, Any]:
 
 
 def devices_here() -> list[dict[str, Any]]:
-    """Clocks, heat and power of this host's devices now, and what holds them down; [] where nobody tells."""
-    return device_rows(output_of) if shutil.which(SMI) else []
+    """Clocks, heat and power of this host's devices now, and why clocks are low; [] without nvidia-smi."""
+    return _device_rows(output_of) if shutil.which(SMI) else []
 
 
 def accelerator_here() -> tuple[str, int]:
@@ -339,7 +322,7 @@ def accelerator_here() -> tuple[str, int]:
 
 
 def device_count(device: str) -> int:
-    """Accelerators of a type that this process may use, counted without importing torch where that can be."""
+    """Accelerators of a type that this process may use, counted without importing torch where possible."""
     device_type = DEVICES[device]
     num_here = _devices_of_host(device_type)
     texts = [os.environ[name] for name in device_type.visible if name in os.environ]
@@ -353,10 +336,10 @@ def device_count(device: str) -> int:
 
 
 def num_visible(text: str, num_here: int | None) -> int:
-    """How many devices a variable of `DeviceType.visible` shows of `num_here` (0 or None: it is not known).
+    """How many devices a variable of `DeviceType.visible` shows of `num_here` (0 or None: unknown).
 
-    As CUDA and torch read it: what follows a number that is no device's is not seen, a number twice shows nothing; ids
-    (`GPU-...`) are taken as they are, but of parts of devices (`MIG-...`) a process sees the first alone.
+    As CUDA and torch read it: entries after a number of no device are ignored, a number twice shows nothing; ids
+    (`GPU-...`) count as they are, but of parts of devices (`MIG-...`) a process sees only the first.
     """
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",")):
@@ -374,21 +357,20 @@ def num_visible(text: str, num_here: int | None) -> int:
 
 
 def _devices_of_host(device_type: DeviceType) -> int | None:
-    """Those that a command or the driver's files tell of; None where neither is known."""
+    """Devices by the vendor's command or the driver's files; None where there is neither."""
     for lister in device_type.listers:
         if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
             lines = listed.splitlines()
             count = sum(line.startswith(lister.line) for line in lines)
-            # Where a device is split, a process sees one part, however many there are.
-            return (
-                min(count, 1) if any(line.strip().startswith(lister.part) for line in lines if lister.part) else count
-            )
+            # Of a device that is split, a process sees one part, however many there are.
+            is_split = bool(lister.part) and any(line.strip().startswith(lister.part) for line in lines)
+            return min(count, 1) if is_split else count
     path_lists = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in device_type.files]
     return next((len(paths) for paths in path_lists if paths), 0) if device_type.files else None
 
 
 def _is_device(path: Path) -> bool:
-    """A device's file, or one that holds the number of one: AMD's driver gives a CPU none, that is 0."""
+    """Whether it is a device's file, or one with a device's number: AMD's driver gives a CPU the number 0."""
     try:
         return not path.is_file() or path.read_text().strip() not in ("", "0")
     except OSError:
@@ -396,7 +378,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _is_brought(device_type: DeviceType) -> bool:
-    """Whether a torch for such a device can be here at all: asking torch itself takes seconds."""
+    """Whether a torch for such a device can be installed: importing torch takes seconds."""
     if not device_type.brought_by:
         return True
     try:
@@ -410,9 +392,9 @@ def _is_brought(device_type: DeviceType) -> bool:
 
 
 def output_of(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
-    """What a command prints; None where it fails, or takes longer.
+    """A command's output; None where it fails, or takes longer.
 
-    One that hangs in its driver, as a broken GPU's tool does, cannot be killed, and is not waited for either.
+    A command that hangs in its driver, as a broken GPU's tool does, cannot be killed, and is not waited for either.
     """
     try:
         process = subprocess.Popen(

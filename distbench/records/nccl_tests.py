@@ -1,9 +1,9 @@
-"""nccl-tests' JSON (`all_reduce_perf -J FILE`, its file version 2) as a run, so that it can be gated and reported.
+"""nccl-tests: its bus bandwidth, and its JSON (`all_reduce_perf -J FILE`, file version 2) as a run.
 
-Its fields, as its sources write them: start_time, args, env, nccl_version, config {nthreads, ngpus, ..., devices
-[{rank, group, hostname, device_info, ...}]}, results [{size, count, type, redop, root, out_of_place {time, alg_bw,
-bus_bw, nwrong}, in_place {...}, out_of_place_per_iter {times_us, ...}}]. Times are microseconds; `env` holds the whole
-environment, secrets included, and is left alone.
+The fields of the JSON, as its sources write them: start_time, args, env, nccl_version, config {nthreads, ngpus, ...,
+devices [{rank, group, hostname, device_info, ...}]}, results [{size, count, type, redop, root, out_of_place {time,
+alg_bw, bus_bw, nwrong}, in_place {...}, out_of_place_per_iter {times_us, ...}}]. Times are microseconds. `env` holds
+the whole environment, secrets included, and is not read.
 """
 
 import datetime
@@ -12,8 +12,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, Run
-from distbench.records.run_file_fields import HeaderLine, Record, require_line
+from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, HeaderLine, Record, Run, require_line
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import read_json
@@ -25,8 +24,35 @@ PLACEMENTS = ("out_of_place", "in_place")
 MESH_DIM = "ranks"
 
 
+def busbw_factor(op: str, group_size: int) -> float:
+    """The factor from algbw = S/t to busbw, as nccl-tests' PERFORMANCE.md derives it.
+
+    Args:
+        op: one of COLLECTIVE_OPS or "send_recv", else ValueError.
+        group_size: of the group that ran it.
+    """
+    n = group_size
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (n - 1) / n
+    if op in ("broadcast", "send_recv"):
+        return 1.0
+    raise ValueError(f"no busbw factor is known for {op!r}")
+
+
+def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int | None:
+    """Bytes that one rank must send, by the algorithm's own count; None where nccl-tests has no count of `kind`."""
+    if kind in ("send", "recv"):
+        return payload_bytes if kind == "send" else 0
+    try:
+        return round(payload_bytes * busbw_factor(kind, group_size))
+    except ValueError:
+        return None
+
+
 class ResultRow(Struct):
-    """What is read of one of the file's results, besides times."""
+    """Fields that are read of a result, besides times."""
 
     size: Count
     count: Count
@@ -54,7 +80,10 @@ def read_nccl_tests(path: Path) -> Run:
             for placement in PLACEMENTS
             if isinstance(row.get(placement), dict)
         ]
-        header, footer = _header(data, path, op, devices), _footer(data)
+        header, footer = _header(data, path, op, devices), None
+        if "end_time" in data:
+            ended = {"status": "complete", "message": "", "finished_at": _moment(data["end_time"])}
+            footer = {"type": "footer", "spent_s": {}, "num_by_status": {}, **ended}
         decode(header, HeaderLine)
         for record in (*cases, footer or {}):
             require_line(record)
@@ -62,13 +91,18 @@ def read_nccl_tests(path: Path) -> Run:
         raise UserError(f"nccl-tests file {path} is not as its version 2 writes it ({error!r})") from error
     by_id = {case["case"]["id"]: case for case in reversed(cases)}
     left_out = len(cases) - len(by_id)
-    twice = f"{path.name}: {left_out} results are of a size and placement that stands before them; left out"
+    twice = f"{path.name}: {left_out} results are of a size and placement that an earlier one has; left out"
     return Run(path, header, list(reversed(by_id.values())), footer, [twice] if left_out else [])
 
 
 def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
     config = data.get("config") or {}
     hosts = sorted({str(device.get("hostname")) for device in devices})
+    num_ranks, num_hosts = max(len(devices), 1), max(len(hosts), 1)
+    # A sample is one iteration, or the average over all of them, which are issued back to back.
+    results, together = data["results"], int(config.get("aggregated_iterations") or 1)
+    if not any(row.get(f"{placement}_per_iter") for row in results for placement in PLACEMENTS):
+        together *= int(config.get("iterations") or 1)
     settings = {name: config.get(name) for name in ("iterations", "aggregated_iterations", "warmup_iters", "graph")}
     return {
         "type": "run",
@@ -78,9 +112,9 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
         "job": {
             "scenario": f"nccl-tests-{op}",
             "variants": [],
-            "mesh": {MESH_DIM: max(len(devices), 1)},
+            "mesh": {MESH_DIM: num_ranks},
             "device": device_of("nccl"),
-            "settings": {**settings, "iterations_per_sample": _back_to_back(data["results"], config)},
+            "settings": {**settings, "iterations_per_sample": together},
             "started_at": _moment(data["start_time"]),
         },
         "environment": {
@@ -88,20 +122,12 @@ def _header(data: Record, path: Path, op: str, devices: list[Record]) -> Record:
             "device": device_of("nccl"),
             "device_name": next((device.get("device_info") for device in devices), None),
             "backend": "nccl",
-            "world_size": max(len(devices), 1),
-            "num_hosts": max(len(hosts), 1),
-            "num_devices": len(devices) // max(len(hosts), 1),
+            "world_size": num_ranks,
+            "num_hosts": num_hosts,
+            "num_devices": len(devices) // num_hosts,
             "nccl": str(data.get("nccl_version")),
         },
     }
-
-
-def _back_to_back(results: list[Record], config: Record) -> int:
-    """How many collectives one sample holds: its average is over all iterations, which it issues back to back."""
-    together = int(config.get("aggregated_iterations") or 1)
-    if any(row.get(f"{placement}_per_iter") for row in results for placement in PLACEMENTS):
-        return together
-    return together * int(config.get("iterations") or 1)
 
 
 def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
@@ -115,11 +141,9 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
     wrong = body.get("nwrong")
     is_wrong = is_of_type(wrong, float) and wrong != 0
     usable = all(is_of_type(time, float) and is_of_type(time * 1e-6, Time) for time in times_us)
-    status = "wrong" if is_wrong else "ok" if usable else "raised"
-    errors = {
-        "wrong": f"{wrong:g} elements are wrong" if is_wrong else "",
-        "raised": "a time is none above 0 s and up to a day",
-    }
+    status, error = ("ok", None) if usable else ("raised", "a time is none above 0 s and up to a day")
+    if is_wrong:
+        status, error = "wrong", f"{wrong:g} elements are wrong"
     params = {"op": op, "dtype": dtype, "mesh_dim": MESH_DIM, "size_bytes": fields.size}
     result = CaseResult(
         Case(f"collective/{dtype}[{fields.count}]/{'/'.join(how)}", "collective", params),
@@ -131,16 +155,9 @@ def _case(row: Record, op: str, placement: str, num_ranks: int) -> Record:
         backend="nccl",
         backend_op=op,
         counters={"placement": placement, "reported_busbw_gb_per_s": body.get("bus_bw")},
-        error=errors.get(status),
+        error=error,
     )
     return result.to_record()
-
-
-def _footer(data: Record) -> Record | None:
-    if "end_time" not in data:
-        return None
-    footer = {"type": "footer", "status": "complete", "message": "", "spent_s": {}, "num_by_status": {}}
-    return {**footer, "finished_at": _moment(data["end_time"])}
 
 
 def _moment(text: str) -> float:

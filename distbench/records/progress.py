@@ -1,4 +1,4 @@
-"""What the ranks report to the parent while they work: one JSON line an event in the log folder.
+"""The ranks' progress, one JSON line per event in the log folder, which the parent reads while they work.
 
 Events: meeting (before the ranks meet), connected, caution (text: in what hosts differ), none_chosen (num_cases, ids:
 a few), plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
@@ -75,7 +75,7 @@ class ProgressWriter:
             raise self._failed(error) from error
 
     def tell_samples(self, count: int) -> None:
-        """Write how far a case is, a few times a second at most: writing must not disturb what is being measured."""
+        """Write how far a case is, a few times per second at most, so that writing does not disturb the samples."""
         now = time.monotonic()
         if self._file is not None and now - self._last_samples >= SAMPLES_EVERY_S:
             self._last_samples = now
@@ -92,7 +92,7 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """The parent's end: every whole line since the last look, also after somebody has deleted the file."""
+    """The parent's end: every whole line since the last look, also after the file was deleted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,7 +100,7 @@ class ProgressReader:
         self._begun = b""
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """Events written since the last call, in order; a line that is none, as a full disk leaves, is left out."""
+        """Events written since the last call, in order, without the lines that a full disk cut short."""
         try:
             self._file = self._file or self._path.open("rb", buffering=0)
             text = self._begun + self._file.read()
@@ -108,17 +108,14 @@ class ProgressReader:
             return
         complete, _, self._begun = text.rpartition(b"\n")
         for line in complete.splitlines():
-            # A full disk cuts lines short; what one of them said is lost, the launch goes on.
             with contextlib.suppress(ValueError):
                 event = parse_json(line)
-                if _is_event(event):
+                if is_of_type(event, Event) and all(
+                    event.get(key) is not None for key in NEEDED.get(event["event"], ())
+                ):
                     yield event
 
     def close(self) -> None:
         """Read no more."""
         if self._file is not None:
             self._file.close()
-
-
-def _is_event(event: Any) -> bool:
-    return is_of_type(event, Event) and all(event.get(name) is not None for name in NEEDED.get(event["event"], ()))

@@ -1,5 +1,4 @@
-"""Run files in a results folder: which ones a report is about, which is the newest of a scenario, which may be
-deleted."""
+"""Run files in a results folder: those of a report, the newest of a scenario, and old ones to delete."""
 
 import contextlib
 import os
@@ -10,32 +9,34 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from distbench.records.baselines import FOLDER as BASELINES
 from distbench.records.machine import machine_name
 from distbench.records.run_file import Header, Run, read_header, read_run
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import capped_lines, count_text
 
-# Which run files a report is about: those that were named, or every scenario of the latest `distbench run`.
-
 MAX_FILE_WARNINGS = 5
-# Folders of what a launch and a sweep leave beside run files.
-NO_RUNS = {"logs", "recordings"}
+BASELINES, LOGS = "baselines", "logs"
+NO_RUNS = {LOGS, "recordings"}  # folders of launches and sweeps without run files
 T = TypeVar("T")
 
 
 def collect(targets: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[str]]:
     """The runs to report, oldest first, and sentences about files and lines that were left out.
 
-    `targets` are run files and folders of them; empty for the latest invocation under the results folder `out`. Names
-    of scenarios among them leave the other scenarios out; where no file is named, each means its own latest invocation.
-    Without `out` nothing is looked for: `targets` are paths alone.
+    Args:
+        targets: run files and folders of them; empty for the latest invocation under `out`. Names of scenarios among
+            them leave the other scenarios out; without a file, each stands for its own latest invocation.
+        out: the results folder; None where `targets` are paths alone.
     """
     warnings: list[str] = []
     names = [] if out is None else [str(name) for name in targets if is_scenario_name(name)]
     paths = [path for path in targets if str(path) not in names]
     if paths or out is None:
-        runs = _of_scenarios(names, _read_named(paths, warnings))
+        runs = _read_named(paths, warnings)
+        for name in names:
+            if all(run.scenario != name for run in runs):
+                raise _unknown(name, "these runs", [run.scenario for run in runs])
+        runs = [run for run in runs if not names or run.scenario in names]
     else:
         runs = _read_latest(out, warnings, names)
     runs.sort(key=lambda run: (run.about.started_at, run.path.name))
@@ -52,24 +53,15 @@ def labelled(targets: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ..
     heads = read_each(files, _head, [])
     paths = tuple(path for path, about in heads if about.label == label)
     if not paths:
-        labels = sorted({about.label for _, about in heads if about.label})
-        there_are = (
-            f"there are {', '.join(map(repr, labels))}" if labels else "none has a label; `run --label` gives one"
-        )
+        labels = ", ".join(map(repr, sorted({about.label for _, about in heads if about.label})))
+        there_are = f"there are {labels}" if labels else "none has a label; `run --label` gives one"
         raise UserError(f"--label {label!r}: no run here has it; {there_are}")
     return paths
 
 
 def is_scenario_name(given: Path) -> bool:
-    """Whether it is a scenario that is meant, and no file: a plain word, under which not even a broken link is here."""
+    """Whether it is a scenario's name and no file: a plain word, and not even a broken link has that name here."""
     return str(given).isidentifier() and not os.path.lexists(given)
-
-
-def _of_scenarios(names: Sequence[str], runs: list[Run]) -> list[Run]:
-    for name in names:
-        if all(run.scenario != name for run in runs):
-            raise _unknown(name, "these runs", [run.scenario for run in runs])
-    return [run for run in runs if not names or run.scenario in names]
 
 
 def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
@@ -78,7 +70,7 @@ def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
 
 
 def run_files_in(folder: Path) -> list[Path]:
-    """Every *.jsonl below the folder that can be a run file: the ranks' logs, progress files, recordings are not."""
+    """Every *.jsonl below the folder that can be a run file: no ranks' logs, progress files or recordings."""
     paths = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
     return sorted(folder / path for path in paths if path.name != "progress.jsonl" and not NO_RUNS & {*path.parts[:-1]})
 
@@ -100,7 +92,7 @@ def _read_named(targets: Iterable[Path], warnings: list[str]) -> list[Run]:
     return list(runs.values())
 
 
-def _read_latest(out: Path, warnings: list[str], names: Sequence[str] = ()) -> list[Run]:
+def _read_latest(out: Path, warnings: list[str], names: Sequence[str]) -> list[Run]:
     heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
@@ -112,22 +104,19 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str] = ()) -> l
         own_heads = [head for head in heads if name in ("", head[1].scenario)]
         if not own_heads:
             raise _unknown(name, f"the runs under {out}", (about.scenario or "" for _, about in heads))
-        chosen |= dict.fromkeys(_latest_of(own_heads))
+        newest_path, newest = max(own_heads, key=lambda head: (head[1].started_at, head[0].name))
+        together = newest.invocation_id
+        for path, about in own_heads:
+            if path == newest_path or (together and about.invocation_id == together):
+                chosen[path] = None
     runs = read_each(chosen, read_run, warnings)
     if not runs:
         raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
     return runs
 
 
-def _latest_of(heads: Sequence[tuple[Path, Header]]) -> list[Path]:
-    """The newest run and those of the same invocation."""
-    newest = max(heads, key=lambda head: (head[1].started_at, head[0].name))
-    together = newest[1].invocation_id
-    return [path for path, about in heads if path == newest[0] or (together and about.invocation_id == together)]
-
-
 def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
-    """What `read` gave for each path; one it refuses becomes a warning, for one bad file must not hide the rest."""
+    """What `read` returns for each path; a path that it refuses becomes a warning."""
     good: list[T] = []
     refused: list[str] = []
     for path in paths:
@@ -143,19 +132,11 @@ def _head(path: Path) -> tuple[Path, Header]:
     return path, read_header(path)
 
 
-# How long a scenario took before: the newest finished run of it among the run files of a machine.
-
-
 def newest_finished(out: Path, scenario: str, fits: Callable[[Header], bool] = lambda about: True) -> Run | None:
-    """The newest run of a scenario that was made on this machine and ran to its end; None where there is none.
-
-    Args:
-        out: the results folder.
-        fits: whether a run of it is one to be taken.
-    """
+    """The newest run of a scenario that fits, was made on this machine and ran to its end, in a results folder."""
     folder = out / machine_name()
     heads = read_each(run_files_in(folder), _head, []) if folder.is_dir() else []
-    chosen = [(path, about) for path, about in heads if about.scenario == scenario and fits(about)]
+    chosen = [head for head in heads if head[1].scenario == scenario and fits(head[1])]
     for path, _ in sorted(chosen, key=lambda head: head[1].started_at, reverse=True):
         for run in read_each([path], read_run, []):
             footer = run.footer or {}
@@ -164,17 +145,16 @@ def newest_finished(out: Path, scenario: str, fits: Callable[[Header], bool] = l
     return None
 
 
-# Folders whose launches belong together: one command made them, to be compared with each other.
-TOGETHER = ("ab", "self-test")
-LOGS, LAUNCHERS = "logs", ("slurm-", "torchrun-")
-GOING_ON_S = 86_400.0  # a run without a footer that was written to since may still be going on
+TOGETHER = ("ab", "self-test")  # folders whose launches belong together
+LAUNCHERS = ("slurm-", "torchrun-")
+GOING_ON_S = 86_400.0  # a run without a footer that was written to since may still be measuring
 FOOTER = b'"type":"footer"'
 TAIL_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
 class OldRun:
-    """What one command measured.
+    """The runs of one command.
 
     Args:
         run_files: its run files; `files` are these and the files of their logs.
@@ -194,7 +174,7 @@ class OldRun:
 
     @property
     def started_text(self) -> str:
-        """The date, UTC."""
+        """Its date, UTC."""
         return time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.started_at))
 
 
@@ -203,8 +183,8 @@ def runs_kept_and_deleted(folder: Path, keep: int | None, before: float | None) 
 
     Args:
         folder: the results folder.
-        keep: the newest so many stay, or None.
-        before: what began later (seconds since the epoch) stays, or None.
+        keep: how many of the newest stay, or None.
+        before: runs that began later (seconds since the epoch) stay, or None.
 
     Raises:
         UserError: it is no folder.
@@ -222,7 +202,7 @@ def _runs_in(folder: Path) -> list[OldRun]:
     together: dict[object, list[tuple[Path, Header]]] = {}
     for path in run_files_in(folder):
         parts = path.relative_to(folder).parts
-        # A link may lead anywhere, and what cannot be read as a run may be anybody's.
+        # A link may lead anywhere, and a file that is no run may be of another program.
         if BASELINES in parts or path.is_symlink():
             continue
         with contextlib.suppress(UserError):
@@ -232,22 +212,19 @@ def _runs_in(folder: Path) -> list[OldRun]:
     return [_run_of(key, some, folder) for key, some in together.items()]
 
 
-def _launch_folder(log_dir: str | None, folder: Path) -> Path | None:
-    """Where the ranks of another launcher's launch each have a folder of their own, if it lies in `folder`."""
-    launch = Path(log_dir or "").parent
-    inside = launch.parent == folder.resolve() / LOGS and launch.name.startswith(LAUNCHERS)
-    return folder / LOGS / launch.name if inside else None
-
-
 def _run_of(key: object, some: Sequence[tuple[Path, Header]], folder: Path) -> OldRun:
     run_files = tuple(path for path, _ in some)
-    beside = [path.parent / LOGS / path.stem for path in run_files]
-    launches = [log_folder for _, about in some if (log_folder := _launch_folder(about.log_dir, folder))]
-    log_folders = tuple(logs for logs in (*beside, *launches) if logs.is_dir() and not logs.is_symlink())
-    log_files = [
-        path for log_folder in log_folders for path in log_folder.rglob("*") if path.is_symlink() or path.is_file()
+    logs = [path.parent / LOGS / path.stem for path in run_files]
+    # With another launcher each rank has a folder of its own in one of the launch.
+    launches = [Path(about.log_dir or "").parent for _, about in some]
+    logs += [
+        folder / LOGS / launch.name
+        for launch in launches
+        if launch.parent == folder.resolve() / LOGS and launch.name.startswith(LAUNCHERS)
     ]
-    files = (*run_files, *log_files)
+    log_folders = tuple(path for path in logs if path.is_dir() and not path.is_symlink())
+    log_files = (path for log_folder in log_folders for path in log_folder.rglob("*"))
+    files = (*run_files, *(path for path in log_files if path.is_symlink() or path.is_file()))
     names = dict.fromkeys(about.scenario or path.stem for path, about in some)
     text = "/".join(key) if isinstance(key, tuple) else ", ".join(names)
     return OldRun(
@@ -281,15 +258,9 @@ def delete(runs: Iterable[OldRun], folder: Path) -> list[str]:
                     path.unlink()
             except OSError as error:
                 failed.append(f"{path} could not be deleted: {error.strerror or error}")
-            for parent in path.parents:
-                if parent == folder or not _removed_if_empty(parent):
-                    break
+            with contextlib.suppress(OSError):  # the first folder that is not empty
+                for parent in path.parents:
+                    if parent == folder:
+                        break
+                    parent.rmdir()
     return failed
-
-
-def _removed_if_empty(folder: Path) -> bool:
-    try:
-        folder.rmdir()
-    except OSError:
-        return False
-    return True

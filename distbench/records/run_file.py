@@ -1,14 +1,14 @@
-"""The run file: its lines, its header, its JSON schema, and every statistic, derived on read.
+"""The run file: its lines, its header and its JSON schema.
 
-Line 1 is the run (schema_version, run_id, job, environment), then one line a case, written as its first
-pass ends, then one line a case for each further pass, traces where they were asked for, and a footer. A file with no
-footer is an interrupted run; every case in it still counts, with the passes it has.
+Line 1 is the run (schema_version, run_id, job, environment). Then follow a line per case, written when its first pass
+ends, a line per case for each further pass, traces if requested, and a footer. A file without a footer is an
+interrupted run; every case in it counts, with the passes that it has.
 
 History of schema_version:
     1: first version.
     2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
        `batch_size`; its `num_tokens` only where the scenario gives them (before, always: batch x the next dimension).
-       Since then, read by all: a header, case or trace that says `simulated` is of `distbench simulate`.
+       Since then, read by all: a header, case or trace with `simulated` is of `distbench simulate`.
 """
 
 import codecs
@@ -20,30 +20,291 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, get_args
 
 import msgspec.json
+from msgspec import Meta, Struct, defstruct
 
-from distbench.records.run_file_fields import (
-    CaseLine,
-    Environment,
-    FailedPassLine,
-    FailedTraceLine,
-    Footer,
-    HeaderLine,
-    JobFields,
-    PassLine,
-    Record,
-    TraceLine,
-    require_line,
-)
 from distbench.spec.devices import DRIVER_FIELDS, first_backend_class
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown
-from distbench.spec.json_decoder import decode, is_of_type
+from distbench.spec.json_decoder import (
+    Amount,
+    Bytes,
+    Count,
+    Date,
+    Duration,
+    Moment,
+    Name,
+    Size,
+    Time,
+    decode,
+    is_of_type,
+    optional,
+)
 from distbench.spec.mesh import Mesh, format_mesh
 
-# The lines of a run file, one after another: a bad header refuses the file, a bad line costs only itself.
+# What the lines of a run file may hold; older files lack some fields. The JSON schema has the docstrings of its types.
+
+# Columns of a trace: a row per collective, per phase, and per stretch in which a rank computes.
+TRACE_COLUMNS = (
+    *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
+    *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
+    *("issued_s", "completed_s", "exposed_s"),
+)
+PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
+COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
+Status = Literal["ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported"]
+STATUSES: tuple[str, ...] = get_args(Status)
+MAX_PASSES = 100_000  # a number of a pass beyond this is no number of a pass
+PassNumber = Annotated[int, Meta(ge=1, le=MAX_PASSES - 1, description="a number of a pass")]
+Record = dict[str, Any]
+
+
+class JobFields(Struct):
+    """What was run; fields without a type are not read as one."""
+
+    scenario: str | None = None
+    device: str | None = None
+    profile: str | None = None
+    label: str | None = None
+    mesh: dict[str, Size] | None = None
+    settings: Record | None = None
+    started_at: Date | None = None
+    log_dir: Any = None
+    variants: Any = None
+
+
+class Environment(Struct, frozen=True):
+    """Where a run was made; None for what its header does not have.
+
+    Args:
+        cautions: in what hosts differ.
+        load_at_start: load averages of 1, 5 and 15 minutes.
+    """
+
+    machine: str | None = None
+    cpu_model: str | None = None
+    num_cpus: Count | None = None
+    num_threads: Count | None = None
+    memory_bytes: Count | None = None
+    num_devices: Count | None = None
+    device_name: str | None = None
+    device: str | None = None
+    backend: str | None = None
+    backend_class: str | None = None
+    world_size: Count | None = None
+    num_hosts: Count | None = None
+    hosts: list[str] | None = None
+    scheduler: str | None = None
+    torch: str | None = None
+    nccl: str | None = None
+    python: str | None = None
+    platform: str | None = None
+    git_commit: str | None = None
+    git_dirty: bool | None = None
+    cautions: list[str] | None = None
+    load_at_start: list[Amount] | None = None
+    variables: Record | None = None
+
+    @property
+    def load_per_cpu(self) -> float | None:
+        """Of the minute before the run began."""
+        return self.load_at_start[0] / self.num_cpus if self.load_at_start and self.num_cpus else None
+
+
+class HeaderLine(Struct):
+    """The first line of a run file."""
+
+    schema_version: Any = None
+    run_id: str | None = None
+    invocation_id: str | None = None
+    job: JobFields | None = None
+    environment: Environment | None = None
+    simulated: Record | None = None
+
+
+Params = defstruct(
+    "Params",
+    [
+        *optional(str, "op", "dtype", "mesh_dim", "source", "target", "planner", "variant", "suite", "direction"),
+        *optional(str, "scenario", "computes", "call", "mode", "level"),
+        *optional(Bytes, "size_bytes", "num_tokens", "batch_size"),
+        *optional(list[Count], "shape", "mesh_shape", "ranks"),
+        *optional(list[str], "flattened", "hosts"),
+        *optional(list[list[Count]], "pairs", "groups"),
+    ],
+)
+CaseFields = defstruct("CaseFields", [("id", Name), *optional(str, "kind"), *optional(Params, "params")])
+Counters = defstruct(
+    "Counters",
+    [
+        *optional(str, "path", "worst_grad", "check", "peak_phase", "peak_owner", "memory_reason"),
+        *optional(str, "result", "gradients", "forward_pays", "backward_pays"),
+        *optional(Bytes, "num_implicit", "state_bytes", "forward_wire_bytes", "backward_wire_bytes"),
+        *optional(Bytes, "num_collectives", "num_messages", "wire_bytes_executed", "lower_bound_bytes"),
+        *optional(Bytes, "peak_allocated_bytes", "peak_reserved_bytes", "peak_growth_bytes", "parameter_bytes"),
+        *optional(Duration, "predicted_s", "planning_cold_s", "planning_warm_s", "entry_skew_s", "isolated_s"),
+        *optional(Amount, "loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"),
+        *optional(Bytes, "peak_bytes", "predicted_peak_bytes", "baseline_bytes", "cache_bytes"),
+        *optional(dict[str, Bytes], "peak_by_kind"),
+        # (what it is, owner, bytes).
+        *optional(list[tuple[str, str, Bytes]], "alive"),
+        # Of a pipeline.
+        *optional(Amount, "idle_share", "least_idle_share"),
+        *optional(list[Amount], "idle_shares"),
+        # Of a simulated step.
+        *optional(Duration, "compute_s", "exposed_s", "idle_s", "host_s", "bubble_s"),
+        *optional(list[Amount], "bubble_shares"),
+        *optional(dict[str, Duration], "predicted_phases_s", "exposed_by_mesh_dim_s"),
+        *optional(Amount, "mfu", "hfu"),
+        *optional(Count, "slowest_rank", "num_retries"),
+        *optional(bool, "fits"),
+        # Of links: of each rank, interface to the segments that it sent and sent again.
+        *optional(list[dict[str, tuple[Count, Count]]], "tcp_segments"),
+    ],
+)
+SAMPLES = [
+    *optional(list[Time], "samples_s"),
+    *optional(dict[str, list[Duration]], "phases_s"),
+    *optional(list[Duration], "rank_median_s"),
+    *optional(str, "stop_reason", "error"),
+]
+CaseLine = defstruct(
+    "CaseLine",
+    [
+        ("case", CaseFields),
+        ("status", Status),
+        *SAMPLES,
+        *optional(Bytes, "payload_bytes", "wire_bytes"),
+        *optional(Size, "group_size"),
+        *optional(str, "mesh_dim", "backend", "backend_op"),
+        *optional(Counters, "counters"),
+        *optional(bool, "simulated"),
+    ],
+)
+PassLine = defstruct(
+    "PassLine",
+    [
+        ("case_id", Name),
+        ("number", PassNumber),
+        ("samples_s", list[Time]),
+        ("phases_s", dict[str, list[Duration]]),
+        *SAMPLES[2:],
+        *optional(Status, "status"),
+    ],
+)
+FailedPassLine = defstruct(
+    "FailedPassLine", [("case_id", Name), ("status", Status), *SAMPLES, *optional(PassNumber, "number")]
+)
+Footer = defstruct(
+    "Footer",
+    [
+        *optional(str, "status", "message"),
+        *optional(Date, "finished_at"),
+        *optional(Amount, "wall_s", "measuring_s", "foreign_cpu"),
+        *optional(dict[str, Amount], "spent_s"),
+        *optional(dict[str, Count], "num_by_status"),
+        *optional(Count, "num_relaunches", "num_not_run"),
+        *optional(list[Amount], "load_at_end"),
+    ],
+)
+# The columns of a trace's tables, each with a value per row.
+Columns = defstruct(
+    "Columns",
+    [
+        *optional(list[Count], "rank", "step", "seq", "payload_bytes"),
+        *optional(list[str], "phase", "kind", "op", "group", "dtype", "source"),
+        *optional(list[str | None], "backend_op", "mesh_dim", "owner", "redistribution"),
+        *optional(list[Size], "group_size"),
+        *optional(list[Count | None], "wire_bytes"),
+        *optional(list[bool], "owner_known"),
+        *optional(list[bool | None], "explicit"),
+        *optional(list[Moment | None], "issued_s", "completed_s", "start_s", "end_s"),
+        *optional(list[Duration | None], "exposed_s"),
+    ],
+)
+
+
+class TraceTable(Struct):
+    """Rows with a value for each of the columns."""
+
+    columns: Annotated[list[str], Meta(extra_json_schema={"uniqueItems": True})]
+    rows: list[list[Any]]
+
+    def __post_init__(self) -> None:
+        if len(set(self.columns)) < len(self.columns):
+            raise ValueError("columns has a name twice")
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"rows is no list of rows with {len(self.columns)} values each")
+        by_column = zip(self.columns, zip(*self.rows, strict=True), strict=False)
+        decode({name: list(values) for name, values in by_column}, Columns, "rows")
+
+
+TRACE = [
+    *optional(str, "method", "exposed_reason"),
+    *optional(bool, "clock_shared", "simulated"),
+    *optional(list[Duration], "steps_s"),
+]
+FailedTraceLine = defstruct(
+    "FailedTraceLine",
+    [
+        ("case_id", Name),
+        ("error", str),
+        *TRACE,
+        *optional(Record, "overhead", "agreement", "memory", "phases", "computing", "pipeline"),
+        *optional(list[Any], "columns", "rows"),
+    ],
+)
+Overhead = defstruct("Overhead", [*optional(Amount, "ratio"), *optional(list[Amount], "bare_cpu_s", "traced_cpu_s")])
+Agreement = defstruct(
+    "Agreement", [*optional(str, "method"), *optional(Count, "num_rows"), *optional(list[str], "differences")]
+)
+Memory = defstruct(
+    "Memory",
+    [*optional(str, "measured_by", "reason"), *optional(Bytes, "measured_peak_bytes", "predicted_peak_bytes")],
+)
+Pipeline = defstruct(
+    "Pipeline",
+    [
+        *optional(str, "mesh_dim", "schedule"),
+        *optional(list[Amount], "bubble_shares"),
+        *optional(Count, "num_stages", "microbatches"),
+        *optional(Amount, "least_idle_share"),
+    ],
+)
+TraceLine = defstruct(
+    "TraceLine",
+    [
+        ("case_id", Name),
+        ("phases", TraceTable),
+        *optional(TraceTable, "computing"),
+        *TRACE,
+        *optional(Overhead, "overhead"),
+        *optional(Agreement, "agreement"),
+        *optional(Memory, "memory"),
+        *optional(Pipeline, "pipeline"),
+    ],
+    bases=(TraceTable,),
+    kw_only=True,
+)
+
+
+def require_line(record: Record) -> None:
+    """Raise a ValueError, one sentence, for the first wrong field of a line other than the first one.
+
+    Lines of other types are of newer versions.
+    """
+    match record.get("type"):
+        case "case":
+            decode(record, CaseLine)
+        case "pass":
+            decode(record, FailedPassLine if "error" in record else PassLine)
+        case "trace":
+            decode(record, TraceLine if record.get("error") is None else FailedTraceLine)
+        case "footer":
+            decode(record, Footer)
+
 
 MAX_RUN_BYTES = 1 << 30
 MAX_LINE_WARNINGS = 20
@@ -51,8 +312,8 @@ RUN_FILE = "run file"
 BROKE_THE_LAUNCH = ("raised", "timeout", "aborted")
 
 
-class RecordReader:
-    """Reads one run file; `warnings` gets a sentence for each line that was left out."""
+class _RecordReader:
+    """Reads one run file: a bad header refuses the file, other bad lines are left out with a sentence in `warnings`."""
 
     def __init__(self, path: Path, warnings: list[str]) -> None:
         self._path = path
@@ -61,40 +322,16 @@ class RecordReader:
         self._case_lines: dict[str, tuple[int, str]] = {}
         self._pass_lines: dict[tuple[str, int], int] = {}
 
-    def header(self) -> Record:
-        """The first line alone.
-
-        Raises:
-            UserError: the file cannot be read, is no run file, or its header is wrong.
-        """
-        with opened(self._path, RUN_FILE, MAX_RUN_BYTES) as file:
-            return self._header(file.readline(MAX_RUN_BYTES))
-
     def records(self) -> Iterator[Record]:
-        """The header, then every line that holds what its type should. Raises as `header`, also for a second one."""
+        """The header, then every line that fits its type; a UserError as `read_run` raises it."""
         with opened(self._path, RUN_FILE, MAX_RUN_BYTES) as file:
-            yield self._header(file.readline())
+            yield _header_line(self._path, file.readline())
             for number, line in enumerate(file, start=2):
                 if line.strip() and (record := self._record(number, line)) is not None:
                     yield record
         if self._num_left_out > MAX_LINE_WARNINGS:
             more = self._num_left_out - MAX_LINE_WARNINGS
             self._warnings.append(f"{self._path.name}: {more} more lines were left out for such reasons")
-
-    def _header(self, line: bytes) -> Record:
-        try:
-            record = parse_json(line.removeprefix(codecs.BOM_UTF8))
-        except ValueError:
-            record = None
-        if not isinstance(record, dict) or record.get("type") != "run":
-            problem = f"{self._path} is no distbench run file (its first line is no run header)"
-            raise UserError(f"{problem}; give a results/*.jsonl file")
-        try:
-            decode(record, HeaderLine)
-        except ValueError as error:
-            wrong = f"{RUN_FILE} {self._path}, line 1: {error}"
-            raise UserError(f"{wrong}; its header is damaged: measure again") from error
-        return record
 
     def _record(self, number: int, line: bytes) -> Record | None:
         try:
@@ -115,13 +352,13 @@ class RecordReader:
             if record.get("type") != "footer":
                 self._leave_out(number, str(error))
                 return None
-            # Without its wrong fields: what it is there for is to say that the run ended.
+            # Without its wrong fields it still shows that the run ended.
             self._warnings.append(f"{self._path.name}, line {number}: {error}; this field is left out")
             return {name: value for name, value in record.items() if is_of_type({name: value}, Footer)}
         return record
 
     def _require_first(self, number: int, record: Record) -> None:
-        """Raise a ValueError for a case or a pass that is in the file already."""
+        """Raise a ValueError for a case or a pass that an earlier line has."""
         if record.get("type") == "case":
             case_id, status = record["case"]["id"], record["status"]
             first, before = self._case_lines.setdefault(case_id, (number, status))
@@ -143,32 +380,45 @@ class RecordReader:
             self._warnings.append(f"{self._path.name}, line {number}: {why}; left out")
 
 
-# The header of a run file: what was run, where, and which of it must agree before two launches are compared.
+def _header_line(path: Path, line: bytes) -> Record:
+    try:
+        record = parse_json(line.removeprefix(codecs.BOM_UTF8))
+    except ValueError:
+        record = None
+    if not isinstance(record, dict) or record.get("type") != "run":
+        problem = f"{path} is no distbench run file (its first line is no run header)"
+        raise UserError(f"{problem}; give a results/*.jsonl file")
+    try:
+        decode(record, HeaderLine)
+    except ValueError as error:
+        raise UserError(f"{RUN_FILE} {path}, line 1: {error}; its header is damaged: measure again") from error
+    return record
 
-# A number measured under another value of one of these is another number.
+
+# Launches are compared only where these fields of their headers agree.
 MUST_AGREE = (
     *("machine", "cpu_model", "num_cpus", "device", "device_name", "backend", "mesh", "world_size", "num_hosts"),
     *("num_threads", "scheduler", "pipelined", "passes"),
 )
-# These may be the very thing that is compared.
+# Fields that may be the subject of a comparison.
 SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
 SIMULATED = "simulated"  # the field of a header, case or trace that nobody measured
 
 
 @dataclass(frozen=True)
 class Header:
-    """What is read of a run file's first line; made by `header_of`.
+    """A run file's first line, as `header_of` reads it.
 
     Args:
-        invocation_id: what the runs of one `distbench run` share.
-        device: as asked for; what was used is the environment's.
-        settings: how samples were taken.
+        invocation_id: shared by the runs of one `distbench run`.
+        device: the requested one; the environment has the one that was used.
+        settings: of sampling.
         profile: file of the machine's profile.
         log_dir: folder of rank 0's logs.
-        label: the user's own text for the run; None for none.
-        started_at: seconds since the epoch, or 0 where the line does not say.
-        facts: every field of MUST_AGREE and SHOWN, as written; None where the line does not say.
-        simulated: of a simulated run, on which hardware file's figures, with what assumed; empty for a measured one.
+        label: the user's own text for the run.
+        started_at: seconds since the epoch, or 0 where unknown.
+        facts: every field of MUST_AGREE and SHOWN, as written; None where unknown.
+        simulated: the hardware file and assumptions of a simulated run; empty for a measured one.
     """
 
     run_id: str | None = None
@@ -188,11 +438,7 @@ class Header:
 
 
 def basis_text(simulated: Mapping[str, Any]) -> str:
-    """On what a simulated run stands, in short: its hardware file, and how many of its figures are no facts.
-
-    Args:
-        simulated: `Header.simulated`.
-    """
+    """The hardware file of a simulated run (`Header.simulated`), and how many of its figures are no facts."""
     hardware = simulated.get("hardware")
     name = (hardware.get("name") if isinstance(hardware, dict) else None) or "unknown"
     return f"by hardware file {name} with {guesses_text(simulated)}; distbench report --full lists what was assumed"
@@ -209,7 +455,7 @@ def guesses_text(simulated: Mapping[str, Any]) -> str:
 
 
 def header_of(record: Mapping[str, Any]) -> Header:
-    """The header that a run file's first line is; a ValueError where `HeaderLine` does not allow it."""
+    """The header of a run file's first line; a ValueError where the line does not fit `HeaderLine`."""
     line = decode(record, HeaderLine)
     job = line.job or JobFields()
     return Header(
@@ -233,23 +479,20 @@ def header_of(record: Mapping[str, Any]) -> Header:
 def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
     settings = dict(job.get("settings") or {})
-    facts["backend"] = _backend(environment)
+    # The backend's class, where it is not the one that this name has always had.
+    backend, backend_class = environment.get("backend"), environment.get("backend_class")
+    if backend_class not in (None, first_backend_class(str(backend))):
+        facts["backend"] = f"{backend} ({backend_class})"
     facts["mesh"] = format_mesh(job.get("mesh") or {}) or None
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
     facts["passes"] = settings.pop("passes", 1)
-    # Older files, which do not say, are of runs that checked everything.
+    # Runs of older files, without this field, checked everything.
     if settings.get("check") == "full":
         del settings["check"]
     facts["settings"] = settings or None
     facts["profile"] = job.get("profile")
     return facts
-
-
-def _backend(environment: dict[str, Any]) -> Any:
-    """The backend's name, with its class where that is not the one that the name has always had."""
-    name, its_class = environment.get("backend"), environment.get("backend_class")
-    return name if its_class in (None, first_backend_class(str(name))) else f"{name} ({its_class})"
 
 
 SCHEMA_VERSION = 2
@@ -271,7 +514,7 @@ UPGRADES: dict[int, Callable[[Record], Record]] = {1: _without_guessed_tokens}
 
 @dataclass(frozen=True)
 class Case:
-    """One thing measured; `params` tell it apart, as columns for a report."""
+    """One thing measured; `params` are columns of a report."""
 
     id: str  # stable join key, kind/dtype[shape]/what/how
     kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step" or "call"
@@ -280,7 +523,7 @@ class Case:
 
 @dataclass
 class CaseResult:
-    """What one case gave.
+    """The outcome of one case.
 
     Args:
         status: one of STATUSES.
@@ -290,8 +533,8 @@ class CaseResult:
         wire_bytes: bytes that one rank must send, by the algorithm's own count.
         group_size: ranks in one group.
         mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
-        backend_op: what the backend really runs for it.
-        stop_reason: what ended sampling: "steady" ("precise" in older files), "max_samples", "max_case_s", or "passes".
+        backend_op: the operation that the backend runs for it.
+        stop_reason: why sampling ended: "steady" ("precise" in older files), "max_samples", "max_case_s", or "passes".
         counters: any other number or short text of the case.
         error: one sentence, when status is not ok.
     """
@@ -312,7 +555,7 @@ class CaseResult:
     error: str | None = None
 
     def to_record(self) -> Record:
-        """As one JSON line's data."""
+        """The data of its JSON line."""
         return {"type": "case", **asdict(self)}
 
 
@@ -321,12 +564,12 @@ class Run:
     """One run file, read.
 
     Args:
-        header: its first line, as it stands; `about` has it typed.
-        cases: one record a case, in file order, each with the fields of CaseResult over all its passes, and `passes`:
+        header: its first line as data; `about` has it typed.
+        cases: a record per case, in file order, with the fields of CaseResult over all its passes, and `passes`:
             (number of a pass, its samples), in order.
         footer: its last line, or None when the run was interrupted.
         warnings: sentences about lines that could not be read.
-        traces: one record a traced step, in file order: `case_id`, and `error` or the fields of `observe.trace`.
+        traces: a record per traced step, in file order: `case_id`, and `error` or the fields of `observe.trace`.
     """
 
     path: Path
@@ -338,7 +581,7 @@ class Run:
 
     @cached_property
     def about(self) -> Header:
-        """The header, with a default in the place of whatever is missing."""
+        """The header, with defaults for missing fields."""
         return header_of(self.header)
 
     @property
@@ -348,19 +591,18 @@ class Run:
 
     @property
     def scenario(self) -> str:
-        """The scenario's name; the file's where the header does not say."""
+        """The scenario's name; the file's where the header has none."""
         return self.about.scenario or self.path.stem
 
 
 def append(path: Path, *records: Record, is_synced: bool = True) -> None:
-    """Append records, a line each, and return when they are on the disk, or when the kernel has them: then only a
-    machine that stops can lose them, and the next synced ones take them along.
+    """Append records, a line each, and return when they are on the disk; unless `is_synced`, when the kernel has them.
 
-    A line that a killed writer left unfinished is closed first, so that each record stands on a line of its own. Where
-    an OSError says that the disk takes no more, the file is what it was before.
+    A line that a killed writer left unfinished is closed first, so that each record has a line of its own. After an
+    OSError (a full disk) the file is as it was before.
     """
     line = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
-    # Without a buffer: what is left of one is written when the file is closed, after it was cut.
+    # Without a buffer, whose rest would be written when the file is closed, after it was cut.
     with path.open("ab+", buffering=0) as file:
         if end := file.tell():
             file.seek(-1, os.SEEK_END)
@@ -373,7 +615,7 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
             if is_synced:
                 os.fsync(file.fileno())
         except OSError:
-            # The room that half a record took is what the footer needs.
+            # The footer needs the space of half a record.
             file.truncate(end)
             if not end:
                 path.unlink()
@@ -381,18 +623,19 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """The first line of a run file of any version. Raises as `RecordReader.header`."""
-    return header_of(RecordReader(path, []).header())
+    """The first line of a run file of any version; a UserError where it cannot be read or is no header."""
+    with opened(path, RUN_FILE, MAX_RUN_BYTES) as file:
+        return header_of(_header_line(path, file.readline(MAX_RUN_BYTES)))
 
 
 def read_run(path: Path) -> Run:
-    """Read one run file, whatever state it was left in, and bring it to the present schema.
+    """Read one run file, also of an interrupted run, and upgrade it to the present schema.
 
     Raises:
         UserError: it is no run file, its header is wrong, or it holds two; other bad lines become warnings.
     """
     warnings: list[str] = []
-    records = list(RecordReader(path, warnings).records())
+    records = list(_RecordReader(path, warnings).records())
     version = records[0].get("schema_version")
     if type(version) is not int or not 1 <= version <= SCHEMA_VERSION:
         versions = f"this distbench reads 1 up to {SCHEMA_VERSION}"
@@ -402,7 +645,7 @@ def read_run(path: Path) -> Run:
     cases, passes, traces, footers = (
         [record for record in records if record.get("type") == kind] for kind in ("case", "pass", "trace", "footer")
     )
-    cases = [_with_passes(case) for case in cases]
+    cases = [{**case, "passes": [(0, len(case.get("samples_s") or ()))]} for case in cases]
     _add_passes(cases, passes)
     if not footers:
         finished = f"its {len(cases)} finished cases are shown"
@@ -412,7 +655,7 @@ def read_run(path: Path) -> Run:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """For reading many records: they hold no cycles, and looking for some again and again doubles the time it takes."""
+    """For reading many records: they hold no cycles, and garbage collection doubles the time of reading."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -422,12 +665,8 @@ def no_garbage_collection() -> Iterator[None]:
             gc.enable()
 
 
-def _with_passes(case: Record) -> Record:
-    return {**case, "passes": [(0, len(case.get("samples_s") or ()))]}
-
-
 def _add_passes(cases: list[Record], passes: list[Record]) -> None:
-    """Put further passes into the cases that they are of; the last case of an id is the one that goes on."""
+    """Add further passes to their cases; of two cases with one id to the last."""
     by_id = {case["case"]["id"]: case for case in cases}
     for record in passes:
         if (case := by_id.get(record["case_id"])) is None:
@@ -444,18 +683,11 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
         case["stop_reason"] = record.get("stop_reason", case.get("stop_reason"))
 
 
-# The run file as a JSON schema (draft 2020-12), exported from the types that its reader checks lines by.
-#
-# `python -m distbench.records.run_file > docs/run_file.schema.json` writes that file; a test compares the two.
-
-Schema = dict[str, Any]
-DRAFT = "https://json-schema.org/draft/2020-12/schema"
-
-
-def run_file_schema() -> Schema:
-    """The schema of one line. A field that no type names may hold anything, as with the reader.
+def run_file_schema() -> dict[str, Any]:
+    """The JSON schema of one line, from the reader's types; other fields may hold anything.
 
     The reader requires more: one header, first; no case twice; as many values in a trace's row as it has columns.
+    `python -m distbench.records.run_file > docs/run_file.schema.json` writes the file that a test compares with it.
     """
     kinds = (HeaderLine, CaseLine, FailedPassLine, PassLine, FailedTraceLine, TraceLine, Footer)
     (run, case, failed_pass, one_pass, failed_trace, trace, footer), types = msgspec.json.schema_components(
@@ -474,7 +706,7 @@ def run_file_schema() -> Schema:
         "footer": footer,
     }
     return {
-        "$schema": DRAFT,
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of a distbench run file",
         "description": f"schema_version 1 to {SCHEMA_VERSION}; docs/run-file.md says what each field means",
         "type": "object",

@@ -5,7 +5,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, records_of
-from distbench.records.launch_values import FORWARD_ONLY
+from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
 from distbench.report.section_protocol import Figures, ReportedRun, Section
 from distbench.report.steps import (

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
-from distbench.records.run_file import Run
-from distbench.records.run_file_fields import STATUSES
+from distbench.records.run_file import STATUSES, Run
 from distbench.report.planner_study import Study, studies_of
 from distbench.report.section_protocol import ReportedRun
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, shorten, table_of

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, records_of
-from distbench.records.launch_values import FORWARD_ONLY
+from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN
 from distbench.report.section_protocol import MAX_NAMED, NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.trace_rows import SCHEDULE

@@ -6,7 +6,7 @@ from math import nan
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, records_of
-from distbench.records.run_file_fields import Record
+from distbench.records.run_file import Record
 from distbench.report.trace_rows import PATH, Trace, costs, largest_first
 from distbench.report.trace_tables import method_lines, number_text, whole_bytes
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, capped, changes_in, key_columns, table_of

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from distbench.records.dataframe import PHASES, records_of
-from distbench.records.run_file import SIMULATED, Run
-from distbench.records.run_file_fields import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS, Record
+from distbench.records.run_file import COMPUTING_COLUMNS, PHASE_COLUMNS, SIMULATED, TRACE_COLUMNS, Record, Run
 from distbench.show.units import percent_text
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.plan import folded

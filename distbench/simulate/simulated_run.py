@@ -7,10 +7,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.machine import slug
-from distbench.records.run_file import SCHEMA_VERSION, SIMULATED, append
-from distbench.records.run_file_fields import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS, Record
+from distbench.records.nccl_tests import wire_bytes
+from distbench.records.run_file import (
+    COMPUTING_COLUMNS,
+    PHASE_COLUMNS,
+    SCHEMA_VERSION,
+    SIMULATED,
+    TRACE_COLUMNS,
+    Record,
+    append,
+)
 from distbench.simulate.clock import computing_of, exposed_spans
 from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.recording import SCHEDULE, Collective, Head, Operator

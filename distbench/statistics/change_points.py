@@ -1,4 +1,4 @@
-"""Change points of all cases of a scenario at once, against what the same launches give in a random order.
+"""Change points of all cases of a scenario at once, compared with the same launches in random order.
 
 A cut of a series explains a share of its sum of squares. A change is a cut that explains more than the best cut of any
 case does when launches are permuted, all cases together (maxT of Westfall and Young, 1993). Neighbouring launches
@@ -22,11 +22,11 @@ Search = Callable[[Floats], Cuts]
 
 MIN_LAUNCHES = 3  # on each side of a change: fewer are outliers
 LEVEL = 0.05  # of reporting any change where nothing changed, over all cases of a scenario
-# Of that: what the median of all cases gets, to which blocks leave fewer orders; each case's own cuts; and stretches of
+# Of that: for the median of all cases, whose blocks have fewer orders; for each case's own cuts; for stretches of
 # another level between two cuts.
 SHARED_LEVEL, OWN_LEVEL, STRETCH_LEVEL = 0.035, 0.01, 0.005
-MIN_CASES = 5  # whose median is the machine's level; of fewer, each has that level in it
-MIN_STEADY = 3  # cases without a change of their own that such a median takes
+MIN_CASES = 5  # whose median is the machine's level; fewer cases are tested with that level in them
+MIN_STEADY = 3  # cases without a change of their own that such a median needs
 BLOCK = 3  # neighbouring launches that stay together where the machine's level is in the series
 MIN_BLOCKS = 6  # fewer leave too few orders to tell a change from drift
 NUM_ORDERS = 399
@@ -43,7 +43,7 @@ class ChangePoints:
     Args:
         own: of each case, in addition to what all cases share.
         shared: of the median over all cases; empty where there are fewer than MIN_CASES.
-        own_share: what a split must explain of a case's sum of squares; nan where nothing could be tested.
+        own_share: the share of a case's sum of squares that a split must explain; nan where nothing could be tested.
         shared_share: likewise of the median's.
     """
 
@@ -85,7 +85,7 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
     def cuts_of(row: Floats, start: int, stop: int) -> list[int]:
         if stop - start < 2 * MIN_LAUNCHES:
             return []
-        # One cut where that is enough: a second one would follow the noise.
+        # One cut first: a second one would follow the noise.
         for search, least in zip(levels, critical(start, stop), strict=True):
             shares, cuts = search(row[None, start:stop])
             if shares[0] > least:
@@ -104,9 +104,9 @@ def best_cut(rows: Floats) -> Cuts:
 
 
 def two_cuts(rows: Floats) -> Cuts:
-    """Likewise of a stretch that differs from what is before and after it, and its ends that are inside, [rows, 2].
+    """Likewise of a stretch that differs from the rest, and both of its ends, [rows, 2].
 
-    That is circular binary segmentation (Olshen et al., Biostatistics 5, 2004): a level that comes and goes is found.
+    This is circular binary segmentation (Olshen et al., Biostatistics 5, 2004), which finds temporary levels.
     """
     gain = _gains(rows, rows.shape[1])
     size = gain.shape[1]
@@ -146,26 +146,23 @@ def _explained_by_chance(rows: Floats, block: int, levels: Mapping[Search, float
     # Many orders at a time, as rows of one search: a search of two cuts has a number a row and pair of launches.
     num_pieces = math.ceil(NUM_ORDERS * len(rows) * (num_launches + 1) ** 2 / NUMBERS_AT_ONCE)
     pieces = np.array_split(orders, min(num_pieces, NUM_ORDERS))
-    largest = [np.sort(np.concatenate([_largest(search, rows, piece) for piece in pieces])) for search in levels]
-    ranks = [math.ceil((1 - level) * (NUM_ORDERS + 1)) - 1 for level in levels.values()]
-    return [float(shares[rank]) for shares, rank in zip(largest, ranks, strict=True)]
-
-
-def _largest(search: Search, rows: Floats, orders: NDArray[np.int64]) -> Floats:
-    """The largest share that a search finds in any row, of each order of the launches."""
-    shares: Floats = search(rows[:, orders].reshape(-1, rows.shape[1]))[0]
-    return shares.reshape(len(rows), len(orders)).max(axis=0)
+    least = []
+    for search, level in levels.items():
+        shares = [search(rows[:, piece].reshape(-1, num_launches))[0].reshape(len(rows), -1) for piece in pieces]
+        largest = np.sort(np.concatenate([of_piece.max(axis=0) for of_piece in shares]))
+        least.append(float(largest[math.ceil((1 - level) * (NUM_ORDERS + 1)) - 1]))
+    return least
 
 
 def _order(num_launches: int, block: int, draw: np.random.Generator) -> NDArray[np.int64]:
-    """Launches in a random order, in which blocks of neighbours stay together; the first block may be shorter."""
+    """Launches in a random order that keeps blocks of neighbours together; the first block may be shorter."""
     cuts = np.arange(draw.integers(block) or block, num_launches, block)
     blocks = np.split(np.arange(num_launches), cuts)
     return np.concatenate([blocks[index] for index in draw.permutation(len(blocks))])
 
 
 def _without_outliers(rows: Floats) -> Floats:
-    """Values far from their row's median moved nearer, so that one launch is no new level; the order is not used."""
+    """Values far from their row's median moved nearer, so that one launch is no new level."""
     middle = np.nanmedian(rows, axis=1, keepdims=True)
     spread = np.nanmedian(np.abs(rows - middle), axis=1, keepdims=True) * MAD_TO_SD
     reach = np.where(spread > 0, OUTLIER * spread, np.inf)

@@ -1,5 +1,4 @@
-"""Medians, quartiles, percentiles and geometric means of many cases at once, and distribution-free intervals of
-medians."""
+"""Medians, quartiles, percentiles and geometric means of many cases at once; distribution-free median intervals."""
 
 import math
 import statistics
@@ -9,8 +8,6 @@ from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-
-# Statistics of many cases at once, without a verdict: medians, quartiles, percentiles, geometric means.
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -34,9 +31,9 @@ class Interval(NamedTuple):
 def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
     """The columns of SUMMARY, in seconds, one element a case; nan for a case with no samples, or too few for a column.
 
-    Quartiles say how samples spread, not how well the median is known: samples of one stretch depend on each other.
-    They are interpolated between order statistics. p50 to p99 are nearest-rank percentiles, so each is a sample that
-    was measured; below MIN_FOR_PERCENTILE samples there is none. The sequences may be of any lengths.
+    Quartiles, interpolated between order statistics, show how samples spread, not how well the median is known:
+    neighbouring samples depend on each other. p50 to p99 are nearest-rank percentiles, so each is a sample that was
+    measured; below MIN_FOR_PERCENTILE samples there is none.
     """
     counts = counts_of(samples)
     out = {name: np.full(len(samples), np.nan) for name in SUMMARY}
@@ -82,10 +79,9 @@ def geometric_mean(values: Floats) -> float:
 def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
     """Return the geometric mean over cases, and the bounds of its 95 % interval: Student's t of the logarithms.
 
-    The cases are what varies: the interval shows how far the mean would move had other cases been chosen. Below
-    MIN_FOR_MEAN_CI cases its bounds are nan.
+    The interval shows how far the mean would move with other cases. Below MIN_FOR_MEAN_CI cases its bounds are nan.
     """
-    from scipy.special import stdtrit  # ranks use this file too, and not this function
+    from scipy.special import stdtrit  # ranks import this file, and do not call this function
 
     logs = np.log(values[np.isfinite(values) & (values > 0)])
     if logs.size < MIN_FOR_MEAN_CI:

@@ -1,10 +1,9 @@
-"""Cases of one launch against each other, by passes: the one verdict of every table of a report.
+"""Cases of one launch against each other, by passes: the verdicts of the tables of a report.
 
-A stretch of a launch has its own level, whatever the number of samples in it, so the pass is the unit: a case gives one
-value a pass, and the cases of a pass are measured in an order drawn for that pass. What chance gives is the largest
-statistic over all rows of the table when each pass's differences keep or change their signs together (single-step maxT
-of Westfall and Young, 1993), which holds its level for any noise. Rows that differ beyond doubt take part by
-their residuals, so that they do not widen the others' intervals.
+Each stretch of a launch has its own level, so the pass is the unit: a case has one value per pass, and the cases of a
+pass are measured in random order. What chance gives is the largest statistic over all rows of the table when each
+pass's differences keep or change their signs together (single-step maxT of Westfall and Young, 1993), which holds its
+level for any noise. Rows that surely differ take part by their residuals, so that they do not widen other intervals.
 """
 
 import math
@@ -23,10 +22,9 @@ from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 # Of a table. Reports promise 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a verdict, at
 # 2 % one in seventeen, and of slowdowns by 10 and 20 % as many were found (docs/measuring.md).
 ALPHA = 0.02
-# Fewer leave too few choices of signs for a family of tests, and hardly know their own spread.
-MIN_PASSES = 8
-CLEAR = 0.001  # two-sided p of a row's own t test from which it is known to differ
-MAX_TOLD = 1000  # passes; nobody will take more
+MIN_PASSES = 8  # fewer have too few choices of signs for a family of tests
+CLEAR = 0.001  # two-sided p of a row's own t test below which it surely differs
+MAX_TOLD = 1000  # passes that a sentence recommends at most
 LUCK = 0.84  # standard normal deviations: four times in five
 BASELINE, TOO_FEW = "baseline", "too few passes"
 
@@ -41,8 +39,8 @@ class PassComparison:
         high: upper bound.
         num_passes: passes that both have.
         verdict: "baseline" (its own reference or none), "faster", "slower", "within noise" or "too few passes".
-        detectable: the smallest slowdown of the table, as a share, that would have been found four times in five, at
-            the median row; nan where no row could be tested.
+        detectable: the smallest slowdown, as a share, that would be found four times in five at the median row; nan
+            where no row could be tested.
     """
 
     ratio: Floats
@@ -53,7 +51,7 @@ class PassComparison:
     detectable: float
 
     def passes_for(self, change: float) -> int | None:
-        """Passes in all that would find a change of this share four times in five; None where nothing is known."""
+        """Passes in all that would find a change of this share four times in five; None where unknown."""
         if not math.isfinite(self.detectable) or not self.num_passes.any():
             return None
         at_hand = float(np.median(self.num_passes[self.num_passes > 0]))
@@ -61,7 +59,11 @@ class PassComparison:
         return max(MIN_PASSES, math.ceil(needed))
 
     def sentences(self, subject: str, reference: str) -> list[str]:
-        """What the table could tell, as sentences: `subject` is what a row is, `reference` what it is held against."""
+        """The smallest slowdown that the table could show, or why it has no verdicts, as sentences.
+
+        Args:
+            subject: a noun for rows; likewise `reference` for their references.
+        """
         if TOO_FEW in self.verdict:
             advice = f"give --passes {MIN_PASSES} or a larger --budget"
             return [f"under {MIN_PASSES} passes nothing can be told apart: {advice}"]
@@ -81,7 +83,7 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
 
     Args:
         values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
-        references: the row that each row is held against; -1, or the row itself, for none.
+        references: the row that each row is compared with; -1, or the row itself, for none.
         alpha: chance of any "faster" or "slower" where nothing differs, over the table.
     """
     rows, against = np.arange(len(values)), np.asarray(references, dtype=np.int64).reshape(len(values))
@@ -99,18 +101,19 @@ def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALP
         residuals = np.where(is_known, differences - mean[:, None], 0.0)[tested]
         error[tested], critical = _error_and_critical(mean[tested], residuals, is_known[tested], alpha)
     reach = critical * error
+    conditions = [~compared, ~tested, mean - reach > 0, mean + reach < 0]
     return PassComparison(
         ratio=np.exp(mean),
         low=np.exp(mean - reach),
         high=np.exp(mean + reach),
         num_passes=count,
-        verdict=_verdicts(mean, reach, compared, tested),
+        verdict=np.select(conditions, [BASELINE, TOO_FEW, SLOWER, FASTER], WITHIN_NOISE).tolist(),
         detectable=_detectable(error[tested], critical, count[tested]) if tested.any() else math.nan,
     )
 
 
 def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison]:
-    """Compare every two rows, as one family: whichever pair a reader picks, it was picked out of all of them.
+    """Compare every two rows, as one family.
 
     Args:
         values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
@@ -131,12 +134,12 @@ def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison
 def _error_and_critical(
     mean: Floats, residuals: Floats, is_known: NDArray[np.bool_], alpha: float
 ) -> tuple[Floats, float]:
-    """Standard errors of mean differences, and what mean over error exceeds by chance alpha somewhere."""
+    """Standard errors of mean differences, and the largest mean over error that chance gives but for alpha."""
     count = is_known.sum(axis=1)
     squares = (residuals**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         is_clear = np.abs(mean) > stdtrit(count - 1, 1 - CLEAR / 2) * np.sqrt(squares / (count - 1) / count)
-    # A residual is short of its deviation by what the mean took.
+    # A residual is smaller than its deviation from the true mean.
     unshrunk = residuals * np.sqrt(count / (count - 1))[:, None]
     chance = np.where(is_clear[:, None], unshrunk, residuals + np.where(is_known, mean[:, None], 0.0))
     flips = SignFlips.of(chance, count)
@@ -150,13 +153,6 @@ def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> flo
     # The standard deviation of the noncentral t, by the normal approximation of Johnson and Kotz.
     luck = LUCK * math.sqrt(1 + critical**2 / (2 * freedom))
     return float(np.expm1(detectable_effect(float(np.median(error)), critical, luck)))
-
-
-def _verdicts(mean: Floats, reach: Floats, compared: NDArray[np.bool_], tested: NDArray[np.bool_]) -> list[str]:
-    verdicts = np.where(compared, np.where(tested, WITHIN_NOISE, TOO_FEW), BASELINE).astype(object)
-    verdicts[tested & (mean - reach > 0)] = SLOWER
-    verdicts[tested & (mean + reach < 0)] = FASTER
-    return [str(verdict) for verdict in verdicts]
 
 
 def pass_medians(samples: Sequence[float], pass_counts: Sequence[Sequence[int]], num_passes: int) -> Floats:

@@ -1,7 +1,7 @@
-"""Differences of logarithms, and all tests of one comparison as one family (sign flips, or Holm).
+"""Differences of logarithms between two sides, and all tests of one comparison as one family (sign flips, or Holm).
 
-Holm's correction, the detectable effect, the moderated variance and the flips of signs that other comparisons use
-(`pass_comparison.py`, `judge/links.py`) are here, too.
+Arrays have one row a test. A launch's value is a mean or a percentile of times, so its logarithm makes changes additive
+and tails short.
 """
 
 from collections.abc import Sequence
@@ -15,25 +15,20 @@ from scipy.special import stdtr, stdtrit
 from distbench.statistics.intervals import Floats, side_of_bound
 from distbench.statistics.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRESSION, SLOWER_SHARE, Options
 
-# Differences of logarithms between two sides, tested, bounded and planned for: arrays in, arrays out, one row a test.
-#
-# A launch's value is a mean or a percentile of times, so the logarithm makes changes additive and tails short.
-
 POWER = 0.8
 MAX_LAUNCHES = 1000
 OUTLYING = 4.0  # times the median pair's size
-MIN_OUTLYING = 0.05  # a pair that is no further apart hides nothing
+MIN_OUTLYING = 0.05  # smaller differences within a pair hide nothing
 MAX_OUTLYING_SHARE = 0.1  # of the pairs; one in any case
 _GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
 
 
 @dataclass(frozen=True)
 class LogDifference:
-    """Candidate minus baseline, in logarithms; every array with one element a test.
+    """Candidate minus baseline, in logarithms, one element a test.
 
     Args:
-        error: the estimate's standard error; nan where there are too few launches for one.
-        freedom: degrees of freedom of that error.
+        error: standard error, with `freedom` degrees of freedom; nan where there are too few launches.
         num_launches: pairs, or launches of the smaller side.
         baseline: that side's mean; likewise `candidate`.
         pairs: each pair's difference, [tests, pairs]; None where launches were not compared in pairs.
@@ -56,7 +51,7 @@ class LogDifference:
         """One-sided p of "no slower" (sign 1) or "no faster" (sign -1): Student's t."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = sign * self.estimate / self.error
-        # No spread at all: what is there is either no difference, or one that is certain.
+        # Without any spread there is either no difference, or one that is certain.
         t = np.where(self.error == 0, np.where(self.estimate == 0, 0.0, np.copysign(np.inf, sign * self.estimate)), t)
         return np.where(np.isnan(self.error), np.nan, stdtr(self.freedom, -t))
 
@@ -66,10 +61,8 @@ class LogDifference:
         return self.estimate - reach, self.estimate + reach
 
     def detectable(self, alpha: float, tolerance: Floats) -> Floats:
-        """The smallest true slowdown that such data would have called a regression four times in five.
-
-        It must be significant at `alpha`, one-sided, and its estimate above the tolerance, which is in logarithms.
-        """
+        """The smallest true slowdown that would be significant at one-sided `alpha` and above the tolerance, both in
+        logarithms, four times in five."""
         return detectable_effect(self.error, stdtrit(self.freedom, 1 - alpha), stdtrit(self.freedom, POWER), tolerance)
 
     def launches_to_settle(
@@ -80,17 +73,14 @@ class LogDifference:
         found_error: Floats | None = None,
         prior_freedom: float = 0.0,
     ) -> Floats:
-        """Launches a side (pairs) in all that would settle it four times in five, were the estimate the truth.
+        """Launches a side (pairs) in all that would settle a test four times in five if the estimate is true.
 
-        A true change above the tolerance is settled when it is found, one below when the upper bound falls below the
-        tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
+        A true change above the tolerance is settled when it is found at one-sided `alpha`, one below when the upper
+        bound falls below the tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
 
         Args:
-            alpha: one-sided level of the one test.
-            confidence: of the interval whose upper bound a pass needs.
-            tolerance: in logarithms.
-            found_error: the standard error by which a slowdown is found, where that is not `error`.
-            prior_freedom: degrees of freedom that it has beyond those of its own launches.
+            found_error: the standard error by which a slowdown is found, by default `error`.
+            prior_freedom: its degrees of freedom beyond those of its own launches.
         """
         spread = self.error * np.sqrt(self.num_launches)
         found_spread = spread if found_error is None else found_error * np.sqrt(self.num_launches)
@@ -107,18 +97,14 @@ class LogDifference:
 def detectable_effect(
     error: Floats | float, critical: Floats | float, luck: Floats | float, tolerance: Floats | float = -np.inf
 ) -> Floats:
-    """Return the smallest true effect that is found with probability POWER: four times in five.
-
-    An effect is found where its estimate over `error` exceeds `critical`, and the estimate exceeds `tolerance`.
+    """Return the smallest true effect whose estimate exceeds `tolerance`, and over its `error` `critical`, with
+    probability POWER.
 
     Args:
-        error: standard error of the estimate.
-        critical: what the estimate over its error must exceed.
         luck: the quantile at POWER of that statistic about its expectation. Student's t is the usual choice for
             planning: it takes the noncentral t for a shifted one (Cohen, Statistical Power Analysis, 2.4).
-        tolerance: in the unit of `error`.
     """
-    with np.errstate(invalid="ignore"):  # nothing is detected where `critical` is infinite, whatever the error
+    with np.errstate(invalid="ignore"):  # nothing is detected where `critical` is infinite
         effect: Floats = np.maximum(critical * error, tolerance) + luck * error
     return effect
 
@@ -133,10 +119,10 @@ def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
 
 
 def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bool_], Floats]:
-    """Which pairs of launches are so far apart over all cases that they would hide what the other pairs show.
+    """Pairs of launches that are so far apart over all cases that they would hide the differences of other pairs.
 
-    A pair's size is the median of |difference| over all cases and metrics. It is the same whatever sign the pair gets,
-    so a test by flipping signs keeps its level whatever is left out by size.
+    A pair's size is the median of |difference| over all cases and metrics. Flipping its sign leaves the size as it is,
+    so a test by sign flips keeps its level when pairs are left out by size.
 
     Args:
         metrics: differences of logarithms within pairs, each [cases, pairs], nan where a pair lacks the value.
@@ -152,7 +138,7 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
     sizes[is_known] = np.nanquantile(values[:, is_known], 0.5, axis=0, method="lower")
     usual = float(np.median(sizes[is_known])) if is_known.any() else 0.0
     outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
-    # More of them are how these launches are, not accidents.
+    # Many of them are no accidents.
     too_many = outlying.sum() > max(1, MAX_OUTLYING_SHARE * is_known.sum()) or (is_known & ~outlying).sum() < least
     return np.zeros_like(outlying) if too_many else outlying, sizes
 
@@ -160,8 +146,7 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
 def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
     """The difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
 
-    The sides are logarithms, each [tests, launches], nan where a launch lacks the value; their numbers of launches may
-    differ.
+    The sides are logarithms, each [tests, its launches], nan where a launch lacks the value.
     """
     (left, left_variance, left_count), (right, right_variance, right_count) = _moments(baseline), _moments(candidate)
     left_part, right_part = left_variance / np.maximum(1, left_count), right_variance / np.maximum(1, right_count)
@@ -175,14 +160,14 @@ def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
 
 def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
     """Mean, variance and count of each row's known values; nan where they are too few."""
-    # By hand: numpy's masked arrays take many times as long for the few launches that a gate has.
+    # numpy's masked arrays take many times as long for the few launches of a gate.
     is_known = np.isfinite(values)
     count = is_known.sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
         mean = np.where(is_known, values, 0.0).sum(axis=1) / count
         squares = np.where(is_known, values - mean[:, None], 0.0) ** 2
         variance = np.where(count > 1, squares.sum(axis=1) / (count - 1), np.nan)
-    # Equal values leave a rest of rounding, which is no spread.
+    # Rounding of equal values is no spread.
     rounding = (1e-12 * (1 + np.abs(mean))) ** 2 * count / np.maximum(1, count - 1)
     return mean, np.where(variance <= rounding, 0.0, variance), count
 
@@ -192,10 +177,7 @@ def _known(freedom: Floats) -> Floats:
 
 
 def holm(p: Floats) -> Floats:
-    """Adjusted p values (Holm, Scand. J. Statist. 6, 1979): below alpha where the family's error stays below it.
-
-    A nan, where no test was made, is no member of the family.
-    """
+    """Adjusted p values (Holm, Scand. J. Statist. 6, 1979); a nan, where no test was made, is not in the family."""
     adjusted = np.full(p.shape, np.nan)
     tested = np.flatnonzero(~np.isnan(p))
     order = tested[np.argsort(p[tested], kind="stable")]
@@ -204,19 +186,18 @@ def holm(p: Floats) -> Floats:
     return adjusted
 
 
-# One family of paired tests, by flipping signs: exact for the family, whatever the cases have in common.
+# One family of paired tests, by flipping signs: exact for the family, also where cases depend on each other.
 #
-# Where nothing changed, baseline and candidate of a pair are exchangeable, so the difference of every case in that pair
-# could as well have had the other sign, all cases together. The largest statistic over all tests under each choice of
-# signs is what chance alone gives (Westfall and Young, Resampling-Based Multiple Testing, 1993, single-step maxT).
-# Unlike Holm's correction this loses nothing to cases that rise and fall together with their launch, and needs no
-# normal tails.
+# Where nothing changed, baseline and candidate of a pair are exchangeable, so the differences of all cases in that pair
+# could as well have the other sign. The largest statistic over all tests under each choice of signs is what chance
+# gives (Westfall and Young, Resampling-Based Multiple Testing, 1993, single-step maxT). Unlike Holm's correction this
+# loses no power to cases that rise and fall together with their launch, and needs no normal tails.
 #
 # The statistic is a mean over a standard error that leans on the other cases' spread (as Smyth, Stat. Appl. Genet. Mol.
-# Biol. 3, 2004): with 5 pairs a case's own spread is hardly known. How far it leans is a matter of power only, since
-# flipping signs leaves sums of squares as they are.
+# Biol. 3, 2004): 5 pairs hardly show a case's own spread. How far it leans affects power only, since flipping signs
+# does not change sums of squares.
 
-PRIOR_FREEDOM = 8.0  # degrees of freedom that the other cases' spread counts for
+PRIOR_FREEDOM = 8.0  # degrees of freedom of the other cases' spread
 MAX_LENT = 4.0
 MAX_EXACT_PAIRS = 11
 NUM_RANDOM = 2048
@@ -226,13 +207,13 @@ ROWS_AT_ONCE = 2000
 
 @dataclass(frozen=True)
 class Flipped:
-    """What flipping signs says of one block of tests.
+    """The result of flipping signs for one block of tests.
 
     Args:
         slower: p of "not slower", adjusted over the family; nan where no test was made.
         faster: likewise of "not faster".
         error: standard error of each mean difference, leaning on the other tests of its block.
-        critical: what mean over error must exceed to be significant; infinite where so few pairs cannot show anything.
+        critical: mean over error is significant above it; infinite where there are too few pairs.
         freedom: degrees of freedom of `error`.
     """
 
@@ -243,22 +224,16 @@ class Flipped:
     freedom: Floats
 
     def detectable(self, tolerance: Floats) -> Floats:
-        """The smallest true slowdown that such data would have called a regression four times in five.
-
-        Args:
-            tolerance: in logarithms, one a test.
-        """
+        """The smallest true slowdown that such data would call a regression four times in five; in logarithms."""
         return detectable_effect(self.error, self.critical, stdtrit(self.freedom, POWER), tolerance)
 
 
 def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[Flipped]:
-    """Every row of every block tested as one family.
+    """Test every row of every block as one family at level `alpha`, rows of fewer pairs than `min_pairs` left out.
 
     Args:
-        blocks: differences of logarithms, each [tests, pairs] with nan where a pair lacks the value; a block's tests
-            lend each other their spread. Blocks may have different numbers of pairs.
-        min_pairs: pairs below which a row is not tested.
-        alpha: family-wise level, for `critical`.
+        blocks: differences of logarithms, each [tests, its pairs] with nan where a pair lacks the value; errors of a
+            block's tests lean on each other.
     """
     signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
     tested_rows, flips = [], []
@@ -278,22 +253,16 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
     for block, rows, flip in zip(blocks, tested_rows, flips, strict=True):
         statistic, error = flip.as_given()
         freedom = flip.count.astype(float) - 1 + PRIOR_FREEDOM
-        columns = _reached(chance, statistic), _reached(chance, -statistic), error, freedom
-        slower, faster, error, freedom = (_at(rows, values, len(block)) for values in columns)
+        columns = np.full((4, len(block)), np.nan)
+        columns[:, rows] = _reached(chance, statistic), _reached(chance, -statistic), error, freedom
+        slower, faster, error, freedom = columns
         results.append(Flipped(slower, faster, error, critical, freedom))
     return results
 
 
-def _at(rows: NDArray[np.int64], values: Floats, num_rows: int) -> Floats:
-    """`num_rows` values: these at `rows`, nan elsewhere."""
-    column = np.full(num_rows, np.nan)
-    column[rows] = values
-    return column
-
-
 @lru_cache(maxsize=8)
 def sign_choices(num_pairs: int) -> NDArray[np.float64]:
-    """Choices of signs, [choices, pairs]: the given ones first; all of them where those are few; closed under minus."""
+    """Choices of signs, [choices, pairs], closed under minus, the given ones first; all of them for few pairs."""
     if num_pairs <= MAX_EXACT_PAIRS:
         bits = (np.arange(2**num_pairs)[:, None] >> np.arange(num_pairs)) & 1
         return (1.0 - 2.0 * bits).astype(float)
@@ -310,7 +279,7 @@ class SignFlips:
         differences: [rows, columns], 0 where missing: a sign does not matter there.
         count: differences of each row.
         squares: their sums of squares.
-        prior: the spread that rows lean on: the median of mean squares, which flipping signs does not change.
+        prior: the spread that rows lean on: the median of mean squares.
     """
 
     differences: Floats
@@ -325,11 +294,7 @@ class SignFlips:
         return cls(differences, count, squares, float(np.median(squares / count)) if len(count) else 0.0)
 
     def largest(self, signs: Floats, is_two_sided: bool = False) -> Floats:
-        """Return the largest statistic of all rows under each choice of signs; -inf where there is no row.
-
-        Args:
-            signs: [choices, columns]; further columns are not used.
-        """
+        """Return the largest statistic of all rows for each choice of `signs`, [choices, columns]; -inf for no row."""
         largest = np.full(len(signs), -np.inf)
         signs = signs[:, : self.differences.shape[1]]
         for start in range(0, len(self.count), ROWS_AT_ONCE):
@@ -341,7 +306,7 @@ class SignFlips:
         return largest
 
     def as_given(self) -> tuple[Floats, Floats]:
-        """Return each row's statistic and its standard error, with the signs that it has."""
+        """Return each row's statistic and its standard error, with the given signs."""
         mean = self.differences.sum(axis=1, keepdims=True) / self.count[:, None]
         statistics, errors = self._statistics(mean, slice(None))
         return statistics[:, 0], errors[:, 0]
@@ -349,7 +314,7 @@ class SignFlips:
     def _statistics(self, mean: Floats, piece: slice) -> tuple[Floats, Floats]:
         """Mean over error, and the error, [rows of the piece, choices of signs]."""
         count, squares = self.count[piece, None], self.squares[piece, None]
-        # The mean takes its part of a sum of squares that stays the same under each choice of signs.
+        # The sum of squares is the same under each choice of signs, the part of the mean in it is not.
         residual_squares = squares - count * mean**2
         residual_squares = np.where(residual_squares <= 1e-12 * squares, 0.0, residual_squares)
         error = leaning_error(residual_squares, self.prior, count)
@@ -358,29 +323,22 @@ class SignFlips:
 
 
 def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[np.int64] | float) -> Floats:
-    """Return variances that lean on `prior`, which counts for PRIOR_FREEDOM degrees of freedom.
+    """Return variances that lean on the other rows' variance `prior` with PRIOR_FREEDOM degrees of freedom.
 
     This is the posterior variance of G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential
     expression in microarray experiments" (Stat. Appl. Genet. Mol. Biol. 3, 2004), with a fixed prior.
 
     Args:
-        squares: sums of squared deviations from the mean.
-        prior: the variance that the other rows lend.
-        freedom: degrees of freedom of `squares`.
+        squares: sums of squared deviations from the mean, with `freedom` degrees of freedom.
     """
     variance: Floats = (squares + PRIOR_FREEDOM * prior) / (freedom + PRIOR_FREEDOM)
     return variance
 
 
 def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
-    """Standard error of a mean that leans on the other rows' spread, at most MAX_LENT times what the row's own says.
+    """Standard error of a mean of `count` values, at most MAX_LENT times that of the row's own spread.
 
-    Without that bound a steady row among noisy ones would not be told from them.
-
-    Args:
-        squares: sum of squared deviations from the mean.
-        prior: the variance that the other rows lend.
-        count: values behind each mean.
+    Parameters are those of `moderated_variance`. Without the bound a steady row among noisy ones would look noisy.
     """
     leaning = np.sqrt(moderated_variance(squares, prior, count - 1) / count)
     return np.minimum(leaning, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
@@ -388,7 +346,7 @@ def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Fl
 
 def _reached(chance: Floats, statistics: Floats) -> Floats:
     """The share of choices of signs whose largest statistic is at least each of `statistics`."""
-    # A little less: the same sum in another order may differ in its last bit.
+    # Slightly less: the same sum in another order may differ in its last bit.
     finite = np.where(np.isfinite(statistics), statistics, 0.0)
     least = np.where(np.isfinite(statistics), finite - 1e-9 * (1 + np.abs(finite)), statistics)
     return 1 - np.searchsorted(chance, least, side="left") / len(chance)
@@ -407,13 +365,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Tested:
-    """What the family says of one block; every field one element a case, nan where there was no test.
+    """The family's result for one block, one element a case, nan where there was no test.
 
     Args:
-        slower: p of "not slower", adjusted over the family: of all tests, both ways.
+        slower: p of "not slower", adjusted over all tests, both ways.
         faster: likewise of "not faster".
-        detectable: the smallest true slowdown, in logarithms, that would have been found four times in five.
-        needed: launches a side in all that would settle it.
+        detectable: the smallest true slowdown, in logarithms, that would be found four times in five.
+        needed: launches a side in all that would settle the case.
     """
 
     slower: Floats
@@ -440,18 +398,15 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
     of_one_test = alpha / max(num_tests, 1)
     results = []
     for block, p_values in zip(blocks, corrected, strict=True):
-        difference, tolerance = block.difference, block.tolerance
+        (slower, faster), difference, tolerance = p_values, block.difference, block.tolerance
+        # The largest statistic with more pairs is unknown, so Bonferroni's bound replaces it in what is needed.
+        terms = of_one_test, options.confidence, tolerance
         if difference.is_paired:
             flips = next(flipped)
             slower, faster, detectable = flips.slower, flips.faster, flips.detectable(tolerance)
-            # How the largest statistic will behave with more pairs is not known; Bonferroni's bound on it is.
-            needed = difference.launches_to_settle(
-                of_one_test, options.confidence, tolerance, flips.error, PRIOR_FREEDOM
-            )
+            needed = difference.launches_to_settle(*terms, flips.error, PRIOR_FREEDOM)
         else:
-            slower, faster = p_values
-            detectable = difference.detectable(of_one_test, tolerance)
-            needed = difference.launches_to_settle(of_one_test, options.confidence, tolerance)
+            detectable, needed = difference.detectable(of_one_test, tolerance), difference.launches_to_settle(*terms)
         slower, faster = slower * designs / SLOWER_SHARE, faster * designs / (1 - SLOWER_SHARE)
         results.append(Tested(np.minimum(slower, 1.0), np.minimum(faster, 1.0), detectable, needed))
     return results, num_tests
@@ -469,16 +424,15 @@ def _holm(blocks: Sequence[Block], enough: Sequence[NDArray[np.bool_]], sign: in
 def tolerance_words(
     block: Block, result: Tested, options: Options, is_believed: bool, may_pass: bool
 ) -> tuple[Words, Words]:
-    """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was seen, or "".
+    """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was measured, or "".
 
     Args:
-        result: what the block's family says of it.
-        is_believed: whether a change that was seen may be held against the candidate.
+        is_believed: whether changes count.
         may_pass: whether a candidate that looks no slower may pass.
     """
     difference, tolerance = block.difference, block.tolerance
     low, high = difference.interval(options.confidence)
-    # Beyond the family's test, a case's own interval must agree: other cases' spread may be too small for it.
+    # A case's own interval must agree with the family's test: other cases' spread may be too small for it.
     side = side_of_bound(low, high, 0.0)
     enough = difference.num_launches >= options.least_launches(difference.is_paired)
     regressed = enough & (side > 0) & (difference.estimate > tolerance) & (result.slower <= options.alpha)

@@ -1,4 +1,4 @@
-"""The words for what a comparison found, and the options of one: tolerance, error rate, power."""
+"""The verdicts of a comparison, and its options: tolerance, error rate, power."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -6,9 +6,7 @@ from dataclasses import dataclass, field
 
 from distbench.spec.errors import UserError, nearest
 
-# The words for what a comparison found; nothing else names a verdict.
-
-# Of a case that is held against a tolerance (`families.tolerance_words`). The worst first: how a report is ordered.
+# Of a case with a tolerance (`significance.tolerance_words`), the worst first, as in reports.
 REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"
 INCONCLUSIVE, NEW, IMPROVEMENT, PASS = "inconclusive", "new", "improvement", "pass"
 VERDICTS = (REGRESSION, INVALID, MISSING, INCOMPARABLE, INCONCLUSIVE, NEW, IMPROVEMENT, PASS)
@@ -17,11 +15,10 @@ BROKEN = (INVALID, MISSING, INCOMPARABLE)  # there is nothing to compare, though
 # Of a ratio without a tolerance.
 FASTER, SLOWER, WITHIN_NOISE = "faster", "slower", "within noise"
 
-
 METRICS = ("mean", "p10")
 TOLERANCE = 0.05
-# Of alpha: what regressions get of it; improvements get the rest, so that both are one family. With five eighths one
-# choice of signs in 32 is still a regression at 5 %, so that 5 pairs can give a verdict.
+# The share of alpha for regressions; improvements get the rest. With five eighths one choice of signs in 32 is still a
+# regression at 5 %, so that 5 pairs can give a verdict.
 SLOWER_SHARE = 0.625
 
 
@@ -37,7 +34,7 @@ class Options:
         min_launches: pairs, or launches a side, below which there is no verdict.
         dedicated: the machine is the user's alone, so that a baseline of another occasion may fail a build.
         allowed: fields that may differ between the sides.
-        load_share: difference in foreign load, as a share of the CPUs, from which nothing can be told.
+        load_share: difference in foreign load, as a share of the CPUs, above which there is no verdict.
     """
 
     tolerances: Mapping[str, float] = field(default_factory=lambda: dict.fromkeys(METRICS, TOLERANCE))
@@ -52,15 +49,15 @@ class Options:
     def least_launches(self, paired: bool) -> int:
         """Pairs, or launches a side, below which there is no verdict.
 
-        n pairs have 2^n choices of signs: with too few of them nothing could be called a regression, and what cannot
-        fail may not pass.
+        n pairs have 2^n choices of signs. With too few, no case could be a regression, and what cannot fail may not
+        pass.
         """
         fewest = math.ceil(-math.log2(SLOWER_SHARE * self.alpha) - 1e-9)
         return max(self.min_launches, fewest) if paired else self.min_launches
 
 
 def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
-    """`["5%", "p10=0.03"]` to a share for each metric; a text without a metric is for all that have no own.
+    """`["5%", "p10=0.03"]` to a share for each metric; a text without a metric is for all other metrics.
 
     Raises:
         UserError: an unknown metric, or a text that is no share.

@@ -22,8 +22,7 @@ from distbench.launch import Request, jobs_of
 from distbench.observe.module_attribution import Communication, Traced, TracedRow, tables
 from distbench.observe.trace import differences
 from distbench.processes.ask_child import ask_child
-from distbench.records.run_file import read_run
-from distbench.records.run_file_fields import PHASE_COLUMNS, TRACE_COLUMNS
+from distbench.records.run_file import PHASE_COLUMNS, TRACE_COLUMNS, read_run
 from distbench.spec import Job, list_entries
 from distbench.torch_private import Unsupported, each_collective, fake_ranks, needs_newer, require, timed_collectives
 from distbench.torch_private.probe import KERNELS, SPMD_MESH

@@ -13,8 +13,7 @@ from trace_records import record
 
 from distbench.judge.compare_runs import FRAME_COLUMNS
 from distbench.records.dataframe import frame_of
-from distbench.records.run_file import read_run, run_file_schema
-from distbench.records.run_file_fields import HeaderLine, require_line
+from distbench.records.run_file import HeaderLine, read_run, require_line, run_file_schema
 from distbench.spec.json_decoder import decode
 
 GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.jsonl"))
