@@ -18,8 +18,16 @@ from torch import nn
 from distbench.cases.causes_of_wrong import batch_statistics_of
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.inference import cache_of, forward_alone, output_of
-from distbench.plans.materialise import load_initial_values, place_attributes
-from distbench.plans.model import Blueprint, as_built, blueprint, mapped, tensors_of, whole_on_cpu
+from distbench.plans.model import (
+    Blueprint,
+    as_built,
+    blueprint,
+    load_initial_values,
+    mapped,
+    place_attributes,
+    tensors_of,
+    whole_on_cpu,
+)
 from distbench.ranks.context import RankContext, default_dtype_kept
 from distbench.ranks.device import random_states
 from distbench.ranks.failure import place_of

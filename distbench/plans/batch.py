@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from distbench.plans.model import kind_of, leaves_of, mapped, tensors_of
+from distbench.plans.model import kind_of, leaves_of, mapped, name_of, tensors_of
 from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import chunk_of
 from distbench.spec import CpPlan, Scenario, UserError
@@ -203,11 +203,6 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
             raise UserError(f"{who} returns {kind_of(value)} whose {detail}{GIVE_A_LOSS}")
         return _scalar(value["loss"], who, None)
     return _scalar(getattr(value, "loss", value), who, None)
-
-
-def name_of(model: Any) -> str:
-    """The class of a model as its author wrote it: fully_shard and replicate put one of theirs before it."""
-    return next(kind.__name__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
 
 
 def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:

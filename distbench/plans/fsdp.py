@@ -10,9 +10,8 @@ from typing import Any
 import torch.distributed as dist
 from torch import nn
 
-from distbench.plans.materialise import owners_of
+from distbench.plans.model import named_refusal, owners_of
 from distbench.plans.module_patterns import matching_modules
-from distbench.plans.torch_refusals import named_refusal
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed
 from distbench.spec import DdpPlan, FsdpPlan, LargestDim

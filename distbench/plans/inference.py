@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from distbench.plans.batch import forward
-from distbench.plans.materialise import materialise
-from distbench.plans.model import Blueprint, kind_of, tensors_of
+from distbench.plans.model import Blueprint, kind_of, materialise, tensors_of
 from distbench.plans.module_patterns import styles_by_module
 from distbench.plans.parallelize import shards_sequence
 from distbench.plans.training_step import Stamp, TrainingStep

@@ -1,4 +1,4 @@
-"""A model as its function builds it, on the meta device, and tensors in nested containers by name."""
+"""A model as its function builds it, on the meta device; its memory and initial values; containers of tensors."""
 
 import contextlib
 import copy
@@ -9,20 +9,26 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from distbench.ranks.context import dtype_name
-from distbench.ranks.failure import blamed, place_of
+from distbench.ranks.context import RankContext, dtype_name
+from distbench.ranks.failure import blamed, one_line, place_of
+from distbench.redistribute.expected_shards import own_shard
 from distbench.spec import UserError
 from distbench.spec.errors import nearest
 from distbench.spec.printable_text import count_text
-
-# Tensors in nested dicts, lists, tuples, dataclasses and other objects: each with its name, and the same tree with
-# others instead.
+from distbench.torch_private import Unsupported
 
 # Sequences that are filled anew, since they take more than their items.
 FILLED = (deque, UserList)
+# Of a model of more parameters none are drawn to learn what is made of them.
+MOST_DRAWN = 100_000_000
+# What every module has.
+OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
+# How the one parameter ends that FSDP1 makes of many.
+FLAT = "_flat_param"
 
 
 def kind_of(tree: Any) -> str:
@@ -66,22 +72,17 @@ def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
     if isinstance(changed, FILLED):
         changed.clear()
         changed.extend(new.values())
-        return changed
-    if isinstance(tree, Mapping):
-        _unshare_items(changed)
-    for key, value in new.items():
-        if isinstance(tree, Mapping):
-            changed[key] = value
-        else:
+    elif isinstance(changed, MutableMapping):
+        # A copy of somebody's own mapping may share the dict that has its items.
+        for attribute, value in list(getattr(changed, "__dict__", {}).items()):
+            if isinstance(value, MutableMapping):
+                changed.__dict__[attribute] = copy.copy(value)
+        for key, value in new.items():
+            changed[key] = value  # not update(), which ModelOutput of transformers refuses
+    else:
+        for key, value in new.items():
             object.__setattr__(changed, key, value)
     return changed
-
-
-def _unshare_items(mapping: Any) -> None:
-    """A copy of somebody's own mapping may share the dict that has its items."""
-    for attribute, value in list(getattr(mapping, "__dict__", {}).items()):
-        if isinstance(value, MutableMapping):
-            mapping.__dict__[attribute] = copy.copy(value)
 
 
 def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
@@ -105,15 +106,6 @@ def _fields_of(tree: Any) -> list[tuple[str, Any]]:
     return list(attributes.items()) if any(isinstance(value, torch.Tensor) for value in attributes.values()) else []
 
 
-# Calls the function that builds a model, in the cheapest way that it bears: on the meta device, with values for what
-# is no parameter, or whole on the CPU.
-
-# Of a model of more parameters none are drawn to learn what is made of them.
-MOST_DRAWN = 100_000_000
-# What every module has.
-OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
-
-
 def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
     """A model with all its values, the same on every rank; for one that reads those of its parameters.
 
@@ -124,10 +116,12 @@ def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
         return build_model()
 
 
-def built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool]:
-    """The model, by its function under the meta device. One that reads values of other tensors than its parameters (the
-    rates of stochastic depth, say) is built on the CPU, its parameters alone on the meta device; one that reads these
-    too is built with all values first, which is told."""
+def _built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool]:
+    """The model, and whether it can only be built with all values.
+
+    A function that reads values of other tensors than its parameters (the rates of stochastic depth, say) runs on the
+    CPU, its parameters alone on the meta device; one that reads these too runs with all values first.
+    """
     needs_values = False
     with blamed("build_model", build_model):
         try:
@@ -135,7 +129,7 @@ def built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool]
                 return build_model(), False
         except Exception as error:
             try:
-                with _parameters_on_meta(), torch.device("cpu"):
+                with _registering(_on_meta), torch.device("cpu"):
                     model = build_model()
             except Exception:
                 needs_values = True
@@ -161,33 +155,32 @@ def _move_parameters(model: nn.Module) -> None:
             module.register_parameter(name, meta)
 
 
-def built_with_values(
+def _built_with_values(
     build_model: Callable[[], Any], seed: int, num_parameters: int, attributes: Mapping[tuple[str, str], Any]
 ) -> nn.Module:
     """The model with values for what is no parameter, and for its parameters where others are made of them."""
     with blamed("build_model", build_model), _seeded(seed), torch.device("cpu"):
-        with _parameters_on_meta():
+        with _registering(_on_meta):
             model: nn.Module = build_model()
-        of_parameters = _without_value(model, attributes)
-        if of_parameters is None:
+        # Made of parameters is what is still on the meta device.
+        values = _attributes_of(model, attributes)
+        of_parameters = [name for name, buffer in model.named_buffers() if buffer.is_meta]
+        of_parameters += [
+            ".".join(filter(None, key))
+            for key in attributes
+            if any(tensor.is_meta for tensor in _tensors(values.get(key)))
+        ]
+        if not of_parameters:
             return model
         if num_parameters > MOST_DRAWN:
-            problem = f"build_model ({place_of(build_model)}) makes {of_parameters} of parameters"
+            problem = f"build_model ({place_of(build_model)}) makes {of_parameters[0]} of parameters"
             raise UserError(f"{problem}, which have no values in a model of {num_parameters:,}; make it of constants")
         return build_model()  # type: ignore[no-any-return]
 
 
-def _without_value(model: nn.Module, attributes: Mapping[tuple[str, str], Any]) -> str | None:
-    """The first buffer or attribute that is still on the meta device, as those are that are made of parameters."""
-    buffers = (name for name, buffer in model.named_buffers() if buffer.is_meta)
-    values = attributes_of(model, attributes)
-    attribute_names = (
-        ".".join(filter(None, key)) for key in attributes if any(tensor.is_meta for tensor in _tensors(values.get(key)))
-    )
-    return next((*buffers, *attribute_names).__iter__(), None)
-
-
-def attributes_of(model: nn.Module, wanted_keys: Iterable[tuple[str, str]] | None = None) -> dict[tuple[str, str], Any]:
+def _attributes_of(
+    model: nn.Module, wanted_keys: Iterable[tuple[str, str]] | None = None
+) -> dict[tuple[str, str], Any]:
     """Tensors on the meta device, or lists, tuples and dicts of them, that modules keep as plain attributes; or those
     that are wanted, wherever they are."""
     keys = None if wanted_keys is None else set(wanted_keys)
@@ -214,26 +207,22 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def _parameters_on_meta() -> contextlib.AbstractContextManager[None]:
-    return _registering(_on_meta)
-
-
-def _on_meta(given: nn.Parameter) -> nn.Parameter:
-    """One that is there stays what it is, as modules may share it."""
-    if given.is_meta:
-        return given
-    return nn.Parameter(given.detach().to("meta"), requires_grad=given.requires_grad)
+def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
+    """On the meta device; the same one where it is there already, as modules may share it."""
+    if parameter.is_meta:
+        return parameter
+    return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
 
 
 def _at_most(number: int) -> Callable[[nn.Parameter], nn.Parameter]:
     total = 0
 
-    def counted(given: nn.Parameter) -> nn.Parameter:
+    def counted(parameter: nn.Parameter) -> nn.Parameter:
         nonlocal total
-        total += given.numel()
+        total += parameter.numel()
         if total > number:
             raise MemoryError(f"more than {number:,} parameters")
-        return given
+        return parameter
 
     return counted
 
@@ -250,10 +239,6 @@ def _registering(change: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[Non
         yield
     finally:
         nn.Module.register_parameter = register  # type: ignore[method-assign]
-
-
-# How the one parameter ends that FSDP1 makes of many.
-FLAT = "_flat_param"
 
 
 @dataclass(frozen=True)
@@ -317,29 +302,30 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
     Raises:
         UserError: it raises, builds no model or a lazy one, or values are made of the parameters of a large model.
     """
-    model, needs_values = built_on_meta(build_model, seed)
+    model, needs_values = _built_on_meta(build_model, seed)
+    origin = f"build_model ({place_of(build_model)})"
     if not isinstance(model, nn.Module):
-        kind = type(model).__name__
-        raise UserError(f"build_model ({place_of(build_model)}) returns {kind}, it must return an nn.Module")
+        raise UserError(f"{origin} returns {type(model).__name__}, it must return an nn.Module")
     if lazy := next((name for name, parameter in model.named_parameters() if is_lazy(parameter)), None):
-        problem = f"build_model ({place_of(build_model)}) makes parameter {lazy!r} without a shape"
-        raise UserError(f"{problem}, as lazy modules do; give that module its sizes")
+        raise UserError(
+            f"{origin} makes parameter {lazy!r} without a shape, as lazy modules do; give that module its sizes"
+        )
     first = {id(parameter): name for name, parameter in model.named_parameters()}
     names = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
     facts = {
         name: Fact(tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
         for name, parameter in model.named_parameters()
     }
-    attributes = attributes_of(model)
+    attributes = _attributes_of(model)
     modules = dict(model.named_modules())
     if not with_values or not (attributes or next(model.buffers(), None) is not None):
         return Blueprint(model, {}, names, facts, modules, attributes, needs_values)
     if needs_values:
         valued = whole_on_cpu(build_model, seed)
     else:
-        valued = built_with_values(build_model, seed, sum(tensor.numel() for tensor in model.parameters()), attributes)
+        valued = _built_with_values(build_model, seed, sum(tensor.numel() for tensor in model.parameters()), attributes)
     buffers = {name: buffer.detach().clone() for name, buffer in valued.named_buffers()}
-    values = attributes_of(valued, attributes)
+    values = _attributes_of(valued, attributes)
     attributes = {key: values[key] for key in attributes if key in values}
     return Blueprint(model, buffers, names, facts, modules, attributes, needs_values)
 
@@ -433,3 +419,137 @@ def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
         raise UserError(
             f"parameter {name} {was} in the parallel model and {then} where build_model made it{where}; {instead}"
         )
+
+
+def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
+    """id of each parameter to the (module name, module, attribute) of its holders: several where it is shared."""
+    owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
+    for module_name, module in model.named_modules():
+        for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
+            owners.setdefault(id(parameter), []).append((module_name, module, attribute))
+    return owners
+
+
+def materialise(model: nn.Module, context: RankContext, built: Blueprint, device: torch.device | None = None) -> None:
+    """Give a sharded model memory and its initial values, one parameter at a time; needs no communication.
+
+    Parameters go to the rank's device, or to `device` where they are offloaded. Buffers that the plan added keep the
+    values that they were given.
+
+    Raises:
+        UserError: a buffer that build_model did not make has no values.
+    """
+    added = {name: buffer for name, buffer in model.named_buffers() if not buffer.is_meta}
+    allocate(model, context, device)
+    with torch.no_grad():
+        for name, buffer in load_initial_values(model, context, built).items():
+            if name not in added:
+                raise UserError(
+                    f"the parallel model has a buffer {name!r} that build_model did not make and that has no values; "
+                    "make it in build_model, or with a device of its own"
+                )
+            buffer.copy_(added[name])
+    place_attributes(model, built, context.device)
+
+
+def allocate(model: nn.Module, context: RankContext, device: torch.device | None = None) -> None:
+    """Give a sharded model memory without values, and without plain attributes."""
+    shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
+    model.to_empty(device=device or context.device)
+    # torch gives each holder of a shared parameter memory of its own, unless it is a DTensor.
+    for (_, module, attribute), *other_holders in shared:
+        for _, holder, name in other_holders:
+            holder.register_parameter(name, getattr(module, attribute))
+    if device is not None and device != context.device:
+        for module in model.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                setattr(module, name, buffer.to(context.device))
+
+
+@torch.no_grad()
+def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint) -> dict[str, torch.Tensor]:
+    """Set every parameter (or this rank's shard of it) to the value that its place among the parameters that were
+    built, its shape and the seed determine: a wrapper, which changes names, changes no value.
+
+    Buffers get the values that they were built with; those that were not built are returned by name.
+    """
+    places = {name: place for place, name in enumerate(built.parameters)}
+    for name, parameter in as_built(model, built).items():
+        full = initial_value(places[name], name.rpartition(".")[2], tuple(parameter.shape), context.seed)
+        _fill(parameter, full.to(parameter.dtype))
+    buffers = dict(model.named_buffers())
+    first = {**built.first_names(model, buffers), **{name: name for name in buffers if name in built.buffers}}
+    unknown = {name: buffer for name, buffer in buffers.items() if first.get(name) not in built.buffers}
+    for name, buffer in buffers.items():
+        if name not in unknown:
+            _fill(buffer, built.buffers[first[name]])
+    return unknown
+
+
+def place_attributes(model: nn.Module, built: Blueprint, device: torch.device, values: bool = True) -> None:
+    """Give the tensors that modules keep as plain attributes memory on a device, and their values where asked for.
+
+    Args:
+        model: the one that was built, changed or not, or another one that the same function built.
+    """
+
+    def placed(_: str, tensor: torch.Tensor) -> torch.Tensor:
+        if isinstance(tensor, nn.Parameter):
+            return tensor
+        return tensor.to(device) if values else torch.empty_like(tensor, device=device)
+
+    modules, by_name = set(model.modules()), dict(model.named_modules())
+    for (name, attribute), value in built.attributes.items():
+        module = built.modules[name] if built.modules[name] in modules else by_name.get(name)
+        if module is not None:
+            setattr(module, attribute, mapped(value, placed))
+
+
+def _fill(tensor: Any, full: torch.Tensor) -> None:
+    if hasattr(tensor, "to_local"):
+        tensor, full = tensor.to_local(), own_shard(full, tensor.placements, tensor.device_mesh)
+    tensor.copy_(full)
+
+
+def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
+    """A parameter's full initial value: normal with standard deviation 1/sqrt(last size); 1-D weights near one.
+
+    `place` is its index among the model's parameters; `role`, the last part of its name, tells norms from biases.
+    """
+    generator = torch.Generator().manual_seed((seed << 32) + place)
+    value = torch.randn(shape, generator=generator, dtype=torch.float32)
+    if len(shape) >= 2:
+        return value / shape[-1] ** 0.5
+    return 1 + 0.1 * value if role == "weight" else 0.1 * value
+
+
+def local_part(tensor: Any) -> torch.Tensor:
+    """What a rank holds of a parameter, without its history."""
+    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def name_of(model: Any) -> str:
+    """The class of a model as its author wrote it: fully_shard and replicate put one of theirs before it."""
+    return next(kind.__name__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
+
+
+@contextlib.contextmanager
+def named_refusal(field: str, name: str = "", module: nn.Module | None = None) -> Iterator[None]:
+    """Name the plan's field and the module in what torch raises inside, which rarely names either.
+
+    Args:
+        field: what of the plan is applied.
+        name: the module's, empty for the root.
+        module: what the field is applied to, if it is applied to one module.
+
+    Raises:
+        UserError: torch raised anything but a failure of communication.
+    """
+    try:
+        yield
+    except (UserError, Unsupported, dist.DistError):
+        raise
+    except Exception as error:
+        module_text = f"{name or 'the root'}, a {name_of(module)}" if module is not None else "this"
+        why = one_line(error).rstrip(".")
+        raise UserError(f"{field}: torch refuses {module_text} ({why}); change the plan there") from error

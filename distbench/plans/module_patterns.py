@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import nn
 
-from distbench.plans.materialise import owners_of
+from distbench.plans.model import owners_of
 from distbench.plans.pipeline import HandOn
 from distbench.spec import ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest

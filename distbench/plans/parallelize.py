@@ -11,8 +11,7 @@ from torch import nn
 
 from distbench.plans.checkpoint_compile import compile_modules, recompute_modules
 from distbench.plans.fsdp import Sharded, replicate, shard_fully
-from distbench.plans.materialise import owners_of
-from distbench.plans.model import mapped, tensors_of
+from distbench.plans.model import mapped, named_refusal, owners_of, tensors_of
 from distbench.plans.module_patterns import (
     annotations_by_parameter,
     is_of_transformers,
@@ -20,7 +19,6 @@ from distbench.plans.module_patterns import (
     styles_by_module,
     styles_by_parameter,
 )
-from distbench.plans.torch_refusals import named_refusal
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import own_shard

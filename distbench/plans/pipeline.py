@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.plans.torch_refusals import named_refusal
+from distbench.plans.model import named_refusal
 from distbench.ranks.context import RankContext
 from distbench.ranks.device import synchronize
 from distbench.spec import ParallelPlan, UserError

@@ -10,8 +10,18 @@ from torch import nn
 
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size, sets_divide_factor
-from distbench.plans.materialise import load_initial_values, local_part, materialise
-from distbench.plans.model import Blueprint, as_built, blueprint, kind_of, mapped, require_as_built, tensors_of
+from distbench.plans.model import (
+    Blueprint,
+    as_built,
+    blueprint,
+    kind_of,
+    load_initial_values,
+    local_part,
+    mapped,
+    materialise,
+    require_as_built,
+    tensors_of,
+)
 from distbench.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
 from distbench.plans.pipeline import LocalStage, LocalStages, Pipeline, inputs_and_targets, local_stages
 from distbench.ranks.context import RankContext

@@ -14,8 +14,7 @@ from distbench.observe.module_attribution import tracked_collectives
 from distbench.plans.batch import batch_of
 from distbench.plans.checkpoint_compile import fused_modules
 from distbench.plans.inference import step_of
-from distbench.plans.materialise import allocate, place_attributes
-from distbench.plans.model import blueprint, tensors_of
+from distbench.plans.model import allocate, blueprint, place_attributes, tensors_of
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep, state_of
 from distbench.ranks.context import RankContext

@@ -20,8 +20,7 @@ from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.fsdp import policies_of
 from distbench.plans.inference import step_of
-from distbench.plans.materialise import place_attributes
-from distbench.plans.model import blueprint, tensors_of, unregistered
+from distbench.plans.model import blueprint, place_attributes, tensors_of, unregistered
 from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep

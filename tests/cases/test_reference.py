@@ -11,8 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from distbench.cases.single_device_reference import compare, reference_of
-from distbench.plans.materialise import load_initial_values
-from distbench.plans.model import blueprint
+from distbench.plans.model import blueprint, load_initial_values
 from distbench.ranks.context import RankContext
 from distbench.spec import Scenario
 from distbench.torch_private import fake_ranks

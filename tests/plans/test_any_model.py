@@ -20,8 +20,7 @@ from distbench.cases.single_device_reference import _shared, model_on_device, re
 from distbench.cases.step import step_cases
 from distbench.cases.step_correctness import StepCheck, measured_rounding
 from distbench.observe.memory import memory_counters
-from distbench.plans.materialise import initial_value
-from distbench.plans.model import blueprint
+from distbench.plans.model import blueprint, initial_value
 from distbench.plans.training_step import TrainingStep, state_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed

@@ -21,8 +21,7 @@ from distbench.cases.step import step_cases
 from distbench.observe.module_attribution import OPTIMIZER, communications_of
 from distbench.observe.trace import StepTrace, differences
 from distbench.plans.batch import Batch, loss_of
-from distbench.plans.materialise import load_initial_values
-from distbench.plans.model import blueprint, mapped, tensors_of
+from distbench.plans.model import blueprint, load_initial_values, mapped, tensors_of
 from distbench.plans.module_patterns import own_units
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep

@@ -19,8 +19,7 @@ from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_modul
 
 from distbench.plans.checkpoint_compile import compile_modules, fused_modules, recompute_modules, why_not
 from distbench.plans.fsdp import shard_placement_of
-from distbench.plans.materialise import materialise
-from distbench.plans.model import blueprint
+from distbench.plans.model import blueprint, materialise
 from distbench.plans.parallelize import parallelize
 from distbench.ranks.context import RankContext
 from distbench.spec import CompilePlan, LargestDim, ParallelPlan
