@@ -18,7 +18,7 @@ from benchmarks.agree_plans import Mesh, plans
 from benchmarks.bench_models import EXAMPLES, FILES
 from distbench.cases.step_correctness import StepCheck
 from distbench.launch import Request, jobs_of
-from distbench.plans.inference import step_of
+from distbench.plans.training_step import step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.cpu_scheduling import calm_scheduler
 from distbench.ranks.failure import one_line

@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.cases.step_correctness import StepCheck
 from distbench.observe.trace import StepTrace, differences
-from distbench.plans.inference import step_of
+from distbench.plans.training_step import step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.cpu_scheduling import calm_scheduler
 from distbench.spec import Entry, find

@@ -17,7 +17,6 @@ from torch import nn
 
 from distbench.cases.causes_of_wrong import batch_statistics_of
 from distbench.plans.batch import batch_of, loss_of
-from distbench.plans.inference import cache_of, forward_alone, output_of
 from distbench.plans.model import (
     Blueprint,
     as_built,
@@ -28,6 +27,7 @@ from distbench.plans.model import (
     tensors_of,
     whole_on_cpu,
 )
+from distbench.plans.training_step import cache_of, forward_alone, output_of
 from distbench.ranks.context import RankContext, default_dtype_kept
 from distbench.ranks.device import random_states
 from distbench.ranks.failure import place_of

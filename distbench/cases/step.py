@@ -16,11 +16,10 @@ from distbench.cases.step_correctness import StepCheck
 from distbench.observe.memory import memory_counters
 from distbench.observe.trace import StepTrace
 from distbench.plans.batch import Batch, batch_of
-from distbench.plans.inference import ForwardStep, step_of
 from distbench.plans.model import Blueprint, blueprint, tensors_of
 from distbench.plans.pipeline import idle_counters
 from distbench.plans.plan_check import problems
-from distbench.plans.training_step import round_trip
+from distbench.plans.training_step import ForwardStep, round_trip, step_of
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.device import empty_allocator

@@ -29,9 +29,8 @@ from distbench.cases.single_device_reference import (
     run_step,
 )
 from distbench.plans.batch import batch_of
-from distbench.plans.inference import ForwardStep
 from distbench.plans.model import Blueprint, tensors_of
-from distbench.plans.training_step import TrainingStep
+from distbench.plans.training_step import ForwardStep, TrainingStep
 from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
 from distbench.ranks.device import products_of_f32
 from distbench.ranks.failure import called_at, one_line, one_line_and_place, place_of

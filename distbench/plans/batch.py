@@ -12,7 +12,6 @@ from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import chunk_of
 from distbench.spec import CpPlan, Scenario, UserError
 
-GIVE_A_LOSS = "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
 # Where a tensor is split: on one tensor dim for all, or glob pattern over its name to one, None for whole.
 Dims = int | Mapping[str, int | None]
 
@@ -40,11 +39,7 @@ class Batch:
 
     @property
     def first(self) -> torch.Tensor:
-        """The first tensor that has a tensor dim.
-
-        Raises:
-            UserError: there is none.
-        """
+        """The first tensor that has a tensor dim; UserError where there is none."""
         first_tensor = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
         if first_tensor is None:
             raise UserError(
@@ -76,13 +71,14 @@ class Batch:
 
     def guessed(self) -> str:
         """Which tensors ranks have a part of, where nobody said so and not all are alike: the guess may be wrong."""
-        names = [name for name, tensor in tensors_of(self.tree) if tensor.ndim]
-        split = self.split_dims
-        if self.dims is None and isinstance(self.tree, list) and all(map(_is_sample, self.tree)):
-            return "; of a list of samples it is each one's tensors that are split: stack them, batch first"
-        if self.dims is not None or len(split) == len(names):
+        if self.dims is not None:
             return ""
-        unsplit = [name for name in names if name not in split]
+        if isinstance(self.tree, list) and all(isinstance(item, Mapping | list | tuple) and item for item in self.tree):
+            return "; of a list of samples it is each one's tensors that are split: stack them, batch first"
+        split = self.split_dims
+        unsplit = [name for name, tensor in tensors_of(self.tree) if tensor.ndim and name not in split]
+        if not unsplit:
+            return ""
         guess = f"{_listed(split)} split over data parallel ranks and {_listed(unsplit)} not"
         return f"; of the batch {guess}: say batch_dims where that is wrong"
 
@@ -95,24 +91,23 @@ class Batch:
         first = next(iter(lengths.values()), None)
         return {name: at for name, length in lengths.items() if length == first}
 
-    def _said(self, dims: Dims, what: str) -> dict[str, int]:
+    def _said(self, dims: Dims, option: str) -> dict[str, int]:
         tensors = dict(tensors_of(self.tree))
-        pattern_dims = (
-            dims if isinstance(dims, Mapping) else dict.fromkeys((n for n in tensors if tensors[n].ndim), dims)
-        )
+        with_dims = [name for name, tensor in tensors.items() if tensor.ndim]
         split_dims: dict[str, int] = {}
-        for pattern, tensor_dim in pattern_dims.items():
+        for pattern, tensor_dim in (dims if isinstance(dims, Mapping) else dict.fromkeys(with_dims, dims)).items():
             matched = [pattern] if pattern in tensors else fnmatch.filter(tensors, pattern)
             if not matched:
-                raise UserError(f"{what} names {pattern!r}, and the batch has {', '.join(tensors) or 'no tensors'}")
+                raise UserError(f"{option} names {pattern!r}, and the batch has {', '.join(tensors) or 'no tensors'}")
+            if tensor_dim is None:
+                continue
             for name in matched:
                 shape = list(tensors[name].shape)
-                if tensor_dim is not None and not -len(shape) <= tensor_dim < len(shape):
-                    raise UserError(f"{what} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
-                if tensor_dim is not None:
-                    split_dims[name] = tensor_dim % len(shape)
+                if not -len(shape) <= tensor_dim < len(shape):
+                    raise UserError(f"{option} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
+                split_dims[name] = tensor_dim % len(shape)
         if not split_dims:
-            raise UserError(f"{what}={dims!r} splits no tensor of the batch; name one to its tensor dim")
+            raise UserError(f"{option}={dims!r} splits no tensor of the batch; name one to its tensor dim")
         return split_dims
 
     def part(self, index: int, count: int, device: torch.device) -> Any:
@@ -139,28 +134,22 @@ def batch_of(scenario: Scenario) -> Batch:
     # A step is not the first one's last backward: what a batch was made by stays out of it.
     tree = mapped(tree, lambda _, value: value if value.grad_fn is None else value.detach().requires_grad_())
     batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
-    if array := next((name for name, leaf in leaves_of(tree) if _is_array(leaf)), None):
-        problem = f"{batch.origin} gives {array or 'the batch'} as an array of numpy"
-        raise UserError(f"{problem}; give tensors: torch.from_numpy(...)")
+    # Scalars of numpy are numbers like any other.
+    arrays = (name for name, leaf in leaves_of(tree) if type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0))
+    if array := next(arrays, None):
+        raise UserError(f"{batch.origin} gives {array} as an array of numpy; give tensors: torch.from_numpy(...)")
     if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):
         raise UserError(f"{batch.origin} gives {meta} on the meta device; give values, on the CPU")
     tensors = dict(tensors_of(tree))
     if odd := next((name for name in batch.split_dims if tensors[name].layout != torch.strided), None):
         kind = str(tensors[odd].layout).removeprefix("torch.")
-        problem = f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of"
-        raise UserError(f"{problem}; give it dense and convert it in call=, or whole to every rank by batch_dims")
+        raise UserError(
+            f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of; give it dense and "
+            "convert it in call=, or whole to every rank by batch_dims"
+        )
     if not batch.length:
         raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
     return batch
-
-
-def _is_sample(item: Any) -> bool:
-    return isinstance(item, Mapping) or (isinstance(item, list | tuple) and bool(item))
-
-
-def _is_array(leaf: Any) -> bool:
-    """An array of numpy; its scalars are numbers like any other."""
-    return type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0) > 0
 
 
 def _listed(names: Iterable[str]) -> str:
@@ -186,29 +175,28 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
         UserError: what comes out is no scalar.
     """
     if scenario.call is not None:
-        return _scalar(scenario.call(model, batch), "call", scenario.call)
+        return _scalar(scenario.call(model, batch), f"call ({place_of(scenario.call)})")
     is_pair = scenario.loss is not None and isinstance(batch, list | tuple) and len(batch) == 2
     inputs, targets = batch if is_pair else (batch, batch)
     output = forward(model, inputs)
     keep(output)
     if scenario.loss is not None:
-        return _scalar(scenario.loss(output, targets), "loss", scenario.loss)
+        return _scalar(scenario.loss(output, targets), f"loss ({place_of(scenario.loss)})")
     who = f"the model ({name_of(model)}), as no loss is given,"
+    advice = "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
     value = output
     while not hasattr(value, "loss") and isinstance(value, tuple | list) and value:
         value = value[0]
     if isinstance(value, Mapping):
         if value.get("loss") is None:
             detail = "loss is None" if "loss" in value else f"keys are {', '.join(map(str, value))}"
-            raise UserError(f"{who} returns {kind_of(value)} whose {detail}{GIVE_A_LOSS}")
-        return _scalar(value["loss"], who, None)
-    return _scalar(getattr(value, "loss", value), who, None)
+            raise UserError(f"{who} returns {kind_of(value)} whose {detail}{advice}")
+        return _scalar(value["loss"], who, advice)
+    return _scalar(getattr(value, "loss", value), who, advice)
 
 
-def _scalar(loss: Any, who: str, function: Any) -> torch.Tensor:
+def _scalar(loss: Any, who: str, advice: str = "") -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss if loss.ndim == 0 else loss.reshape(())
     returned = f"a tensor of shape {list(loss.shape)}" if isinstance(loss, torch.Tensor) else kind_of(loss)
-    where = f" ({place_of(function)})" if function is not None else ""
-    more = "" if function is not None else GIVE_A_LOSS
-    raise UserError(f"{who}{where} returns {returned}, it must return the loss, one number{more}")
+    raise UserError(f"{who} returns {returned}, it must return the loss, one number{advice}")

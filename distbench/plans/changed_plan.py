@@ -35,26 +35,30 @@ def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
 
 
 def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
-    changes: dict[str, dict[str, Any]] = {
-        "prefetch": {"prefetch_forward": value, "prefetch_backward": value},
-        "mixed_precision": {"mixed_precision": _policy() if value == "bf16" else None},
-    }
+    if name == "mesh":
+        return plan
     if name == "microbatches":
         return replace(plan, microbatches=value)
     if name == "checkpoint":
         return _checkpointed(plan, value)
     if name == "compile":
-        return replace(plan, compile=_compiled(plan, value))
+        # What the plan compiles, or else checkpoints or FSDP wraps, or the whole model.
+        compiled = plan.compile or CompilePlan(checkpointable(plan) or ("",))
+        return replace(plan, compile=None if value == "none" else replace(compiled, backend=value))
     if name in ("rotate", "load_balance"):
         assert plan.cp is not None
         without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has none
         return replace(plan, cp=replace(plan.cp, **without, **{name: value}))
-    return plan if name == "mesh" else _with_fsdp(plan, changes.get(name, {name: value}))
-
-
-def _with_fsdp(plan: ParallelPlan, changes: dict[str, Any]) -> ParallelPlan:
     assert plan.fsdp is not None
-    return replace(plan, fsdp=replace(plan.fsdp, **changes))
+    fields = {name: value}
+    if name == "prefetch":
+        fields = {"prefetch_forward": value, "prefetch_backward": value}
+    elif name == "mixed_precision":
+        from torch.distributed.fsdp import MixedPrecisionPolicy
+
+        bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+        fields = {name: bf16 if value == "bf16" else None}
+    return replace(plan, fsdp=replace(plan.fsdp, **fields))
 
 
 def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
@@ -67,51 +71,26 @@ def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
     return replace(plan, checkpoint=modules, checkpoint_context=None)
 
 
-def _compiled(plan: ParallelPlan, backend: str) -> CompilePlan | None:
-    if backend == "none":
-        return None
-    return replace(plan.compile or CompilePlan(compilable(plan)), backend=backend)
-
-
 def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:
     """Patterns of the modules that `plan.checkpoint=full` checkpoints."""
     wrapped = plan.fsdp.wrap if plan.fsdp is not None else ()
     return plan.checkpoint or (() if isinstance(wrapped, str) else wrapped)
 
 
-def compilable(plan: ParallelPlan) -> tuple[str, ...]:
-    """Patterns of the modules that the plan compiles, or else checkpoints or FSDP wraps, or of the whole model."""
-    return plan.compile.modules if plan.compile is not None else checkpointable(plan) or ("",)
-
-
 def mesh_dims_of(plan: ParallelPlan) -> list[str]:
     """The mesh dims that a plan uses, each once."""
-    fsdp, other_parts = plan.fsdp, [plan.pipeline, plan.cp]
-    return _each_once(
-        *(part.mesh_dim for part in other_parts if part is not None),
-        *(fsdp.replicate_dims if fsdp else ()),
-        *(plan.ddp.mesh_dims if plan.ddp else ()),
-        *sharding_dims_of(plan),
-    )
+    mesh_dims = [part.mesh_dim for part in (plan.pipeline, plan.cp) if part is not None]
+    mesh_dims += [*(plan.fsdp.replicate_dims if plan.fsdp else ()), *(plan.ddp.mesh_dims if plan.ddp else ())]
+    return list(dict.fromkeys(mesh_dims + sharding_dims_of(plan)))
 
 
 def sharding_dims_of(plan: ParallelPlan) -> list[str]:
     """The mesh dims over which a plan shards parameters, or gives ranks different ones."""
-    fsdp = plan.fsdp
-    return _each_once(
-        *([plan.pipeline.mesh_dim] if plan.pipeline else ()),
-        *(fsdp.mesh_dims if fsdp else ()),
-        *([name for dims in fsdp.unit_mesh_dims.values() for name in dims] if fsdp else ()),
-        *([*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])] if plan.ep else ()),
-        *(plan.tp_dims if plan.tp is not None or plan.shard_params else ()),
-    )
-
-
-def _each_once(*names: str) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
-def _policy() -> Any:
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    return MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    mesh_dims = [plan.pipeline.mesh_dim] if plan.pipeline else []
+    if plan.fsdp:
+        mesh_dims += [*plan.fsdp.mesh_dims, *(name for dims in plan.fsdp.unit_mesh_dims.values() for name in dims)]
+    if plan.ep:
+        mesh_dims += [*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])]
+    if plan.tp is not None or plan.shard_params:
+        mesh_dims += plan.tp_dims
+    return list(dict.fromkeys(mesh_dims))

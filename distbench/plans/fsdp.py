@@ -29,8 +29,7 @@ from distbench.torch_private import (
 
 @dataclass
 class Sharded:
-    """What FSDP or DDP made of a model: its root if any, the names of parameters that FSDP keeps whole, and the row's
-    counters."""
+    """What FSDP or DDP made of a model: roots, names of parameters that FSDP keeps whole, and the row's counters."""
 
     roots: list[Any] = field(default_factory=list)
     kept_whole: tuple[str, ...] = ()
@@ -43,8 +42,11 @@ def present(mesh_dims: Sequence[str], context: RankContext) -> list[str]:
 
 
 def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Sharded:
-    """`fully_shard` every unit, or `replicate` it where nothing shards, deepest first, then the root; Skipped for CPU
-    offload where the device is the CPU."""
+    """`fully_shard` every unit, or `replicate` it where nothing shards, deepest first, then the root.
+
+    Raises:
+        Skipped: CPU offload where the device is the CPU.
+    """
     from torch.distributed.fsdp import fully_shard
 
     apply: Callable[..., Any] = fully_shard if plan.mesh_dims else replicate_by_unit()
@@ -64,7 +66,7 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
     }
     own_meshes = _own_meshes(model, plan, context)
-    units = units_of(model, plan)
+    units = _units_of(model, plan)
     fields = ", ".join(plan.changed_fields()) or "the default"
     for name, unit in units.items():
         unit_options = {**options, "mp_policy": _policy_of(plan, name), "mesh": own_meshes.get(unit, options["mesh"])}
@@ -89,19 +91,14 @@ def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[
 def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
     """Average the model's gradients in DDP's buckets."""
     group = flatten_mesh(context.mesh, present(plan.mesh_dims, context)).get_group()
-    options: dict[str, Any] = {
-        "bucket_cap_mb": plan.bucket_cap_mb,
-        "gradient_as_bucket_view": plan.gradient_as_bucket_view,
-        "static_graph": plan.static_graph,
-        "find_unused_parameters": plan.find_unused_parameters,
-    }
-    set_options = {option: value for option, value in options.items() if value is not None}
-    ignored = matching_modules(plan.ignored, model).values()
-    replicate_in_buckets(model, list(ignored), process_group=group, device_id=context.device, **set_options)
+    names = ("bucket_cap_mb", "gradient_as_bucket_view", "static_graph", "find_unused_parameters")
+    options = {name: value for name in names if (value := getattr(plan, name)) is not None}
+    ignored = list(matching_modules(plan.ignored, model).values())
+    replicate_in_buckets(model, ignored, process_group=group, device_id=context.device, **options)
     return Sharded([model])
 
 
-def units_of(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Module]:
+def _units_of(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Module]:
     """Every unit by its name: the deepest first, the root ("") last."""
     modules = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
     return {name: modules[name] for name in sorted(modules, key=lambda name: -name.count(".") if name else 1)}
@@ -244,7 +241,6 @@ def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan |
         dist.all_reduce(local, group=group)
         local.div_(size)
 
-    parameters = dict(model.named_parameters())
-    for name in sharded.kept_whole:
-        if parameters[name].requires_grad:
-            parameters[name].register_post_accumulate_grad_hook(average)
+    for name, parameter in model.named_parameters():
+        if name in sharded.kept_whole and parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(average)

@@ -2,14 +2,19 @@
 each step (see training_step)."""
 
 import contextlib
-from collections.abc import Callable, Sequence
-from functools import partial
+import os
+import shutil
+import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial, wraps
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
-from distbench.plans.checkpoint_compile import compile_modules, recompute_modules
 from distbench.plans.fsdp import Sharded, replicate, shard_fully
 from distbench.plans.model import mapped, named_refusal, owners_of, tensors_of
 from distbench.plans.module_patterns import (
@@ -22,9 +27,28 @@ from distbench.plans.module_patterns import (
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import own_shard
-from distbench.spec import CpPlan, ParallelPlan, UserError
+from distbench.spec import CompilePlan, CpPlan, ParallelPlan, UserError
+from distbench.spec.devices import is_accelerator
 from distbench.spec.mesh import BATCH_DIMS
-from distbench.torch_private import context_parallel, flatten_mesh, whole_sequence
+from distbench.torch_private import (
+    PENDING,
+    Skipped,
+    Unsupported,
+    async_tp_options,
+    compiler_errors,
+    context_parallel,
+    flatten_mesh,
+    forget_layouts,
+    is_pending,
+    keep_compiled_graphs_apart,
+    keep_gradients_of_pending_inputs,
+    require,
+    waited_for,
+    whole_sequence,
+)
+
+# Backends that generate nothing, so they need no compiler.
+TRACING_ONLY = ("eager", "aot_eager")
 
 
 def parallelize(
@@ -60,11 +84,7 @@ def parallelize(
 
 
 def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: Any) -> nn.Module:
-    """Have a function of the user's own lay a model over a mesh.
-
-    Raises:
-        UserError: it raises, or returns what is no model.
-    """
+    """Have a function of the user's own lay a model over a mesh; UserError where it raises, or returns no model."""
     try:
         with blamed("parallelize", function):
             changed = function(model, mesh)
@@ -74,11 +94,8 @@ def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: An
         instead = "what needs values (DistributedDataParallel does) is replicate(model), or goes into after_materialize"
         raise UserError(f"{error}: the model is on the meta device there; {instead}") from error
     if changed is not None and not isinstance(changed, nn.Module):
-        kind = type(changed).__name__
-        where = place_of(function)
-        raise UserError(
-            f"parallelize ({where}) returns {kind}; return the model, or None where it was changed in place"
-        )
+        problem = f"parallelize ({place_of(function)}) returns {type(changed).__name__}"
+        raise UserError(f"{problem}; return the model, or None where it was changed in place")
     return model if changed is None else changed
 
 
@@ -89,8 +106,7 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
     mesh = flatten_mesh(context.mesh, tp_dims)
     styles = {name: (pattern, style) for pattern, name, _, style in styles_by_module(plan, model)}
-    of_parameters = styles_by_parameter(plan, model)
-    for name, style in of_parameters.items():
+    for name, style in styles_by_parameter(plan, model).items():
         holder, _, attribute = name.rpartition(".")
         pattern = styles[holder][0] if holder in styles else name
         with named_refusal(f"TP pattern {pattern!r}", holder, model.get_submodule(holder)):
@@ -101,9 +117,12 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
                 _install(style, model, name, mesh)
             else:
                 model = parallelize_module(model, mesh, {name: style})
+    # Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one.
     for (_, module, attribute), *other_holders in shared:
-        for _, other_module, name in other_holders:
-            _share_again(getattr(module, attribute), other_module, name)
+        parameter = getattr(module, attribute)
+        for _, holder, name in other_holders:
+            if getattr(getattr(holder, name), "placements", None) == getattr(parameter, "placements", None):
+                holder.register_parameter(name, parameter)
     # SequenceParallel makes new parameters of a module's own, and they would learn again.
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
@@ -129,12 +148,6 @@ def _install(style: Any, model: nn.Module, name: str, mesh: Any) -> None:
     style.install_forward(module, mesh)
 
 
-def _share_again(parameter: Any, holder: nn.Module, name: str) -> None:
-    """Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one."""
-    if getattr(getattr(holder, name), "placements", None) == getattr(parameter, "placements", None):
-        holder.register_parameter(name, parameter)
-
-
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
     """Turn the parameters that `shard_params` names into DTensors over the plan's `tp_dim`, in the mesh's order."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -146,9 +159,7 @@ def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankConte
     owners = owners_of(model)
     parameters: dict[str, Any] = dict(model.named_parameters())
     for parameter_name, annotations in annotations_by_parameter(plan, model).items():
-        tensor_dims = {
-            mesh_dim: annotation.tensor_dim for annotation in annotations for mesh_dim in annotation.mesh_dims
-        }
+        tensor_dims = {mesh_dim: each.tensor_dim for each in annotations for mesh_dim in each.mesh_dims}
         placements = [Shard(tensor_dims[name]) if name in tensor_dims else Replicate() for name in mesh_dims]
         full = parameters[parameter_name]
         with torch.no_grad():
@@ -205,11 +216,11 @@ def _by_batch(context: RankContext, is_split: bool = True) -> list[Any]:
     return [Shard(0) if is_split and name in BATCH_DIMS else Replicate() for name in context.mesh_dims]
 
 
-def _inputs_on_mesh(given: Any, kwargs: Any, context: RankContext) -> tuple[Any, Any]:
+def _inputs_on_mesh(args: Any, kwargs: Any, context: RankContext) -> tuple[Any, Any]:
     """Tensors as long as the first one are this rank's part of the batch; others are the same on every rank."""
     from torch.distributed.tensor import DTensor
 
-    length = next((tensor.shape[0] for _, tensor in tensors_of([given, kwargs]) if tensor.ndim), None)
+    length = next((tensor.shape[0] for _, tensor in tensors_of([args, kwargs]) if tensor.ndim), None)
 
     def distributed(_: str, tensor: torch.Tensor) -> torch.Tensor:
         if isinstance(tensor, DTensor):
@@ -217,7 +228,7 @@ def _inputs_on_mesh(given: Any, kwargs: Any, context: RankContext) -> tuple[Any,
         placements = _by_batch(context, tensor.ndim > 0 and tensor.shape[0] == length)
         return DTensor.from_local(tensor, context.mesh, placements, run_check=False)
 
-    return mapped(given, distributed), mapped(kwargs, distributed)
+    return mapped(args, distributed), mapped(kwargs, distributed)
 
 
 def _own_part(context: RankContext, _: str, tensor: Any) -> Any:
@@ -236,10 +247,8 @@ def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:
 def sequence_sharded(
     model: nn.Module, plan: CpPlan, context: RankContext, batch: Sequence[tuple[torch.Tensor, int]]
 ) -> contextlib.AbstractContextManager[None]:
-    """The context of forward, loss and backward; the batch's tensors, each with its tensor dim that is the sequence,
-    and the model's buffers are sharded in place.
-
-    Buffers are whole again afterwards, the batch (copies of this rank's part of it) is not.
+    """The context of forward, loss and backward: the batch's tensors, each with its tensor dim that is the sequence,
+    and the model's buffers are sharded in place. Buffers are whole again afterwards, the batch is not.
     """
     buffers = dict(model.named_buffers())
     tensors = [tensor for tensor, _ in batch]
@@ -255,16 +264,15 @@ def sequence_sharded(
 
 
 def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
-    """Have the model's output gathered along the sequence, in its original order, each time it has run.
+    """Have the model's output gathered along the sequence, in its original order, by a hook of the model's root.
 
-    A hook, so that what it communicates belongs to the model's root. Returns whether the plan asks for it and the
-    sequence is sharded on this mesh; else nothing is done.
+    Returns whether the plan asks for that and the sequence is sharded on this mesh; else nothing is done.
     """
     if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
         return False
     mesh, seq_dim = context.mesh[plan.mesh_dim], plan.seq_dim
 
-    def unshard(_: nn.Module, given: Any, output: Any) -> torch.Tensor:
+    def unshard(_: nn.Module, args: Any, output: Any) -> torch.Tensor:
         if not isinstance(output, torch.Tensor) or hasattr(output, "placements"):
             kind = type(output).__name__
             raise UserError(f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave it out")
@@ -272,3 +280,89 @@ def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext)
 
     model.register_forward_hook(unshard)
     return True
+
+
+def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Callable[[], Any] | None = None) -> None:
+    """Keep only the inputs of the matching modules, and what a `context_fn` of `torch.utils.checkpoint` keeps; their
+    activations are computed again in backward.
+
+    The forward is replaced and not the module, so parameters keep their names and hooks (TP's before, FSDP's later)
+    stay outside of what is computed again.
+    """
+    options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": context_fn} if context_fn else {})
+    for module in matching_modules(patterns, model).values():
+        module.forward = partial(checkpoint, module.forward, **options)  # type: ignore[method-assign]
+
+
+def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
+    """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
+
+    What a collective of TP still has to fill is waited for before compiled code is given it, as that would do first:
+    torch 2.12 to 2.15 drop the gradient of such an input (pytorch PR 191113), and torch 2.11 to 2.13 do not wait for it
+    in a DTensor (pytorch issue 180614).
+
+    Args:
+        tp_mesh: the 1-D mesh of tensor parallel, for `async_tp`.
+    """
+    options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
+    if reason := why_not(plan.backend, device):
+        raise Skipped(f"torch.compile with backend {plan.backend!r}: {reason}")
+    require(PENDING)
+    keep_gradients_of_pending_inputs()
+    keep_compiled_graphs_apart()
+    # The mask of a row-wise embedding that an earlier model's compilation left there is a tensor of another fake mode.
+    forget_layouts()
+    for name, module in matching_modules(plan.modules, model).items():
+        compiled = torch.compile(module.forward, backend=plan.backend, options=options)
+        module.forward = _entered(compiled, name)  # type: ignore[method-assign]
+
+
+def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Compiled code as a module of that name calls it."""
+
+    def waited(value: Any) -> Any:
+        # What nothing is pending in stays the same object: a cache that the module writes to, say.
+        if not any(is_pending(tensor) for _, tensor in tensors_of(value)):
+            return value
+        return mapped(value, lambda _, tensor: waited_for(tensor))
+
+    @wraps(compiled)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return compiled(*args, **kwargs)
+        args, kwargs = tuple(map(waited, args)), {key: waited(value) for key, value in kwargs.items()}
+        try:
+            return compiled(*args, **kwargs)
+        except compiler_errors() as error:
+            problem = f"torch {torch.__version__} does not compile {name or 'the whole model'} under this plan"
+            why = " ".join(str(error).partition("\n\n")[0].split())
+            raise Unsupported(f"{problem} ({why}); name other modules in CompilePlan, or leave compile out") from error
+
+    return forward
+
+
+def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]:
+    """Names of the modules whose operators a compiler makes into kernels of its own; of a whole model its children."""
+    if plan is None or plan.backend in TRACING_ONLY:
+        return ()
+    names = tuple(matching_modules(plan.modules, model))
+    return tuple(name for name, _ in model.named_children()) if "" in names else names
+
+
+def known_backends() -> list[str]:
+    """Names that torch.compile takes."""
+    return [*torch.compiler.list_backends(), *TRACING_ONLY]
+
+
+def why_not(backend: str, device: torch.device) -> str | None:
+    """What a compile backend lacks on this machine; None when it can work."""
+    if backend in TRACING_ONLY:
+        return None
+    if is_accelerator(device.type):
+        return None if find_spec("triton") else "triton is not installed"
+    names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
+    if not any(shutil.which(name) for name in names):
+        return f"there is no C++ compiler ({', '.join(names)}); install one, or use backend aot_eager"
+    include = Path(sysconfig.get_path("include"))
+    has_header = (include / "Python.h").is_file()
+    return None if has_header else f"there is no Python.h in {include}; install Python's development files"

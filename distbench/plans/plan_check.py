@@ -1,5 +1,4 @@
-"""Everything wrong with a plan, found on the meta device before anything is measured, all of it at once: TP, FSDP,
-pipeline, sizes."""
+"""Everything wrong with a plan, found on the meta device before anything is measured, all of it at once."""
 
 import inspect
 import re
@@ -12,7 +11,6 @@ import torch
 from torch import nn
 
 from distbench.plans.batch import Batch
-from distbench.plans.checkpoint_compile import known_backends
 from distbench.plans.fsdp import is_function, policies_of, present, setter_arguments
 from distbench.plans.model import tensors_of
 from distbench.plans.module_patterns import (
@@ -24,6 +22,7 @@ from distbench.plans.module_patterns import (
     styles_by_module,
     tp_patterns,
 )
+from distbench.plans.parallelize import known_backends
 from distbench.plans.pipeline import check_split, num_layers, stage_of
 from distbench.ranks.context import RankContext
 from distbench.spec import FsdpPlan, LargestDim, ParallelPlan, ShardParam, UserError
@@ -32,53 +31,61 @@ from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
 from distbench.spec.printable_text import count_text, listed
 
-# What does not divide evenly, as a sentence with the sizes that would do; and problems of many layers told once.
-
-# Of the sizes that a sentence names.
-LARGEST_SIZE = 64
-MAX_NAMED = 12
+# Of the sizes, and of the names, that a sentence has.
+LARGEST_SIZE, MAX_NAMED = 64, 12
 # A module's or parameter's name with the number of a layer in it.
 _IN_LAYER = re.compile(r"(?<![\w.])(?:\w+\.)*\d+(?:\.\w+)*(?![\w.])")
+SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
+# The projections of models of transformers that are sharded by whole heads, and which field of their config has those.
+HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
+# Those that torch has not, or that leave plain parameters among the DTensors of one mesh.
+NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
 
 
 @dataclass(frozen=True)
 class Undivided:
-    """Mesh dims do not shard a tensor dim, or a batch, evenly: a sentence in two halves.
+    """Mesh dims do not shard a tensor dim, or a batch, evenly.
 
     Args:
-        name: the parameter's, or empty.
-        what: the half that names it, such as "parameter w of shape [3, 4] cannot be sharded on tensor dim 0".
+        what: the half of the sentence that names it, such as "parameter w of shape [3, 4] cannot be sharded on ...".
         where: the mesh dims with their size.
         number: what they do not divide.
         size: ranks along them.
+        name: the parameter's, or empty.
     """
 
-    name: str
     what: str
     where: str
     number: int
     size: int
+    name: str
 
     def __str__(self) -> str:
-        why = f"{self.number} is not a multiple of {self.size}; {self.works}"
-        return f"{self.what} over {self.where}: {why}"
+        return f"{self.what} over {self.where}: {self.number} is not a multiple of {self.size}; {self._works}"
 
     @property
-    def works(self) -> str:
-        """The sizes that divide it."""
-        most = min(self.number, LARGEST_SIZE)
-        return "sizes that work: " + ", ".join(str(size) for size in range(1, most + 1) if self.number % size == 0)
+    def _works(self) -> str:
+        sizes = range(1, min(self.number, LARGEST_SIZE) + 1)
+        return "sizes that work: " + ", ".join(str(size) for size in sizes if self.number % size == 0)
 
     @property
     def reason(self) -> str:
         """What other parameters may share with it."""
-        return f"{self.where} does not divide {self.number} ({self.works})"
+        return f"{self.where} does not divide {self.number} ({self._works})"
 
 
 def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext, name: str = "") -> Undivided:
     """That the mesh dims do not shard a tensor dim (or batch) of `number` evenly, as a sentence that begins `what`."""
     _, size = context.index(tuple(mesh_dims))
-    return Undivided(name, what, f"mesh dim {'x'.join(mesh_dims)!r} of size {size}", number, size)
+    return Undivided(what, f"mesh dim {'x'.join(mesh_dims)!r} of size {size}", number, size, name)
+
+
+def _undivided_parameter(
+    name: str, parameter: torch.Tensor, tensor_dim: int, cannot: str, mesh_dims: Sequence[str], context: RankContext
+) -> Iterator[Undivided]:
+    length = parameter.shape[tensor_dim] if parameter.ndim else 1
+    if length % context.index(tuple(mesh_dims))[1]:
+        yield undivided(f"parameter {name} of shape {list(parameter.shape)} {cannot}", length, mesh_dims, context, name)
 
 
 def grouped(problems: Iterable[str | Undivided]) -> list[str]:
@@ -107,33 +114,20 @@ def _listed(names: Sequence[str]) -> list[str]:
         module, _, parameter = name.rpartition(".")
         parent, _, last = module.rpartition(".")
         beside.setdefault((parent, parameter, count), []).append(last)
-    return [_brief(*key, lasts) for key, lasts in beside.items()]
-
-
-def _brief(parent: str, parameter: str, count: int, lasts: Sequence[str]) -> str:
-    module = lasts[0] if len(lasts) == 1 else f"{{{','.join(lasts)}}}"
-    name = ".".join(filter(None, (parent, module, parameter)))
-    return name if count == 1 else f"{name}: {count} layers"
+    texts = []
+    for (parent, parameter, count), lasts in beside.items():
+        module = lasts[0] if len(lasts) == 1 else f"{{{','.join(lasts)}}}"
+        name = ".".join(filter(None, (parent, module, parameter)))
+        texts.append(name if count == 1 else f"{name}: {count} layers")
+    return texts
 
 
 def _without_layers(sentence: str) -> str:
-    return _IN_LAYER.sub(lambda match: _folded_name(match[0]), sentence)
+    # A number such as 0.5 is no name.
+    return _IN_LAYER.sub(lambda match: folded(match[0]) if re.search(r"[^\W\d]", match[0]) else match[0], sentence)
 
 
-def _folded_name(text: str) -> str:
-    """A number such as 0.5 is no name."""
-    return folded(text) if re.search(r"[^\W\d]", text) else text
-
-
-# What keeps tensor parallel styles and parameter annotations from working on a mesh.
-
-SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
-# The projections of models of transformers that are sharded by whole heads, and which field of their config has those.
-HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
-
-
-def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
-    """One sentence for each problem of the plan's `tp`, `shard_params` and `loss_parallel`."""
+def _tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     yield from _styles(model, plan, context)
     yield from _undivided_heads(model, plan, context)
     yield from _annotations(model, plan, context)
@@ -142,34 +136,25 @@ def tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> I
 
 
 def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
-    dims = [name for name in plan.tp_dims if name in context.mesh_dims]
-    _, size = context.index(plan.tp_dims)
     for pattern, name, module, style in styles_by_module(plan, model):
         kind = _kind(style)
         if kind in SHARDING_STYLES and not isinstance(module, nn.Linear | nn.Embedding):
-            class_name = type(module).__name__
-            module_text = f"{name or 'the root'} is a {class_name}"
+            module_text = f"{name or 'the root'} is a {type(module).__name__}"
             yield f"TP pattern {pattern!r}: {kind} shards Linear and Embedding, but {module_text}"
             continue
         for attribute, tensor_dim in _sharded_by(style, module):
-            shape = list(getattr(module, attribute).shape)
-            if shape[tensor_dim] % size:
-                parameter = _join(name, attribute)
-                subject = f"parameter {parameter} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
-                yield undivided(subject, shape[tensor_dim], dims, context, parameter)
+            cannot = f"cannot be sharded on tensor dim {tensor_dim}"
+            parameter, tp_dims = getattr(module, attribute), present(plan.tp_dims, context)
+            yield from _undivided_parameter(_join(name, attribute), parameter, tensor_dim, cannot, tp_dims, context)
 
 
-def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
+def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[Undivided]:
     """A shard of a projection may be of any length, but attention views it as heads."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    dims = [name for name in plan.tp_dims if name in context.mesh_dims]
-    fields = {
-        HEADS.get(pattern.rpartition(".")[2])
-        for pattern, style in tp_patterns(plan, model).items()
-        if style == "colwise"
-    }
-    for field in sorted(filter(None, fields)):
+    colwise = [pattern for pattern, style in tp_patterns(plan, model).items() if style == "colwise"]
+    dims = present(plan.tp_dims, context)
+    for field in sorted({HEADS[last] for pattern in colwise if (last := pattern.rpartition(".")[2]) in HEADS}):
         heads = getattr(config, field, None)
         if isinstance(heads, int) and heads % context.index(plan.tp_dims)[1]:
             yield undivided(f"{field}={heads} of {type(config).__name__} cannot be split", heads, dims, context)
@@ -185,14 +170,11 @@ def _join(module: str, attribute: str) -> str:
 
 
 def _sharded_by(style: Any, module: nn.Module) -> Iterator[tuple[str, int]]:
-    kind = _kind(style)
-    embedding = isinstance(module, nn.Embedding)
-    if kind == "ColwiseParallel":
-        yield "weight", 1 if embedding else 0
-        if getattr(module, "bias", None) is not None:
-            yield "bias", 0
-    elif kind == "RowwiseParallel":
-        yield "weight", 0 if embedding else 1
+    kind, is_embedding = _kind(style), isinstance(module, nn.Embedding)
+    if kind in SHARDING_STYLES:
+        yield "weight", int(is_embedding if kind == "ColwiseParallel" else not is_embedding)
+    if kind == "ColwiseParallel" and getattr(module, "bias", None) is not None:
+        yield "bias", 0
 
 
 def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -211,10 +193,10 @@ def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
             seen_dims += annotation.mesh_dims
             over.setdefault(annotation.tensor_dim, []).extend(annotation.mesh_dims)
         for tensor_dim, mesh_dims in over.items():
-            ordered = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
-            if 0 <= tensor_dim < len(shape) and shape[tensor_dim] % context.index(tuple(ordered))[1]:
-                subject = f"parameter {name} of shape {shape} cannot be sharded on tensor dim {tensor_dim}"
-                yield undivided(subject, shape[tensor_dim], ordered, context, name)
+            if 0 <= tensor_dim < len(shape):
+                ordered = [mesh_dim for mesh_dim in context.mesh_dims if mesh_dim in mesh_dims]
+                cannot = f"cannot be sharded on tensor dim {tensor_dim}"
+                yield from _undivided_parameter(name, parameters[name], tensor_dim, cannot, ordered, context)
         if name in styled:
             yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
 
@@ -232,12 +214,6 @@ def _bad_annotation(
         elif mesh_dim not in plan.tp_dims or mesh_dim not in context.mesh_dims:
             usable = ", ".join(present(plan.tp_dims, context)) or "none"
             yield f"shard_params shards over mesh dim {mesh_dim!r}; use those of tp_dim that the mesh has: {usable}"
-
-
-# What keeps FSDP2 from working on a model and a mesh, as far as torch does not refuse it when the plan is applied.
-
-# Those that torch has not, or that leave plain parameters among the DTensors of one mesh.
-NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
 
 
 def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -276,7 +252,11 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         if parts:
             yield f"spmd_mesh does not go with {', '.join(parts)}; leave one of them out"
     if fsdp.gather_extension is not None:
-        yield from _uneven_shards(model, present(fsdp.mesh_dims, context), context)
+        # Only ranks whose shards are shorter would fail in an extension; the others would wait for them.
+        cannot, shards = "has no equal shards for a gather_extension", present(fsdp.mesh_dims, context)
+        matrices = [(name, parameter) for name, parameter in model.named_parameters() if parameter.ndim > 1]
+        for name, parameter in matrices:
+            yield from _undivided_parameter(name, parameter, 0, cannot, shards, context)
 
 
 def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
@@ -294,9 +274,8 @@ def _setters(fsdp: FsdpPlan) -> Iterator[str]:
     setters = {name: method for name, method in vars(FSDPModule).items() if name.startswith("set_")}
     for name, value in fsdp.configure.items():
         if name not in setters:
-            setter_names = ", ".join(setters)
             missing = f"FSDPModule of torch {torch.__version__} has no setter {name!r}"
-            yield f"FsdpPlan.configure: {missing}; use {setter_names}"
+            yield f"FsdpPlan.configure: {missing}; use {', '.join(setters)}"
         elif not is_function(value):
             signature, (args, kwargs) = inspect.signature(setters[name]), setter_arguments(value)
             try:
@@ -305,16 +284,7 @@ def _setters(fsdp: FsdpPlan) -> Iterator[str]:
                 yield f"FsdpPlan.configure[{name!r}]: {error}; torch's {name} takes {signature}"
 
 
-def _uneven_shards(model: nn.Module, shards: Sequence[str], context: RankContext) -> Iterator[Undivided]:
-    """Only ranks whose shards are shorter would fail in an extension; the others would wait for them."""
-    for name, parameter in model.named_parameters():
-        if parameter.ndim > 1 and parameter.shape[0] % context.index(tuple(shards))[1]:
-            subject = f"parameter {name} of shape {list(parameter.shape)} has no equal shards for a gather_extension"
-            yield undivided(subject, parameter.shape[0], shards, context, name)
-
-
-def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
-    """One sentence for each problem of the plan's DDP part, if it has one."""
+def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
     ddp = plan.ddp
     if ddp is None:
         return
@@ -329,18 +299,14 @@ def ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
         yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
     if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
         yield "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out; drop one"
-    ignored = {
-        id(ignored_parameter)
-        for module in matching_modules(ddp.ignored, model).values()
-        for ignored_parameter in module.parameters()
-    }
-    if not any(parameter.requires_grad and id(parameter) not in ignored for parameter in model.parameters()):
+    modules = matching_modules(ddp.ignored, model).values()
+    ignored = {parameter for module in modules for parameter in module.parameters()}
+    if not any(parameter.requires_grad and parameter not in ignored for parameter in model.parameters()):
         clause = "that it does not ignore " if ignored else ""
         yield f"ddp has nothing to average: no parameter of the model {clause}requires a gradient"
 
 
-def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
-    """One sentence for each problem of the plan's expert parallel part, if it has one."""
+def _expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
     if not plan.ep:
         return
     ep_dims, fsdp = present(plan.ep_dims, context), plan.fsdp
@@ -360,22 +326,15 @@ def expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) 
         yield f"{where} and nobody sums other gradients; name it in FSDP's mesh_dims"
     unit_dims = (fsdp.unit_mesh_dims if fsdp else {}).items()
     alone = set(matching_modules({pattern: dims for pattern, dims in unit_dims if not {*ep_dims} & {*dims}}, model))
-    num_parts = context.index(tuple(ep_dims))[1]
     for name, module in matching_modules(plan.ep, model).items():
         if fsdp is not None and name not in alone and {*ep_dims} & {*summed}:
             over = "x".join(ep_dims)
             yield f"FSDP shards {name} over {over!r} as expert parallel does; give it others in unit_mesh_dims"
         for attribute, parameter in module.named_parameters(name):
-            if not parameter.ndim or parameter.shape[0] % num_parts:
-                subject = f"parameter {attribute} of shape {list(parameter.shape)} cannot be sharded by experts"
-                yield undivided(subject, parameter.shape[0] if parameter.ndim else 1, ep_dims, context, attribute)
+            yield from _undivided_parameter(attribute, parameter, 0, "cannot be sharded by experts", ep_dims, context)
 
 
-# What is wrong with the pipeline of a plan, found before anything is measured.
-
-
-def pipeline_problems(model: nn.Module, plan: ParallelPlan, context: Any) -> Iterator[str]:
-    """One sentence for each problem of the plan's pipeline, if it has one; `context` is a RankContext."""
+def _pipeline_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
     pipeline = plan.pipeline
     if pipeline is None:
         return
@@ -463,27 +422,23 @@ def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankCont
     """
     batch = batch if isinstance(batch, Batch) else Batch(batch)
     try:
-        return _all_problems(model, batch, plan, context)
+        return grouped(
+            [
+                *_unused_mesh_dims(plan, context),
+                *_unmatched_patterns(model, plan),
+                *_tp_problems(model, plan, context),
+                *fsdp_problems(model, plan, context),
+                *_ddp_problems(model, plan, context),
+                *_expert_problems(model, plan, context),
+                *_undividable_batch(batch, plan, context),
+                *_context_parallel(model, batch, plan, context),
+                *_unknown_backend(plan),
+                *_sparse_gradients(model),
+                *_pipeline_problems(model, plan, context),
+            ]
+        )
     except UserError as error:  # a name that stands for nothing keeps the rest from being looked at
         return [str(error)]
-
-
-def _all_problems(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> list[str]:
-    return grouped(
-        [
-            *_unused_mesh_dims(plan, context),
-            *_unmatched_patterns(model, plan),
-            *tp_problems(model, plan, context),
-            *fsdp_problems(model, plan, context),
-            *ddp_problems(model, plan, context),
-            *expert_problems(model, plan, context),
-            *_undividable_batch(batch, plan, context),
-            *_context_parallel(model, batch, plan, context),
-            *_unknown_backend(plan),
-            *_sparse_gradients(model),
-            *pipeline_problems(model, plan, context),
-        ]
-    )
 
 
 def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -493,61 +448,47 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     used |= set(plan.ddp.mesh_dims) if plan.ddp else set()
     used |= {*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])} if plan.ep else set()
     used |= {plan.pipeline.mesh_dim} if plan.pipeline else set()
-    if callable(plan.tp) and plan.tp_dim == "tp":
-        yield from _unknown_mesh_dims(context)
-        return
+    # A function of the user's own may use any mesh dim; its name says what of a batch the ranks along it have.
+    uses_any = callable(plan.tp) and plan.tp_dim == "tp"
     for name in context.mesh_dims:
-        if name not in used and context.size(name) > 1:
+        if uses_any and name not in MESH_DIMS:
+            yield (
+                f"mesh dim {name!r} does not say whether its ranks have different data; name it one of "
+                f"{', '.join(MESH_DIMS)}: those along {' and '.join(BATCH_DIMS)} get different parts of the batch"
+            )
+        if not uses_any and name not in used and context.size(name) > 1:
             used_dims = ", ".join(sorted(used)) or "none"
             yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {used_dims}"
-
-
-def _unknown_mesh_dims(context: RankContext) -> Iterator[str]:
-    """A function of the user's own may use any mesh dim; its name says what of a batch the ranks along it have."""
-    for name in context.mesh_dims:
-        if name not in MESH_DIMS:
-            dim_names = ", ".join(MESH_DIMS)
-            yield (
-                f"mesh dim {name!r} does not say whether its ranks have different data; name it one of {dim_names}: "
-                f"those along {' and '.join(BATCH_DIMS)} get different parts of the batch"
-            )
 
 
 def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
     modules = [name for name, _ in model.named_modules() if name]
     parameters = [name for name, _ in model.named_parameters(remove_duplicate=False)]
-    styled = tp_patterns(plan, model)
+    fsdp, styled = plan.fsdp, tp_patterns(plan, model)
     for pattern in styled if plan.tp != AUTO else ():
-        known_names = [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]
-        if not matching(pattern, known_names):
+        if not matching(pattern, [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]):
             yield f"TP pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
-    if plan.fsdp is not None and plan.fsdp.wrap == AUTO:
+    if fsdp is not None and fsdp.wrap == AUTO:
         own_units(model)  # UserError where the model names none
-    groups: tuple[tuple[str, Iterable[str]], ...] = (
-        ("checkpoint", plan.checkpoint),
-        ("compile", plan.compile.modules if plan.compile else ()),
-        ("FSDP", plan.fsdp.wrap if plan.fsdp and plan.fsdp.wrap != AUTO else ()),
-        ("unit_mesh_dims", plan.fsdp.unit_mesh_dims if plan.fsdp else ()),
-        ("DDP's ignored", plan.ddp.ignored if plan.ddp else ()),
-        ("EP", plan.ep),
+    groups: tuple[tuple[str, str, Iterable[str]], ...] = (
+        ("checkpoint", "module", plan.checkpoint),
+        ("compile", "module", plan.compile.modules if plan.compile else ()),
+        ("FSDP", "module", fsdp.wrap if fsdp and fsdp.wrap != AUTO else ()),
+        ("unit_mesh_dims", "module", fsdp.unit_mesh_dims if fsdp else ()),
+        ("DDP's ignored", "module", plan.ddp.ignored if plan.ddp else ()),
+        ("EP", "module", plan.ep),
+        ("shard_params", "parameter", plan.shard_params),
+        ("FSDP's whole", "parameter", fsdp.whole if fsdp else ()),
+        ("FSDP's ignored", "parameter", fsdp.ignored if fsdp else ()),
     )
-    for kind, patterns in groups:
+    for option, kind, patterns in groups:
+        names = modules if kind == "module" else parameters
         for pattern in patterns:
-            if not matching(pattern, [*modules, ""]):
-                yield f"{kind} pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
-    of_parameters: tuple[tuple[str, Iterable[str]], ...] = (
-        ("shard_params", plan.shard_params),
-        ("FSDP's whole", plan.fsdp.whole if plan.fsdp else ()),
-        ("FSDP's ignored", plan.fsdp.ignored if plan.fsdp else ()),
-    )
-    for kind, patterns in of_parameters:
-        for pattern in patterns:
-            if not matching(pattern, parameters):
-                yield f"{kind} pattern {pattern!r} matches no parameter ({nearest(pattern, parameters)})"
+            if not matching(pattern, [*modules, ""] if kind == "module" else parameters):
+                yield f"{option} pattern {pattern!r} matches no {kind} ({nearest(pattern, names)})"
 
 
 def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
-    dims = [name for name in context.mesh_dims if name in BATCH_DIMS]
     _, num_parts = context.index(BATCH_DIMS)
     tensors = dict(tensors_of(batch.tree))
     lengths: dict[int, str] = {}
@@ -555,13 +496,14 @@ def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -
         lengths.setdefault(tensors[name].shape[tensor_dim], name)
     for length, name in lengths.items():
         detail = ", ".join(filter(None, (name if len(lengths) > 1 else "", batch.place)))
-        subject = f"a batch of {length} ({detail})" if detail else f"a batch of {length}"
         if length % num_parts:
-            yield f"{undivided(f'{subject} cannot be split', length, dims, context)}{batch.guessed()}"
+            what = f"a batch of {length}{f' ({detail})' if detail else ''} cannot be split"
+            dims = [dim for dim in context.mesh_dims if dim in BATCH_DIMS]
+            yield f"{undivided(what, length, dims, context)}{batch.guessed()}"
         elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
             share = length // num_parts
-            into = f"{plan.microbatches} micro-batches; use a divisor of {share}"
-            yield f"a batch of {share} a rank cannot be split into {into}"
+            parts = f"{plan.microbatches} micro-batches; use a divisor of {share}"
+            yield f"a batch of {share} a rank cannot be split into {parts}"
 
 
 def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str]:

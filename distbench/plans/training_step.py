@@ -1,14 +1,14 @@
-"""A training step of a parallel model with its batch on this rank, context parallel round forward and backward; its
-state kept and restored."""
+"""A step of a parallel model on this rank: of training, or forward alone; its state, saved and loaded."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
-from distbench.plans.batch import batch_of, loss_of
+from distbench.plans.batch import batch_of, forward, loss_of
 from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size, sets_divide_factor
 from distbench.plans.model import (
     Blueprint,
@@ -22,22 +22,23 @@ from distbench.plans.model import (
     require_as_built,
     tensors_of,
 )
+from distbench.plans.module_patterns import styles_by_module
 from distbench.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
 from distbench.plans.pipeline import LocalStage, LocalStages, Pipeline, inputs_and_targets, local_stages
-from distbench.ranks.context import RankContext
+from distbench.ranks.context import RankContext, shape_text
 from distbench.ranks.failure import blamed, one_line, place_of
-from distbench.spec import CpPlan, Scenario, UserError
-from distbench.spec.devices import device_of, known_device
+from distbench.spec import Scenario, UserError
+from distbench.spec.devices import DEVICES, device_of, known_device
 from distbench.spec.mesh import BATCH_DIMS
 from distbench.torch_private import (
     divide_factors,
     hooked_parameters,
     steps_until_buckets_stay,
+    storages_of,
     sum_then_divide,
     unit_policies,
+    whole_sequence,
 )
-
-# The sharded state of a model and its optimizer: copied out, put back, and whether both are exact.
 
 State = tuple[dict[str, Any], dict[str, Any]]
 
@@ -46,8 +47,8 @@ def saved_state(model: nn.Module, optimizer: Any) -> State:
     """Copies, in host memory, of what this rank holds of the parameters, buffers and the optimizer's state."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    state_dicts = get_state_dict(model, _listed(optimizer))
-    return _copied(state_dicts[0]), _copied(state_dicts[1])
+    of_model, of_optimizer = get_state_dict(model, () if optimizer is None else optimizer)
+    return _copied(of_model), _copied(of_optimizer)
 
 
 def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
@@ -55,29 +56,24 @@ def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
     of_model, of_optimizer = state
-    set_state_dict(model, _listed(optimizer), model_state_dict=of_model, optim_state_dict=of_optimizer)
-
-
-def state_bytes(state: State) -> int:
-    """Bytes that this rank's part of a state takes."""
-    return sum(local.numel() * local.element_size() for local in map(_local, _tensors(state)))
+    set_state_dict(
+        model, () if optimizer is None else optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer
+    )
 
 
 def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
-    """Save, spoil every parameter, load: the state's bytes, and what is not as it was, None where all is."""
+    """Save, spoil every parameter, load: the state's bytes on this rank, and what is not as it was (None: all is)."""
     state = saved_state(model, optimizer)
     with torch.no_grad():
         for parameter in model.parameters():
-            _local(parameter).fill_(torch.nan)
+            local_part(parameter).fill_(torch.nan)
     load_state(model, optimizer, state)
-    again = saved_state(model, optimizer)
-    pairs = zip(_tensors(state), _tensors(again), strict=True)
-    wrong = sum(not torch.equal(_local(tensor), _local(loaded)) for tensor, loaded in pairs)
-    return state_bytes(state), f"{wrong} tensors of the state are not what was saved" if wrong else None
-
-
-def _listed(optimizer: Any) -> Any:
-    return () if optimizer is None else optimizer
+    saved, loaded = (
+        [local_part(tensor) for tensor in _tensors(each)] for each in (state, saved_state(model, optimizer))
+    )
+    num_wrong = sum(not torch.equal(*pair) for pair in zip(saved, loaded, strict=True))
+    wrong = f"{num_wrong} tensors of the state are not what was saved" if num_wrong else None
+    return sum(local.numel() * local.element_size() for local in saved), wrong
 
 
 def _copied(value: Any) -> Any:
@@ -93,10 +89,6 @@ def _tensors(value: Any) -> list[Any]:
     return [value] if isinstance(value, torch.Tensor) else []
 
 
-def _local(tensor: Any) -> torch.Tensor:
-    return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
-
-
 STATE_PHASES = ("save", "load")
 SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
 Stamp = Callable[[], None]
@@ -110,10 +102,7 @@ def state_of(optimizer: Any) -> list[Any]:
     state = getattr(optimizer, "state", None)
     if not isinstance(state, Mapping):
         return [dict(vars(optimizer))]
-    return [
-        dict(parameter_state) if isinstance(parameter_state, Mapping) else parameter_state
-        for parameter_state in state.values()
-    ]
+    return [dict(value) if isinstance(value, Mapping) else value for value in state.values()]
 
 
 class TrainingStep:
@@ -137,21 +126,26 @@ class TrainingStep:
         hooked = hooked_parameters(self.model)
         self._give_memory(give_memory, where)
         if lost_hooks := sorted(hooked - hooked_parameters(self.model)):
-            problem = (
-                f"parallelize{where} gives parameter {lost_hooks[0]} a hook, which is lost when the model gets memory"
+            raise UserError(
+                f"parallelize{where} gives parameter {lost_hooks[0]} a hook, which is lost when the model gets memory; "
+                "set it in after_materialize=fn, fn(model, mesh)"
             )
-            raise UserError(f"{problem}; set it in after_materialize=fn, fn(model, mesh)")
         average_whole_gradients(self.model, self.sharded, plan.fsdp, context)
         self._finish_model()
         if not known_device(device_of(context.backend)).scales_sums:
             sum_then_divide(self.model)
-        self.pipeline = self._pipelined(stages)
+        self.pipeline: Pipeline | None = None
+        if isinstance(self.model, LocalStages):
+            assert scenario.loss is not None
+            self.pipeline = Pipeline(self.model, stages, plan, context, scenario.loss)
         self._num_bucket_steps = steps_until_buckets_stay(self.model)
         # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
-        self.microbatches = list(self._split())
-        self._make_optimizer = scenario.optimizer
+        index, count = context.index(BATCH_DIMS)
+        parts = 1 if self.pipeline is not None else plan.microbatches  # torch's schedule splits it
+        places = range(index * parts, (index + 1) * parts)
+        self.microbatches = [self.batch.part(place, count * parts, context.device) for place in places]
         self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
         self._require_optimizer()
         turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
@@ -161,15 +155,14 @@ class TrainingStep:
 
     def _give_memory(self, give_memory: Callable[..., None], where: str) -> None:
         offloaded = self.plan.fsdp is not None and self.plan.fsdp.offload is not None
-        device = torch.device("cpu") if offloaded else None
         try:
-            give_memory(self.model, self._context, self.built, device)
+            give_memory(self.model, self._context, self.built, torch.device("cpu") if offloaded else None)
         except (AttributeError, NotImplementedError, TypeError, ValueError) as error:
             if not where:
                 raise
-            problem = f"the model that parallelize{where} makes cannot be given memory: {one_line(error)}"
             raise UserError(
-                f"{problem}; leave parameters to fully_shard and the styles, and memory to distbench"
+                f"the model that parallelize{where} makes cannot be given memory: {one_line(error)}; leave parameters "
+                "to fully_shard and the styles, and memory to distbench"
             ) from error
 
     def _laid_out(self) -> tuple[nn.Module, Sharded, list[LocalStage]]:
@@ -193,12 +186,6 @@ class TrainingStep:
         model = LocalStages({index: module for index, (module, _) in done.items()}, names)
         return model, Sharded(roots, (), counters), list(stages.values())
 
-    def _pipelined(self, stages: Sequence[LocalStage]) -> Pipeline | None:
-        if not isinstance(self.model, LocalStages):
-            return None
-        assert self._scenario.loss is not None
-        return Pipeline(self.model, stages, self.plan, self._context, self._scenario.loss)
-
     def _finish_model(self) -> None:
         """What the scenario does to a model that has memory."""
         self._own: dict[str, torch.Tensor] = {}
@@ -206,18 +193,11 @@ class TrainingStep:
             with blamed("after_materialize", hook):
                 hook(self.model, self._context.mesh)
             self._own = {name: local_part(tensor).clone() for name, tensor in self.model.named_parameters()}
-        function = self._scenario.after_materialize or self._scenario.parallelize
-        if function is None:
-            return
         tensors = [*self.model.named_parameters(), *self.model.named_buffers()]
-        if lacking := [name for name, tensor in tensors if tensor.is_meta]:
-            problem = f"parameter {lacking[0]} of the parallel model is still on the meta device"
+        lacking = next((name for name, tensor in tensors if tensor.is_meta), None)
+        if lacking and (function := hook or self._scenario.parallelize) is not None:
+            problem = f"parameter {lacking} of the parallel model is still on the meta device"
             raise UserError(f"{problem} ({place_of(function)}); leave it to distbench, which gives every one memory")
-
-    def _split(self) -> Iterator[Any]:
-        index, count = self._context.index(BATCH_DIMS)
-        parts = 1 if self.pipeline is not None else self.plan.microbatches  # torch's schedule splits it
-        yield from (self.batch.part(index * parts + part, count * parts, self._context.device) for part in range(parts))
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
         """Forward and backward on this rank's part of the batch; its loss, a mean over that part, or None where a rank
@@ -233,13 +213,18 @@ class TrainingStep:
         return torch.stack(losses).mean() if len(losses) > 1 else losses[0]
 
     def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
+        def keep(output: Any) -> None:
+            # Held through backward, it would raise the step's peak of memory.
+            if self.kept_outputs is not None:
+                self.kept_outputs.append(output.detach())
+
         with contextlib.ExitStack() as entered:
-            batch = self.own_sequence(batch, entered)
+            batch = self._own_sequence(batch, entered)
             if self.plan.loss_parallel:
                 from torch.distributed.tensor.parallel import loss_parallel
 
                 entered.enter_context(loss_parallel())
-            loss: Any = loss_of(self._scenario, self.model, batch, self._keep)
+            loss: Any = loss_of(self._scenario, self.model, batch, keep)
             stamp()
             self._require_learning(loss)
             (loss / len(self.microbatches) if len(self.microbatches) > 1 else loss).backward()
@@ -249,7 +234,7 @@ class TrainingStep:
 
     def _require_optimizer(self) -> None:
         """Refuse an optimizer that cannot do what a step asks of it."""
-        optimizer, make = self.optimizer, self._make_optimizer
+        optimizer, make = self.optimizer, self._scenario.optimizer
         if optimizer is None or make is None:
             return
         problem = f"optimizer ({place_of(make)}) returns {kind_of(optimizer)}"
@@ -262,49 +247,38 @@ class TrainingStep:
             )
 
     def _require_learning(self, loss: torch.Tensor) -> None:
-        if not loss.requires_grad:
-            function = self._scenario.call or self._scenario.loss
-            where = f" ({place_of(function)})" if function is not None else ""
-            learns = any(parameter.requires_grad for parameter in self.model.parameters())
-            why = "it was detached, or made of none" if learns else "none learns (requires_grad_)"
-            problem = f"the loss{where} does not depend on a parameter that learns: {why}"
-            raise UserError(f"{problem}; say Scenario(inference=True) to time forward alone")
+        if loss.requires_grad:
+            return
+        function = self._scenario.call or self._scenario.loss
+        where = f" ({place_of(function)})" if function is not None else ""
+        learns = any(parameter.requires_grad for parameter in self.model.parameters())
+        why = "it was detached, or made of none" if learns else "none learns (requires_grad_)"
+        raise UserError(
+            f"the loss{where} does not depend on a parameter that learns: {why}; say Scenario(inference=True) to time "
+            "forward alone"
+        )
 
-    def own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
+    def _own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
         """A part of the batch with this rank's share of the sequence, until `entered` is left, buffers with it."""
         plan = self.plan.cp
-        if plan is not None and shards_sequence(plan, self._context):
-            batch = mapped(batch, lambda _, tensor: tensor.clone())
-            sharded = list(self._of_sequence(plan, batch))
-            entered.enter_context(sequence_sharded(self.model, plan, self._context, sharded))
+        if plan is None or not shards_sequence(plan, self._context):
+            return batch
+        batch = mapped(batch, lambda _, tensor: tensor.clone())
+        dims = self.batch.sequence_dims_of(plan)
+        # Targets stay whole where the output is made whole.
+        target_name = "1" if plan.unshard_output and self._scenario.loss is not None else None
+        shared = [(tensor, dims[name]) for name, tensor in tensors_of(batch) if name in dims and name != target_name]
+        entered.enter_context(sequence_sharded(self.model, plan, self._context, shared))
         return batch
 
-    def _keep(self, output: Any) -> None:
-        # Held through backward, it would raise the step's peak of memory.
-        if self.kept_outputs is not None:
-            self.kept_outputs.append(output.detach())
-
-    def _of_sequence(self, plan: CpPlan, batch: Any) -> Iterator[tuple[torch.Tensor, int]]:
-        """Of a part of the batch, the tensors that the sequence's ranks share; targets stay whole where the output is
-        made whole."""
-        dims = self.batch.sequence_dims_of(plan)
-        target_name = "1" if plan.unshard_output and self._scenario.loss is not None else None
-        for name, tensor in tensors_of(batch):
-            if name in dims and name != target_name:
-                yield tensor, dims[name]
-
     def _sync_gradients(self, is_last: bool) -> None:
-        data_parallel = self.plan.ddp or self.plan.fsdp
-        if data_parallel is None:
-            return
-        for root in self.sharded.roots:
+        fsdp, data_parallel = self.plan.fsdp, self.plan.ddp or self.plan.fsdp
+        for root in self.sharded.roots if data_parallel is not None else ():
             if not data_parallel.sync_each_microbatch:
                 root.set_requires_gradient_sync(is_last)
-            if self.plan.fsdp is None:
-                continue
-            if not self.plan.fsdp.all_reduce_each_microbatch:
+            if fsdp is not None and not fsdp.all_reduce_each_microbatch:
                 root.set_requires_all_reduce(is_last)
-            if not self.plan.fsdp.reshard_each_microbatch:
+            if fsdp is not None and not fsdp.reshard_each_microbatch:
                 root.set_reshard_after_backward(is_last)
 
     @property
@@ -329,10 +303,8 @@ class TrainingStep:
         built, and its mixed precision policy; the deepest first, the root last."""
         names = {id(module): name for name, module in self.built.modules.items()}
         policies, modules = unit_policies(self.model), self.model.named_modules()
-        named_units = [
-            (names.get(id(module), name), policies[module]) for name, module in modules if module in policies
-        ]
-        return sorted(named_units, key=lambda unit: -unit[0].count(".") if unit[0] else 1)
+        units = [(names.get(id(module), name), policies[module]) for name, module in modules if module in policies]
+        return sorted(units, key=lambda unit: -unit[0].count(".") if unit[0] else 1)
 
     @property
     def num_data_parallel(self) -> int:
@@ -377,8 +349,8 @@ class TrainingStep:
     def start_anew(self) -> None:
         """The same, and an optimizer that has seen nothing."""
         self.restart()
-        if self._make_optimizer is not None:
-            self.optimizer = self._make_optimizer(self.model.parameters())
+        if self._scenario.optimizer is not None:
+            self.optimizer = self._scenario.optimizer(self.model.parameters())
 
     def own_values(self) -> dict[str, torch.Tensor] | None:
         """Where the scenario sets values itself, the whole parameters after `restart`, on rank 0's CPU; all ranks
@@ -388,7 +360,155 @@ class TrainingStep:
         values = {}
         for name, parameter in as_built(self.model, self.built).items():
             tensor: Any = parameter.detach()
-            full_tensor = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+            full = tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
             if self._context.rank == 0:
-                values[name] = full_tensor.cpu().clone()
+                values[name] = full.cpu().clone()
         return values
+
+
+def cache_of(scenario: Scenario, model: Any, batch: Any) -> Any:
+    """The cache that the scenario makes for a model and a part of the batch; None where it has none."""
+    return None if scenario.make_cache is None else scenario.make_cache(model, batch)
+
+
+def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> torch.Tensor:
+    """The output of a forward pass, when it is there: a collective that it still waits for is part of the pass.
+
+    The scenario's `call` runs it where there is one; else a dict or a tuple goes to the model as its arguments.
+
+    Raises:
+        UserError: there is no tensor in what comes out.
+    """
+    if scenario.make_cache is not None:
+        assert scenario.call is not None
+        output = scenario.call(model, batch, cache)
+    elif scenario.call is not None:
+        output = scenario.call(model, batch)
+    else:
+        output = forward(model, batch)
+    # As models of transformers call them.
+    logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
+    tensor = next((candidate for _, candidate in tensors_of(output if logits is None else logits)), None)
+    if tensor is None:
+        who = f"call ({place_of(scenario.call)})" if scenario.call else f"the model ({type(model).__name__})"
+        raise UserError(f"{who} returns {kind_of(output)}, with inference=True it must return logits, a tensor")
+    # A collective that a tensor still waits for is part of the pass.
+    local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    local = local.wait() if hasattr(local, "wait") else local
+    return tensor if hasattr(tensor, "to_local") else local
+
+
+def forward_alone(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """`torch.inference_mode()`, or where a device is simulated `torch.no_grad()`: its attention has a kernel under
+    autograd's key alone, which inference mode passes over."""
+    return torch.inference_mode() if device.type in DEVICES else torch.no_grad()
+
+
+def _cached_tensors(value: Any, seen_ids: set[int]) -> Iterator[torch.Tensor]:
+    """The tensors of a cache, whatever it is made of: containers, modules, objects with attributes; each once."""
+    if id(value) in seen_ids:
+        return
+    seen_ids.add(id(value))
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _cached_tensors(item, seen_ids)
+    elif isinstance(value, list | tuple | set):
+        for item in value:
+            yield from _cached_tensors(item, seen_ids)
+    elif hasattr(value, "__dict__") and not isinstance(value, type):
+        yield from _cached_tensors(vars(value), seen_ids)
+
+
+class ForwardStep(TrainingStep):
+    """The forward pass alone; its one phase is `forward`.
+
+    The cache is made by the first run, or before it by `start_anew`, all ranks together: no timed pass pays for it.
+    """
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.phases = ("forward",)
+        self._cache: Any = None
+        self._has_cache, self._has_run = self._scenario.make_cache is None, False
+
+    def forward(self, stamp: Stamp = lambda: None, is_whole: bool = False) -> torch.Tensor:
+        """The output of this rank's part of the batch; where not `is_whole`, as the ranks have it in shards."""
+        with forward_alone(self._context.device), contextlib.ExitStack() as entered:
+            self._provide_cache()
+            batch = self._own_sequence(self.microbatches[0], entered)
+            with self._parts_seen():
+                output: Any = output_of(self._scenario, self.model, batch, self._cache)
+            stamp()
+            if is_whole and hasattr(output, "full_tensor"):
+                output = output.full_tensor()
+            plan = self.plan.cp
+            if is_whole and plan is not None and shards_sequence(plan, self._context) and not plan.unshard_output:
+                output = whole_sequence(output, self._context.mesh[plan.mesh_dim], plan.seq_dim)
+        return output
+
+    def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
+        """The same: nothing goes backward."""
+        return self.forward(stamp)
+
+    def __call__(self, stamp: Stamp) -> None:
+        """One whole pass."""
+        self.forward(stamp)
+
+    def whole_output(self) -> torch.Tensor:
+        """One pass's output, no longer sharded; one that may be changed."""
+        return self.forward(is_whole=True).clone()
+
+    def restart(self) -> None:
+        """Back to the initial parameters; the cache is made anew by the next run."""
+        for root in self.sharded.roots:
+            root.reshard()
+        super().restart()
+        self._cache, self._has_cache = None, self._scenario.make_cache is None
+
+    def start_anew(self) -> None:
+        """The same, and the cache is made at once."""
+        self.restart()
+        with forward_alone(self._context.device):
+            self._provide_cache()
+
+    @contextlib.contextmanager
+    def _parts_seen(self) -> Iterator[None]:
+        """In the first pass, refuse parts of a sequence that is too short to be split; later ones run without hooks."""
+        with contextlib.ExitStack() as hooks:
+            for _, name, module, style in () if self._has_run else styles_by_module(self.plan, self.model):
+                if type(style).__name__ == "SequenceParallel":
+                    hook = module.register_forward_pre_hook(partial(_require_elements, name), prepend=True)
+                    hooks.callback(hook.remove)
+            self._has_run = True
+            yield
+
+    def _provide_cache(self) -> None:
+        if not self._has_cache:
+            self._cache = cache_of(self._scenario, self.model, self.microbatches[0])
+            self._has_cache = True
+
+    @property
+    def cache_tensors(self) -> list[torch.Tensor]:
+        """What the cache holds."""
+        return list(_cached_tensors(self._cache, set()))
+
+    @property
+    def cache_bytes(self) -> int:
+        """Bytes that this rank's cache takes."""
+        return sum(storages_of(self.cache_tensors).values())
+
+
+def _require_elements(name: str, _: object, inputs: Any) -> None:
+    empty = next((tensor for _, tensor in tensors_of(inputs) if not tensor.numel()), None)
+    if empty is not None:
+        raise UserError(
+            f"{name} is given {shape_text(empty.shape)}, a part of the sequence without a token: it has fewer than "
+            "there are ranks; leave sequence parallel out of the plan for one token (decode)"
+        )
+
+
+def step_of(scenario: Scenario, context: RankContext, *args: Any) -> TrainingStep:
+    """The step that a scenario declares, of training or forward alone; further arguments are `TrainingStep`'s."""
+    return (ForwardStep if scenario.inference else TrainingStep)(scenario, context, *args)

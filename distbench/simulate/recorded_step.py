@@ -12,11 +12,10 @@ from torch import nn
 from distbench.cases.step import step_case
 from distbench.observe.module_attribution import tracked_collectives
 from distbench.plans.batch import batch_of
-from distbench.plans.checkpoint_compile import fused_modules
-from distbench.plans.inference import step_of
 from distbench.plans.model import allocate, blueprint, place_attributes, tensors_of
+from distbench.plans.parallelize import fused_modules
 from distbench.plans.plan_check import problems
-from distbench.plans.training_step import TrainingStep, state_of
+from distbench.plans.training_step import TrainingStep, state_of, step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import one_line_and_place, raised_at
 from distbench.ranks.measure import no_stamp

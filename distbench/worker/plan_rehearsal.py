@@ -19,11 +19,10 @@ from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.fsdp import policies_of
-from distbench.plans.inference import step_of
 from distbench.plans.model import blueprint, place_attributes, tensors_of, unregistered
 from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
-from distbench.plans.training_step import TrainingStep
+from distbench.plans.training_step import TrainingStep, step_of
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import one_line, one_line_and_place, place_of
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError

@@ -24,7 +24,7 @@ from distbench.judge.gate_text import text
 from distbench.judge.history import OF_LATENCIES, series_of
 from distbench.observe.module_attribution import communications_of
 from distbench.plans.changed_plan import scenario_of
-from distbench.plans.inference import ForwardStep, output_of, step_of
+from distbench.plans.training_step import ForwardStep, output_of, step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.records.dataframe import frame_of

@@ -17,10 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.parallel import RowwiseParallel, parallelize_module
 
-from distbench.plans.checkpoint_compile import compile_modules, fused_modules, recompute_modules, why_not
 from distbench.plans.fsdp import shard_placement_of
 from distbench.plans.model import blueprint, materialise
-from distbench.plans.parallelize import parallelize
+from distbench.plans.parallelize import compile_modules, fused_modules, parallelize, recompute_modules, why_not
 from distbench.ranks.context import RankContext
 from distbench.spec import CompilePlan, LargestDim, ParallelPlan
 from distbench.torch_private import Skipped, async_tp_options, each_operator, is_pending

@@ -33,7 +33,7 @@ def test_pyproject_and_the_docs_state_the_versions_of_the_constant() -> None:
 
 def test_the_product_states_the_bound_by_the_constant() -> None:
     """Else messages go stale. The versions of a defect, or of a source that was read, may be others."""
-    of_something_else = {"simulate/allocator.py", "plans/checkpoint_compile.py"}
+    of_something_else = {"simulate/allocator.py", "plans/parallelize.py"}
     oldest = ".".join(map(str, versions.OLDEST))
     stale = [
         path.relative_to(ROOT / "distbench").as_posix()
