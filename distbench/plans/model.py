@@ -148,11 +148,12 @@ def _built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool
 
 def _move_parameters(model: nn.Module) -> None:
     """Onto the meta device, those that modules share as one: torch would make each holder its own."""
-    moved: dict[int, tuple[nn.Parameter, nn.Parameter]] = {}
+    moved: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
-            _, meta = moved.setdefault(id(parameter), (parameter, _on_meta(parameter)))
-            module.register_parameter(name, meta)
+            if parameter not in moved:
+                moved[parameter] = _on_meta(parameter)
+            module.register_parameter(name, moved[parameter])
 
 
 def _built_with_values(
@@ -178,18 +179,16 @@ def _built_with_values(
         return build_model()  # type: ignore[no-any-return]
 
 
-def _attributes_of(
-    model: nn.Module, wanted_keys: Iterable[tuple[str, str]] | None = None
-) -> dict[tuple[str, str], Any]:
-    """Tensors on the meta device, or lists, tuples and dicts of them, that modules keep as plain attributes; or those
+def _attributes_of(model: nn.Module, wanted_keys: Iterable[tuple[str, str]] = ()) -> dict[tuple[str, str], Any]:
+    """Tensors on the meta device, or lists, tuples and dicts of them, that modules keep as plain attributes; and those
     that are wanted, wherever they are."""
-    keys = None if wanted_keys is None else set(wanted_keys)
+    keys = set(wanted_keys)
     return {
         (name, attribute): value
         for name, module in model.named_modules()
         for attribute, value in vars(module).items()
-        if (attribute not in OWN_ATTRIBUTES and any(tensor.is_meta for tensor in _tensors(value)))
-        or (keys is not None and (name, attribute) in keys)
+        if (name, attribute) in keys
+        or (attribute not in OWN_ATTRIBUTES and any(tensor.is_meta for tensor in _tensors(value)))
     }
 
 
@@ -310,36 +309,33 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
         raise UserError(
             f"{origin} makes parameter {lazy!r} without a shape, as lazy modules do; give that module its sizes"
         )
-    first = {id(parameter): name for name, parameter in model.named_parameters()}
-    names = {name: first[id(parameter)] for name, parameter in model.named_parameters(remove_duplicate=False)}
+    first = {parameter: name for name, parameter in model.named_parameters()}
+    names = {name: first[parameter] for name, parameter in model.named_parameters(remove_duplicate=False)}
     facts = {
         name: Fact(tuple(parameter.shape), parameter.dtype, parameter.requires_grad)
-        for name, parameter in model.named_parameters()
+        for parameter, name in first.items()
     }
-    attributes = _attributes_of(model)
-    modules = dict(model.named_modules())
-    if not with_values or not (attributes or next(model.buffers(), None) is not None):
-        return Blueprint(model, {}, names, facts, modules, attributes, needs_values)
-    if needs_values:
-        valued = whole_on_cpu(build_model, seed)
-    else:
-        valued = _built_with_values(build_model, seed, sum(tensor.numel() for tensor in model.parameters()), attributes)
-    buffers = {name: buffer.detach().clone() for name, buffer in valued.named_buffers()}
-    values = _attributes_of(valued, attributes)
-    attributes = {key: values[key] for key in attributes if key in values}
-    return Blueprint(model, buffers, names, facts, modules, attributes, needs_values)
+    attributes, buffers = _attributes_of(model), dict[str, torch.Tensor]()
+    if with_values and (attributes or next(model.buffers(), None) is not None):
+        if needs_values:
+            valued = whole_on_cpu(build_model, seed)
+        else:
+            num_parameters = sum(tensor.numel() for tensor in model.parameters())
+            valued = _built_with_values(build_model, seed, num_parameters, attributes)
+        buffers = {name: buffer.detach().clone() for name, buffer in valued.named_buffers()}
+        values = _attributes_of(valued, attributes)
+        attributes = {key: values[key] for key in attributes if key in values}
+    return Blueprint(model, buffers, names, facts, dict(model.named_modules()), attributes, needs_values)
 
 
 def unregistered(built: Blueprint) -> str:
-    """A module that another one keeps in a plain list or dict, where its parameters are nobody's and get no memory: a
-    half sentence, or nothing."""
+    """A half sentence on modules in a plain list or dict, where their parameters get no memory; empty for none."""
     registered = set(built.modules.values())
     for name, module in built.modules.items():
         for attribute, value in vars(module).items():
             children = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-            if attribute not in OWN_ATTRIBUTES and any(
-                isinstance(child, nn.Module) and child not in registered for child in children
-            ):
+            plain = [child for child in children if isinstance(child, nn.Module) and child not in registered]
+            if plain and attribute not in OWN_ATTRIBUTES:
                 where = f"{name}.{attribute}" if name else attribute
                 return f"; {where} holds modules in a plain {type(value).__name__}: use ModuleList or ModuleDict"
     return ""
@@ -360,7 +356,7 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     """
     parameters, names = dict(model.named_parameters()), built.names
     held_names = getattr(model, "held_names", names)
-    expected_names = [name for name in dict.fromkeys(names.values()) if name in held_names]
+    expected_names = [name for name in built.parameters if name in held_names]
     for first in ({name: name for name in parameters}, built.first_names(model, parameters)):
         if all(first.get(name) in names for name in parameters):
             by_name = {names[first[name]]: parameter for name, parameter in parameters.items()}
@@ -372,8 +368,8 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
     if flat := next((name for name in parameters if name.endswith(FLAT)), None):
         problem = f"the parallel model{where} has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
         raise UserError(f"{problem}; use fully_shard, which leaves parameters what they were")
-    parameters_text = count_text(len(parameters), "parameter")
-    problem = f"the parallel model{where} has {parameters_text} where build_model made {len(expected_names)}"
+    count = count_text(len(parameters), "parameter")
+    problem = f"the parallel model{where} has {count} where build_model made {len(expected_names)}"
     new = next((name for name in parameters if name not in names), None)
     lost_name = next((name for name in expected_names if name not in parameters), None)
     odd = f"lacks {lost_name!r}" if new is None else f"{new!r} is new ({nearest(new, expected_names)})"
@@ -386,38 +382,33 @@ def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str
     for was in first.values():
         other_name = holders.setdefault(names[was], was)
         if other_name != was:
-            problem = f"parameter {other_name} is shared with {was} in the model that build_model made"
             raise UserError(
-                f"{problem}, and the parallel model{where} has two, as when a TP style or an FSDP unit has one of its "
-                "holders alone; lay both out alike, or untie them (tie_word_embeddings=False in transformers)"
+                f"parameter {other_name} is shared with {was} in the model that build_model made, and the parallel "
+                f"model{where} has two, as when a TP style or an FSDP unit has one of its holders alone; lay both out "
+                "alike, or untie them (tie_word_embeddings=False in transformers)"
             )
 
 
 def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
     """Refuse a parallel model whose parameters are others than were built, in number, shape, dtype, or whether they
-    learn.
-
-    Args:
-        where: what made it so, for the sentence.
-    """
+    learn; `where` says what made it so."""
     for name, parameter in as_built(model, built, where).items():
         fact = built.facts.get(name)
         if fact is None:
             continue
-        shape, dtype = tuple(parameter.shape), parameter.dtype
-        if shape != fact.shape:
-            was, instead = f"has shape {list(shape)}", "shard it as a DTensor, which keeps the whole shape"
-            then = str(list(fact.shape))
-        elif dtype != fact.dtype:
-            was, then = f"is of {dtype_name(dtype)}", dtype_name(fact.dtype)
+        if (shape := tuple(parameter.shape)) != fact.shape:
+            now, then = f"has shape {list(shape)}", str(list(fact.shape))
+            instead = "shard it as a DTensor, which keeps the whole shape"
+        elif parameter.dtype != fact.dtype:
+            now, then = f"is of {dtype_name(parameter.dtype)}", dtype_name(fact.dtype)
             instead = "cast it in build_model, so that one device computes the same, or by a MixedPrecisionPolicy"
         elif parameter.requires_grad != fact.learns:
-            was, then = ("is frozen", "not frozen") if fact.learns else ("is not frozen", "frozen")
+            now, then = ("is frozen", "not frozen") if fact.learns else ("is not frozen", "frozen")
             instead = "call requires_grad_ in build_model, so that one device does the same"
         else:
             continue
         raise UserError(
-            f"parameter {name} {was} in the parallel model and {then} where build_model made it{where}; {instead}"
+            f"parameter {name} {now} in the parallel model and {then} where build_model made it{where}; {instead}"
         )
 
 

@@ -1,6 +1,6 @@
 """Glob patterns of a plan over the names of a model, and what a model itself says of how to lay it out."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from torch import nn
@@ -29,13 +29,10 @@ def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_units(model: nn.Module) -> set[str]:
-    """Names of the modules whose classes a model of transformers names in `_no_split_modules`.
+    """Names of the modules whose classes a model of transformers names in `_no_split_modules`; UserError without any.
 
     Without those that share a parameter with a module outside of them (embeddings that the output layer uses too):
     FSDP2 would need both in one unit, which is the root.
-
-    Raises:
-        UserError: it names none.
     """
     classes = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
     # fully_shard gives a module a class of its own, below the one that is named.
@@ -52,12 +49,8 @@ def _is_split(unit: str, holders: Iterable[str]) -> bool:
     return len({f"{holder}.".startswith(f"{unit}.") for holder in holders}) > 1
 
 
-def own_plan(model: nn.Module) -> dict[str, str]:
-    """The plan that a model of transformers brings along, pattern to the name of a style.
-
-    Raises:
-        UserError: it brings none.
-    """
+def _own_plan(model: nn.Module) -> dict[str, str]:
+    """The plan that a model of transformers brings along, pattern to the name of a style; UserError without one."""
     for prefix, module in model.named_modules():
         plan = getattr(module, "tp_plan", None)
         if isinstance(plan, Mapping) and plan:
@@ -69,9 +62,9 @@ def own_plan(model: nn.Module) -> dict[str, str]:
 
 
 def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
-    """Pattern to style, or its name; the model's own for "auto", nothing for a callable plan. Raises as `own_plan`."""
+    """Pattern to style, or its name; nothing for a callable plan; for "auto" the model's own, UserError without one."""
     if isinstance(plan.tp, str):
-        return own_plan(model)
+        return _own_plan(model)
     return plan.tp if isinstance(plan.tp, Mapping) else {}
 
 
@@ -80,7 +73,7 @@ def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str
     modules = _own_modules(model)
     for pattern, style_or_name in tp_patterns(plan, model).items():
         for name in matching(pattern, modules):
-            style = style_of(style_or_name, model, pattern)
+            style = _style_of(style_or_name, model, pattern)
             if style is not None:
                 yield pattern, name, modules[name], style
 
@@ -92,39 +85,31 @@ def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
     styles = {name: of_modules[holder] for name in names if (holder := name.rpartition(".")[0]) in of_modules}
     for pattern, style_or_name in tp_patterns(plan, model).items():
         if isinstance(style_or_name, str):
-            styles |= dict.fromkeys(matching(pattern, names), style_of(style_or_name, model, pattern))
+            styles |= dict.fromkeys(matching(pattern, names), _style_of(style_or_name, model, pattern))
     return {name: style for name, style in styles.items() if is_of_transformers(style)}
 
 
 def is_of_transformers(style: Any) -> bool:
-    """Whether a style is one of transformers' own, which changes parameters and forwards in its own way."""
-    return is_from_transformers(type(style))
-
-
-def is_from_transformers(kind: type) -> bool:
-    """Whether a class is one of transformers'."""
+    """Whether a style, or a class, is transformers' own, which changes parameters and forwards in its own way."""
+    kind = style if isinstance(style, type) else type(style)
     return kind.__module__.partition(".")[0] == TRANSFORMERS
 
 
-def style_of(given: Any, model: nn.Module, pattern: str) -> Any:
+def _style_of(given: Any, model: nn.Module, pattern: str) -> Any:
     """The style of a name, transformers' own for a model of transformers and else torch's; None for "replicate".
 
-    What is no text is returned as it is.
-
-    Raises:
-        UserError: there is no style of that name.
+    What is no text is returned as it is; UserError where it is no style, or no style has that name.
     """
     if not isinstance(given, str):
         _require_style(given, pattern)
         return given
-    kinds = {base for module in model.modules() for base in type(module).__mro__}
-    if any(is_from_transformers(kind) for kind in kinds):
+    if any(is_of_transformers(kind) for module in model.modules() for kind in type(module).__mro__):
         # From where older versions have it too.
         from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
         styles: Mapping[str, Any] = {name: ALL_PARALLEL_STYLES[name] for name in ALL_PARALLEL_STYLES}
     else:
-        styles = {name: style() for name, style in _torch_styles().items()}
+        styles = _torch_styles()
     if given not in styles:
         raise UserError(
             f"TP pattern {pattern!r}: there is no style {given!r} for this model ({nearest(given, styles)})"
@@ -137,29 +122,21 @@ def _require_style(given: Any, pattern: str) -> None:
 
     if isinstance(given, type) and issubclass(given, ParallelStyle):
         raise UserError(f"TP pattern {pattern!r}: {given.__name__} is a class; give a style of it, {given.__name__}()")
-    if not isinstance(given, ParallelStyle) and not is_of_transformers(given):
+    if not isinstance(given, ParallelStyle) and (isinstance(given, type) or not is_of_transformers(given)):
         kind = type(given).__name__
         raise UserError(f"TP pattern {pattern!r}: {given!r} is a {kind}; give a ParallelStyle, or the name of one")
 
 
-def _torch_styles() -> dict[str, Callable[[], Any]]:
+def _torch_styles() -> dict[str, Any]:
     from torch.distributed.tensor import Replicate
     from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel
 
-    def gathered() -> Any:
-        return ColwiseParallel(output_layouts=Replicate())
-
-    def split() -> Any:
-        return RowwiseParallel(input_layouts=Replicate())
-
-    return {
-        "colwise": ColwiseParallel,
-        "rowwise": RowwiseParallel,
-        **dict.fromkeys(("colwise_rep", "colwise_gather_output", "embedding_colwise"), gathered),
-        **dict.fromkeys(("rowwise_rep", "rowwise_split_input", "embedding_rowwise"), split),
-        "sequence_parallel": lambda: SequenceParallel(use_local_output=True),
-        "replicate": lambda: None,
-    }
+    styles: dict[str, Any] = {"colwise": ColwiseParallel(), "rowwise": RowwiseParallel()}
+    for name in ("colwise_rep", "colwise_gather_output", "embedding_colwise"):
+        styles[name] = ColwiseParallel(output_layouts=Replicate())
+    for name in ("rowwise_rep", "rowwise_split_input", "embedding_rowwise"):
+        styles[name] = RowwiseParallel(input_layouts=Replicate())
+    return {**styles, "sequence_parallel": SequenceParallel(use_local_output=True), "replicate": None}
 
 
 def annotations_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, list[ShardParam]]:

@@ -20,10 +20,12 @@ from distbench.spec.plan import SCHEDULES, PipelinePlan, layers_of_stages
 from distbench.statistics.intervals import median
 from distbench.torch_private import V_SCHEDULES, forget_step, require, vote_on_fake_group, with_values_again
 
-# The stages of a model: pruned copies of it, whose parameters keep their names; those of a rank as one module.
-
 LAYERS = (nn.ModuleList, nn.ModuleDict)
 PREFERRED = "layers"
+Activations = tuple[torch.Tensor, ...]
+# Of a stage: what occupies its rank. Collectives of FSDP and TP run inside of them.
+OCCUPYING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
+NUM_STEPS = 3
 
 
 class HandOn(nn.Module):
@@ -35,11 +37,10 @@ class HandOn(nn.Module):
 
 
 class LocalStages(nn.Module):
-    """The stages of one rank, as one module for whoever lists parameters, buffers or modules: names are those that they
-    had in the whole model.
+    """The stages of one rank as one module, by the names that parameters, buffers and modules had in the whole model.
 
     Args:
-        stages: stage index to module.
+        stages: stage index to module, a pruned copy of the model.
         held_names: of the parameters, in the model's order, as they were before any wrapper changed them.
     """
 
@@ -59,7 +60,7 @@ class LocalStages(nn.Module):
             yield from stage.named_modules(memo, prefix, remove_duplicate)
 
 
-def layers_name(model: nn.Module) -> str | None:
+def _layers_name(model: nn.Module) -> str | None:
     """The name of the list of layers that a model is split at: "layers", else the longest list that it has itself."""
     lengths = {name: len(child) for name, child in model.named_children() if isinstance(child, LAYERS) and len(child)}
     return PREFERRED if PREFERRED in lengths else max(lengths, key=lambda name: lengths[name], default=None)
@@ -67,43 +68,35 @@ def layers_name(model: nn.Module) -> str | None:
 
 def num_layers(model: nn.Module) -> int:
     """Layers that the model can be split between; 0 where it has no list of them."""
-    name = layers_name(model)
+    name = _layers_name(model)
     return 0 if name is None else len(list(model.get_submodule(name).children()))
 
 
 def stage_of(model: nn.Module, plan: PipelinePlan, stage: int, num_stages: int) -> nn.Module:
-    """A stage of a model on the meta device, which stays as it is.
-
-    Raises:
-        UserError: the plan's `split` returns no module.
-    """
+    """A stage of a model on the meta device, which stays as it is; UserError where `split` returns no module."""
     copied = copy.deepcopy(model)
     if plan.split is None:
         return _pruned(copied, layers_of_stages(num_layers(model), num_stages, plan.first_layers), stage)
     stage_module = plan.split(copied, stage, num_stages)
     if not isinstance(stage_module, nn.Module):
-        raise UserError(
-            f"PipelinePlan.split returns {type(stage_module).__name__} for stage {stage}; return an nn.Module"
-        )
+        kind = type(stage_module).__name__
+        raise UserError(f"PipelinePlan.split returns {kind} for stage {stage}; return an nn.Module")
     return stage_module
 
 
 def _pruned(model: nn.Module, layers: list[range], stage: int) -> nn.Module:
-    own_layers, name_of_layers, is_before = layers[stage], layers_name(model), True
+    name_of_layers, is_before = _layers_name(model), True
     for name, child in list(model.named_children()):
+        # What has buffers alone, a rotary table say, is every stage's.
+        is_shared = next(child.parameters(), None) is None and next(child.buffers(), None) is not None
         if name == name_of_layers:
             is_before = False
             for place, (layer, _) in enumerate(list(child.named_children())):
-                if place not in own_layers:
+                if place not in layers[stage]:
                     setattr(child, layer, HandOn())
-        # What has buffers alone, a rotary table say, is every stage's.
-        elif stage != (0 if is_before else len(layers) - 1) and not _is_shared(child):
+        elif stage != (0 if is_before else len(layers) - 1) and not is_shared:
             setattr(model, name, HandOn())
     return model
-
-
-def _is_shared(module: nn.Module) -> bool:
-    return next(module.parameters(), None) is None and next(module.buffers(), None) is not None
 
 
 def check_split(model: nn.Module, stages: list[nn.Module]) -> None:
@@ -113,55 +106,46 @@ def check_split(model: nn.Module, stages: list[nn.Module]) -> None:
         UserError: with the first parameter that is nobody's, several stages', or none of the model's.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
-    holders: dict[int, tuple[str, list[int]]] = {
-        id(parameter): (name, []) for name, parameter in model.named_parameters()
-    }
+    holders: dict[nn.Parameter, list[int]] = {parameter: [] for parameter in model.parameters()}
     for index, stage in enumerate(stages):
         for name, _ in stage.named_parameters():
             if name not in parameters:
                 wrong = f"stage {index} has a parameter {name!r} that the model does not have"
                 raise UserError(f"{wrong}; PipelinePlan.split must keep names")
-            holders[id(parameters[name])][1].append(index)
-    for name, held_by in holders.values():
-        if len(held_by) != 1:
+            holders[parameters[name]].append(index)
+    for name, parameter in model.named_parameters():
+        if len(held_by := holders[parameter]) != 1:
             where = f"stages {', '.join(map(str, held_by))}" if held_by else "no stage"
             wrong = f"parameter {name!r} is in {where} of the pipeline, it must be in exactly one"
             raise UserError(f"{wrong}; give PipelinePlan(split=...), or a model without tied weights")
 
 
-def activations_of(stages: list[nn.Module], inputs: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
+def activations_of(stages: list[nn.Module], inputs: Activations) -> list[Activations]:
     """What each stage is given, and what the last one returns: tensors on the meta device, from running all of them.
 
     Raises:
         UserError: a stage does not run, or returns what cannot be passed on.
     """
-    activations, stage_inputs = [inputs], inputs
+    activations = [inputs]
     for index, stage in enumerate(stages):
         try:
             with torch.no_grad():
-                output = stage(*stage_inputs)
+                output = stage(*activations[-1])
         except Exception as error:
-            shapes = ", ".join(str(list(value.shape)) for value in stage_inputs)
+            shapes = ", ".join(str(list(value.shape)) for value in activations[-1])
             first_line = next(iter(str(error).splitlines()), type(error).__name__)
             wrong = f"stage {index} of the pipeline, given {shapes}, does not run on the meta device: {first_line}"
             raise UserError(
                 f"{wrong}; give PipelinePlan(split=...) whose stages take what the one before returns"
             ) from error
-        stage_inputs = tuple(output) if isinstance(output, list | tuple) else (output,)
-        if not all(isinstance(value, torch.Tensor) for value in stage_inputs) and index < len(stages) - 1:
-            kinds = ", ".join(type(value).__name__ for value in stage_inputs)
+        outputs = tuple(output) if isinstance(output, list | tuple) else (output,)
+        if not all(isinstance(value, torch.Tensor) for value in outputs) and index < len(stages) - 1:
+            kinds = ", ".join(type(value).__name__ for value in outputs)
             raise UserError(
                 f"stage {index} of the pipeline returns {kinds}; it must return a tensor or a tuple of them"
             )
-        activations.append(stage_inputs)
+        activations.append(outputs)
     return activations
-
-
-# torch's own stages and schedule over the stages of one rank: what runs a step's forward and backward.
-
-Activations = tuple[torch.Tensor, ...]
-# Of a stage: what occupies its rank. Collectives of FSDP and TP run inside of them.
-OCCUPYING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
 
 
 class LocalStage(NamedTuple):
@@ -175,11 +159,7 @@ class LocalStage(NamedTuple):
 def local_stages(
     model: nn.Module, plan: ParallelPlan, context: RankContext, inputs: Activations
 ) -> dict[int, LocalStage]:
-    """The stages of this rank by their index; `inputs` are a micro-batch's, on the meta device.
-
-    Raises:
-        UserError: the model cannot be split so.
-    """
+    """The stages of this rank by index; `inputs` are a micro-batch's. UserError where the model cannot be split so."""
     pipeline = plan.pipeline
     assert pipeline is not None
     position, size = context.index((pipeline.mesh_dim,))
@@ -188,8 +168,8 @@ def local_stages(
     with with_values_again():
         stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
         check_split(model, stages)
-        inputs = tuple(torch.empty(one.shape, dtype=one.dtype, device="meta") for one in inputs)
-        passed = [inputs, *(_passed_on(one, plan, context) for one in activations_of(stages, inputs)[1:])]
+        inputs = tuple(torch.empty(value.shape, dtype=value.dtype, device="meta") for value in inputs)
+        passed = [inputs, *(_passed_on(each, plan, context) for each in activations_of(stages, inputs)[1:])]
     return {
         stage: LocalStage(stages[stage], *passed[stage : stage + 2]) for stage in pipeline.stages_on(position, size)
     }
@@ -258,24 +238,22 @@ class Pipeline:
 
         assert plan.pipeline is not None
         self.plan: PipelinePlan = plan.pipeline
-        self._context, self._loss = context, loss
+        self._context = context
         group = context.mesh.get_group(self.plan.mesh_dim)
-        if SCHEDULES[self.plan.schedule].is_v and dist.get_backend(group) == "gloo":
+        kind, size = SCHEDULES[self.plan.schedule], context.size(self.plan.mesh_dim)
+        if kind.is_v and dist.get_backend(group) == "gloo":
             require(V_SCHEDULES)  # torch 2.11 sends on pairs of ranks that it has not connected
-        num_stages = context.size(self.plan.mesh_dim) * self.plan.stages_of_a_rank
+        num_stages = size * self.plan.stages_of_a_rank
         self._stages = [
-            PipelineStage(
-                module, index, num_stages, context.device, local_stage.given, local_stage.returned, group=group
-            )
-            for index, module, local_stage in zip(model.indices, model.stages, stages, strict=True)
+            PipelineStage(module, index, num_stages, context.device, stage.given, stage.returned, group=group)
+            for index, module, stage in zip(model.indices, model.stages, stages, strict=True)
         ]
         for stage, local_stage in zip(self._stages, stages, strict=True):
             if not stage.is_last:
                 _hold_to(stage, local_stage.returned)
-        schedule: Any = get_schedule_class(SCHEDULES[self.plan.schedule].torch_name)
-        is_single = SCHEDULES[self.plan.schedule].stages_per_rank == 1
-        stages_given = self._stages[0] if is_single else self._stages
-        size, parts = context.size(self.plan.mesh_dim), plan.microbatches
+        schedule: Any = get_schedule_class(kind.torch_name)
+        stages_given = self._stages[0] if kind.stages_per_rank == 1 else self._stages
+        parts = plan.microbatches
         self.facts: dict[str, Any] = {
             "mesh_dim": self.plan.mesh_dim,
             "schedule": self.plan.schedule,
@@ -284,7 +262,7 @@ class Pipeline:
             "least_idle_share": self.plan.least_bubble(size, parts),
         }
         with named_refusal(f"PipelinePlan.schedule {self.plan.schedule!r} with microbatches={parts}"):
-            self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=self._loss_of)
+            self._schedule = schedule(stages_given, n_microbatches=parts, loss_fn=partial(self._timed, loss, "loss"))
         vote_on_fake_group(self._schedule, group, context.device)
         self._spans: list[StageWork] | None = None
 
@@ -295,11 +273,11 @@ class Pipeline:
         """
         inputs, targets = inputs_and_targets(batch, True)
         losses: list[torch.Tensor] = []
-        is_first = any(stage.is_first for stage in self._stages)
         is_last = any(stage.is_last for stage in self._stages)
+        arguments = inputs if any(stage.is_first for stage in self._stages) else ()
         kwargs = {"target": targets, "losses": losses} if is_last else {}
         try:
-            self._schedule.step(*(inputs if is_first else ()), **kwargs, return_outputs=False)
+            self._schedule.step(*arguments, **kwargs, return_outputs=False)
         except Exception as error:
             forget_step(self._schedule)
             # torch wraps what a stage raises in a sentence about its arguments.
@@ -307,9 +285,6 @@ class Pipeline:
                 raise error.__cause__ from None
             raise
         return torch.stack([loss.detach() for loss in losses]).mean() if is_last else None
-
-    def _loss_of(self, output: Any, targets: Any) -> Any:
-        return self._timed(self._loss, "loss", output, targets)
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[list[StageWork]]:
@@ -342,34 +317,32 @@ class Pipeline:
 def _hold_to(stage: Any, promised: Activations) -> None:
     """Have a stage's first output compared with what its neighbour has memory for."""
 
-    def compare(_: nn.Module, given: Any, output: Any) -> None:
+    def compare(_: nn.Module, args: Any, output: Any) -> None:
         handle.remove()
         outputs = output if isinstance(output, list | tuple) else (output,)
-        ours, theirs = ([(tuple(tensor.shape), tensor.dtype) for tensor in some] for some in (outputs, promised))
-        if ours != theirs or any(hasattr(tensor, "placements") for tensor in outputs):
-            kind = " as DTensors" if any(hasattr(tensor, "placements") for tensor in outputs) else ""
+        ours, theirs = _text(outputs), _text(promised)
+        is_dtensor = any(hasattr(tensor, "placements") for tensor in outputs)
+        if ours != theirs or is_dtensor:
             raise UserError(
-                f"stage {stage.stage_index} of the pipeline returns {_text(ours)}{kind}, the next one expects "
-                f"{_text(theirs)}; return plain tensors, and say activation_shards where a rank has a part of them"
+                f"stage {stage.stage_index} of the pipeline returns {ours}{' as DTensors' if is_dtensor else ''}, the "
+                f"next one expects {theirs}; return plain tensors, and say activation_shards where a rank has a part "
+                "of them"
             )
 
     handle = stage.submod.register_forward_hook(compare)
 
 
-def _text(tensors: Sequence[tuple[tuple[int, ...], torch.dtype]]) -> str:
-    return ", ".join(f"{str(dtype).removeprefix('torch.')}{list(shape)}" for shape, dtype in tensors)
-
-
-NUM_STEPS = 3
+def _text(tensors: Sequence[torch.Tensor]) -> str:
+    return ", ".join(f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}" for tensor in tensors)
 
 
 def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankContext) -> dict[str, Any]:
-    """The counters of a step's row about that, of NUM_STEPS untimed steps; all ranks do this together.
+    """The counters of a step's row about how long ranks are idle, of NUM_STEPS untimed steps; all ranks together.
 
     `idle_shares`: of each rank, the share of forward and backward in which it runs no forward, loss, backward or
     reduction of gradients of a stage, the median over steps. Ranks begin together, and forward and backward last as
-    long as on the rank that they last longest on. `idle_share`: their mean. `least_idle_share`: where all stages take
-    as long (`PipelinePlan.least_bubble`), None where the schedule has no such figure.
+    long as on the slowest rank. `idle_share`: their mean. `least_idle_share`: where all stages take as long
+    (`PipelinePlan.least_bubble`), None where the schedule has no such figure.
     """
     step_times: list[tuple[float, float]] = []
     for _ in range(NUM_STEPS):

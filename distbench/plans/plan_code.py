@@ -21,18 +21,16 @@ KEPT_AS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "Partial": {"reduce_op": lambda placement: placement.reduce_op},
     "SequenceParallel": {"sequence_dim": lambda style: style.sequence_sharding[0].dim},
     "PrepareModuleInputOutput": {
-        **{
-            name: functools.partial(lambda style, name: getattr(style.prepare_module_input, name), name=name)
-            for name in (
-                "input_layouts", "desired_input_layouts", "input_kwarg_layouts", "desired_input_kwarg_layouts",
-            )
-        },
+        "input_layouts": lambda style: style.prepare_module_input.input_layouts,
+        "desired_input_layouts": lambda style: style.prepare_module_input.desired_input_layouts,
+        "input_kwarg_layouts": lambda style: style.prepare_module_input.input_kwarg_layouts,
+        "desired_input_kwarg_layouts": lambda style: style.prepare_module_input.desired_input_kwarg_layouts,
         "use_local_input": lambda style: style.prepare_module_input.use_local_output,
         "output_layouts": lambda style: style.prepare_module_output.output_layouts,
         "desired_output_layouts": lambda style: style.prepare_module_output.desired_output_layouts,
         "use_local_output": lambda style: style.prepare_module_output.use_local_output,
     },
-}  # fmt: skip
+}
 
 # What torch writes into a style when the plan is applied, which is no part of how it was made: class to attributes.
 SET_BY_APPLYING: Mapping[str, frozenset[str]] = {
@@ -86,16 +84,18 @@ class _Writer:
 
     def imports(self) -> list[str]:
         """What everything that was written takes."""
-        from_imports = [
-            f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())
-        ]
-        comments = [f"# as the scenario's own files have it: {', '.join(sorted(self._own))}"] if self._own else []
-        return [*(f"import {module}" for module in sorted(self._modules)), *from_imports, *comments]
+        lines = [f"import {module}" for module in sorted(self._modules)]
+        lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())]
+        if self._own:
+            lines.append(f"# as the scenario's own files have it: {', '.join(sorted(self._own))}")
+        return lines
 
     def text(self, value: Any, indent: str = "") -> str:
         """An expression, over as many lines as it takes. Raises _NoText."""
         if value is None or isinstance(value, bool | int | float | str):
-            return _finite(value)
+            if repr(value) in ("inf", "-inf", "nan") or type(value) not in (type(None), bool, int, float, str):
+                raise _NoText(value)
+            return repr(value)
         if isinstance(value, torch.dtype):
             self._modules.add("torch")
             return repr(value)
@@ -162,19 +162,11 @@ def _named(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(f"{name}=", value) for name, value in given.items()]
 
 
-def _finite(value: Any) -> str:
-    text = repr(value)
-    if text in ("inf", "-inf", "nan") or type(value) not in (type(None), bool, int, float, str):
-        raise _NoText(value)
-    return text
-
-
 def _public(value: Any, name: str, module: str) -> str:
     """The outermost package of a module's that has the same under its name."""
     parts = module.split(".")
     packages = (".".join(parts[:count]) for count in range(1, len(parts)))
-    holds = (package for package in packages if getattr(sys.modules.get(package), name, None) is value)
-    return next(holds, module)
+    return next((package for package in packages if getattr(sys.modules.get(package), name, None) is value), module)
 
 
 def _arguments(value: Any) -> dict[str, Any]:
@@ -183,22 +175,21 @@ def _arguments(value: Any) -> dict[str, Any]:
     Raises:
         _NoText: it does not keep that, or what is made again is another.
     """
-    elsewhere = KEPT_AS.get(type(value).__name__, {})
+    kind = type(value)
+    elsewhere = KEPT_AS.get(kind.__name__, {})
     try:
-        names = (
-            list(elsewhere) if type(value).__name__ in PLACEMENTS else list(inspect.signature(type(value)).parameters)
-        )
+        names = list(elsewhere) if kind.__name__ in PLACEMENTS else list(inspect.signature(kind).parameters)
         stored = {name: elsewhere[name](value) if name in elsewhere else getattr(value, name) for name in names}
     except (AttributeError, TypeError, ValueError, IndexError) as error:
         raise _NoText(value) from error
     # Styles wrap a single layout into a tuple when they are made, and take nothing for an empty dict.
-    single = {name: one[0] if type(one) is tuple and len(one) == 1 else one for name, one in stored.items()}
-    some = {name: one for name, one in stored.items() if one != {}}
-    arguments = next((one for one in (stored, single, some) if _makes(one, value)), None)
+    single = {name: kept[0] if type(kept) is tuple and len(kept) == 1 else kept for name, kept in stored.items()}
+    some = {name: kept for name, kept in stored.items() if kept != {}}
+    arguments = next((candidate for candidate in (stored, single, some) if _makes(candidate, value)), None)
     if arguments is None:
         raise _NoText(value)
     for name in names:
-        fewer = {other_name: one for other_name, one in arguments.items() if other_name != name}
+        fewer = {other_name: kept for other_name, kept in arguments.items() if other_name != name}
         if _makes(fewer, value):
             arguments = fewer
     return arguments
