@@ -20,7 +20,7 @@ from distbench.cases.step_correctness import StepCheck
 from distbench.launch import Request, jobs_of
 from distbench.plans.training_step import step_of
 from distbench.ranks.context import RankContext
-from distbench.ranks.cpu_scheduling import calm_scheduler
+from distbench.ranks.device import calm_scheduler
 from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
 from distbench.spec import Scenario, UserError, list_entries

@@ -14,8 +14,7 @@ import torch.distributed as dist
 
 from distbench.cases.collective import OPERATIONS, _all_gather, _reduce_scatter
 from distbench.ranks.context import RankContext
-from distbench.ranks.cpu_scheduling import calm_scheduler
-from distbench.ranks.device import HostClock
+from distbench.ranks.device import HostClock, calm_scheduler
 from distbench.ranks.measure import Meter, RankGroup
 from distbench.spec import Job, Settings
 from distbench.worker.rank_session import connected_ranks

@@ -15,7 +15,7 @@ from distbench.cases.step_correctness import StepCheck
 from distbench.observe.trace import StepTrace, differences
 from distbench.plans.training_step import step_of
 from distbench.ranks.context import RankContext
-from distbench.ranks.cpu_scheduling import calm_scheduler
+from distbench.ranks.device import calm_scheduler
 from distbench.spec import Entry, find
 from distbench.worker.rank_session import declared, load_scenario
 

@@ -17,8 +17,7 @@ from distbench.cases.calibration import calibration_cases, square_of
 from distbench.cases.redistribution import Experiment, planned_pair
 from distbench.planning.cost_profile import Profile, Sample, fit_line
 from distbench.ranks.context import RankContext
-from distbench.ranks.cpu_scheduling import calm_scheduler
-from distbench.ranks.device import HostClock
+from distbench.ranks.device import HostClock, calm_scheduler
 from distbench.ranks.measure import Meter, RankGroup
 from distbench.redistribute.expected_shards import Pair
 from distbench.spec import Calibration, Job, Scenario, Settings, parse_mesh, placement_pairs

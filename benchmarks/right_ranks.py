@@ -15,7 +15,7 @@ from benchmarks.right_plans import POLICIES, RIGHT, scenario_of
 from distbench.cases.step_correctness import StepCheck
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
-from distbench.ranks.cpu_scheduling import calm_scheduler
+from distbench.ranks.device import calm_scheduler
 from distbench.spec import Scenario
 
 RIGHT_SEEDS = range(1, 6)

@@ -14,7 +14,7 @@ from benchmarks.bench_training_step import SIDES, STEPS
 from benchmarks.redistribution_ranks import calibrated, meter_of
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
-from distbench.ranks.cpu_scheduling import calm_scheduler
+from distbench.ranks.device import calm_scheduler
 from distbench.spec import Job, Settings, parse_mesh
 from distbench.statistics.intervals import median
 from distbench.torch_private import calibrated_planning

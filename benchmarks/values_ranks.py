@@ -17,7 +17,7 @@ from benchmarks.bench_values import ANY_ORDER
 from benchmarks.random_states import random_state
 from distbench.planning.cost_profile import Line, Profile
 from distbench.planning.placement_states import State
-from distbench.ranks.cpu_scheduling import calm_scheduler
+from distbench.ranks.device import calm_scheduler
 from distbench.redistribute.direct import DirectRedistribution
 from distbench.redistribute.expected_shards import parse_placement, shard_in_order, shard_of, tagged
 from distbench.spec import UserError

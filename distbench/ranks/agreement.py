@@ -26,6 +26,13 @@ GRACE_S = 5.0
 REPORT_S, POLL_S = 0.5, 0.05
 FOREVER = datetime.timedelta(days=365)
 LEFT, PARTED = "left", "parted"
+# A rank that fails with others may have its own reason to tell.
+GONE_AFTER_S = 10.0
+CONNECT_S = 10.0
+# A host that vanishes, or whose cable is cut, closes no connection: it is missed after 25 s.
+KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
+UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
+LEAVES = b"."
 
 
 class Agreement:
@@ -83,7 +90,7 @@ class Agreement:
 
     def _told(self, what: str, message: str) -> list[str]:
         """Have the others know that this rank failed, and how; under which key each rank says so."""
-        keys = [self._key(what, rank) for rank in range(len(self._hosts))]
+        keys = [_failed(what, rank) for rank in range(len(self._hosts))]
         self._store.set(keys[self._rank], message)
         self._store.set(f"failure{self._num_failures}", "")
         self._num_failures += 1
@@ -91,15 +98,15 @@ class Agreement:
 
     def _lost_hosts(self, keys: list[str]) -> str:
         """In words, the hosts of which no rank has failed in this or said that it is there; empty for none."""
-        silent: dict[str, list[int]] = {}
+        silent: dict[str, list[str]] = {}
         heard = set()
         for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
-            if any(self._store.check([store_key]) for store_key in (key, _here(self._num_failures - 1, rank))):
+            if self._store.check([key]) or self._store.check([_here(self._num_failures - 1, rank)]):
                 heard.add(host)
             else:
-                silent.setdefault(host, []).append(rank)
+                silent.setdefault(host, []).append(str(rank))
         return " and ".join(
-            f"host {host} is lost: its {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))} "
+            f"host {host} is lost: its {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)} "
             f"{'answer' if len(ranks) > 1 else 'answers'} no more"
             for host, ranks in silent.items()
             if host not in heard
@@ -110,11 +117,8 @@ class Agreement:
         if not self._store.check([LEFT]):
             return message
         rank = int(self._store.get(LEFT))
-        key = self._key(what, rank)
+        key = _failed(what, rank)
         return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
-
-    def _key(self, what: str, rank: int) -> str:
-        return f"failed/{what}/{rank}"
 
     def _all_set(self, keys: list[str]) -> bool:
         """Whether every key was set before its rank stopped working."""
@@ -151,13 +155,8 @@ def _here(number: int, rank: int) -> str:
     return f"here{number}/{rank}"
 
 
-# A rank that fails with others may have its own reason to tell.
-GONE_AFTER_S = 10.0
-CONNECT_S = 10.0
-# A host that vanishes, or whose cable is cut, closes no connection: it is missed after 25 s.
-KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
-UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
-LEAVES = b"."
+def _failed(what: str, rank: int) -> str:
+    return f"failed/{what}/{rank}"
 
 
 class Presence:
@@ -256,10 +255,8 @@ class Presence:
         """In words, that a rank's host answers this one's no more."""
         own_host, other_host = self._hosts[self._rank], self._hosts[rank]
         theirs = [other_rank for other_rank, host in enumerate(self._hosts) if host == other_host]
-        problem = (
-            f"host {other_host} ({named(theirs, [other_host] * len(self._hosts))}) answers host {own_host} no more"
-        )
-        return f"{problem}: it is down, or the network between them"
+        ranks = named(theirs, [other_host] * len(self._hosts))
+        return f"host {other_host} ({ranks}) answers host {own_host} no more: it is down, or the network between them"
 
     def _gone(self, message: str, is_silent: bool) -> None:
         if not self._is_leaving:
@@ -277,8 +274,9 @@ def _kept_alive(link: socket.socket) -> socket.socket:
 
 
 def presence_of(log_dir: Path, store: Store, rank: int, hosts: Sequence[str]) -> Presence | None:
-    """Each rank ends itself where another one is gone; None where a launcher sees to that: torchrun and ours, which set
-    these variables, for the ranks of one host."""
+    """Each rank ends itself where another one is gone; None where a launcher sees to that, for the ranks of one host:
+    torchrun and ours set these variables.
+    """
     is_launched = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"} & set(os.environ)
     if is_launched and len(set(hosts)) == 1:
         return None

@@ -97,7 +97,9 @@ def result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wr
         **opened_case.after(),
     }
     # JSON has no infinity: for an unbounded error there are the status and its sentence.
-    counters = {name: None if _unbounded(value) else value for name, value in counters.items()}
+    for name, value in counters.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            counters[name] = None
     return CaseResult(
         case=case_spec.case,
         status="wrong" if wrong else "ok",
@@ -109,7 +111,3 @@ def result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wr
         counters=counters,
         **fields,
     )
-
-
-def _unbounded(value: object) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)

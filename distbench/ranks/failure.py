@@ -53,18 +53,15 @@ def one_line(error: BaseException) -> str:
 def place_of(function: Callable[..., Any]) -> str:
     """Where a function of the user's own is written: `file:line`, or its name where that is not known."""
     plain = inspect.unwrap(getattr(function, "func", function))
-    code = getattr(plain, "__code__", None)
-    return (
-        f"{code.co_filename}:{code.co_firstlineno}"
-        if code
-        else getattr(plain, "__qualname__", type(plain).__qualname__)
-    )
+    if code := getattr(plain, "__code__", None):
+        return f"{code.co_filename}:{code.co_firstlineno}"
+    return getattr(plain, "__qualname__", type(plain).__qualname__)
 
 
-def raised_at(error: BaseException, otherwise: str = "") -> str:
+def raised_at(error: BaseException) -> str:
     """Where in somebody's own file an exception came from: `file:line` of its innermost frame in neither an installed
-    package nor this one; `otherwise` where there is none."""
-    return _own_place(traceback.extract_tb(error.__traceback__)) or otherwise
+    package nor this one; empty where there is none."""
+    return _own_place(traceback.extract_tb(error.__traceback__))
 
 
 def called_at() -> str:
@@ -74,10 +71,14 @@ def called_at() -> str:
 
 def _own_place(frames: traceback.StackSummary) -> str:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+    own_package = Path(__file__).parents[1]
     # A torch on PYTHONPATH lies in no folder of installed packages.
-    skipped = (*installed, str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), "<")
-    own_frames = [frame for frame in frames if not _is_skipped(frame.filename, skipped)]
-    return f"{own_frames[-1].filename}:{own_frames[-1].lineno}" if own_frames else ""
+    skipped = (*installed, str(Path(torch.__file__).parent), str(own_package), "<")
+    for frame in reversed(frames):
+        is_skipped = frame.filename.startswith(skipped) or "site-packages" in frame.filename
+        if not is_skipped or frame.filename.startswith(str(own_package / "scenarios")):
+            return f"{frame.filename}:{frame.lineno}"
+    return ""
 
 
 def one_line_and_place(error: BaseException) -> str:
@@ -86,18 +87,11 @@ def one_line_and_place(error: BaseException) -> str:
     return f"{one_line(error)} ({place})" if place else one_line(error)
 
 
-def _is_skipped(file: str, folders: tuple[str, ...]) -> bool:
-    shipped = str(Path(__file__).parents[1] / "scenarios")
-    return (file.startswith(folders) or "site-packages" in file) and not file.startswith(shipped)
-
-
 @contextlib.contextmanager
 def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Have what the user's own function raises said with its file and line; an exception whose class has `is_deed` says
-    itself what the function does.
+    """Raise what the user's own function raises as a UserError with its file and line, also where it meant to exit.
 
-    Raises:
-        UserError: it raised, also where it meant to exit.
+    An exception whose class has `is_deed` says itself what the function does.
     """
     try:
         yield
@@ -105,4 +99,4 @@ def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         deed = str(error) if getattr(error, "is_deed", False) else f"raises {one_line(error)}"
-        raise UserError(f"{what} {deed} ({raised_at(error, place_of(function))}); fix it") from error
+        raise UserError(f"{what} {deed} ({raised_at(error) or place_of(function)}); fix it") from error

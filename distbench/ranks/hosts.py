@@ -26,6 +26,7 @@ from distbench.spec.printable_text import count_text, listed
 
 Gather = Callable[[Any], list[Any]]
 MAX_NAMED = 8
+MAX_OFFSET_S = 2.0  # of clocks; ranks leave a gather within milliseconds of each other
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -58,14 +59,11 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
     Raises:
         UserError: they were not, in one sentence that names what differs, and the ranks and hosts.
     """
-    own_job = GivenToRank(os.uname().nodename, boot_id(), torch.__version__, _asked(job), _imported(Path(job.file)))
+    own_job = GivenToRank(os.uname().nodename, _boot_id(), torch.__version__, _asked(job), _imported(Path(job.file)))
     jobs: list[GivenToRank] = gather(own_job)
     hosts = tuple(rank_job.host for rank_job in jobs)
-    require_own_names(jobs)
-    versions = [rank_job.torch for rank_job in jobs]
-    if other_ranks := [rank for rank, version in enumerate(versions) if version != versions[0]]:
-        theirs = ", ".join(sorted({versions[rank] for rank in other_ranks}))
-        problem = f"torch of {named(other_ranks, hosts)} is {theirs}, of {named([0], hosts)} {versions[0]}"
+    _require_own_names(jobs)
+    if problem := _differing("torch", [rank_job.torch for rank_job in jobs], hosts):
         raise UserError(f"{problem}; install the same on all hosts")
     require_same([rank_job.asked for rank_job in jobs], hosts)
     require_same([rank_job.imported for rank_job in jobs], hosts)
@@ -97,7 +95,7 @@ def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
     return f"{text} ({'hosts' if len(theirs) > 1 else 'host'} {listed(theirs, MAX_NAMED)})"
 
 
-def require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
+def _require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
     """Refuse hosts of one name: their clocks would be taken for one, and links between them for links within a host."""
     first_ranks: dict[str, int] = {}
     for rank, rank_job in enumerate(rank_jobs):
@@ -107,15 +105,14 @@ def require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
             raise UserError(f"{problem}; give each host a name of its own (hostname)")
 
 
-def boot_id() -> str:
-    """Of this host's kernel, drawn when it started; "" where the system has none."""
+def _boot_id() -> str:
     try:
         return BOOT_ID.read_text().strip()
     except OSError:
         return ""
 
 
-def require_own_devices(own_device: str | None, gather: Callable[[Any], list[Any]]) -> None:
+def require_own_devices(own_device: str | None, gather: Gather) -> None:
     """Refuse ranks that share a device: NCCL does too, later and in other words. `own_device` names it on this host;
     None where it is unknown."""
     ranks: dict[tuple[str, str], int] = {}
@@ -138,7 +135,7 @@ def _asked(job: Job) -> dict[str, str]:
 
 
 def _imported(file: Path) -> dict[str, str]:
-    """The files of the user's own that the scenario has imported: those in its folder, or below."""
+    """Of the files of the user's own that the scenario has imported: those in its folder, or below."""
     digests = {}
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/")
@@ -160,12 +157,6 @@ def digest(content: str | bytes) -> str:
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
-# What differs between hosts and may be meant: said before anything is measured, and in the run file.
-
-MAX_OFFSET_S = 2.0  # of clocks; ranks leave a gather within milliseconds of each other
-MINUTE_S = 60
-
-
 class HostFacts(NamedTuple):
     """What a rank says of its host: seconds since the epoch, and its devices."""
 
@@ -177,10 +168,7 @@ class HostFacts(NamedTuple):
 def host_cautions(hosts: Sequence[str], device: torch.device, gather: Gather) -> list[str]:
     """Sentences about devices of a host that differ, and clocks and devices of hosts that differ from the first host's.
 
-    Args:
-        hosts: each rank's host, in rank order.
-        device: this rank's.
-        gather: gives every rank's value, in rank order.
+    `hosts` has each rank's host, `device` is this rank's, and `gather` gives every rank's value, in rank order.
     """
     if len(set(hosts)) == 1 and not is_accelerator(device.type):
         return []
@@ -207,27 +195,23 @@ def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
 
 
 def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
-    """The same, of what each host says; the first one is rank 0's."""
+    """Clocks and devices of hosts that differ from the first one's, as sentences; the first one is rank 0's."""
     (first, first_facts), *other_hosts = facts_by_host.items()
     cautions = []
     for host, facts in other_hosts:
         ahead_s = facts.now_s - first_facts.now_s
         if abs(ahead_s) > MAX_OFFSET_S:
-            way = f"{_span(abs(ahead_s))} {'ahead of' if ahead_s > 0 else 'behind'} host {first}'s"
+            span = f"{abs(ahead_s):.0f} s" if abs(ahead_s) < 60 else f"{abs(ahead_s) / 60:,.0f} min"
+            way = f"{span} {'ahead of' if ahead_s > 0 else 'behind'} host {first}'s"
             cautions.append(f"the clock of host {host} is {way}: dates are host {first}'s, and no time depends on them")
         if facts.device_name != first_facts.device_name:
-            cautions.append(
-                f"host {host} has {facts.device_name or 'no device'}, host {first} {first_facts.device_name}"
-            )
+            device = facts.device_name or "no device"
+            cautions.append(f"host {host} has {device}, host {first} {first_facts.device_name}")
         if facts.num_devices != first_facts.num_devices:
             devices = count_text(facts.num_devices, "device")
             count = f"host {host} shows a rank {devices}, host {first} {first_facts.num_devices}"
             cautions.append(f"{count}: ranks of hosts that differ wait for the slower")
     return cautions
-
-
-def _span(seconds: float) -> str:
-    return f"{seconds:.0f} s" if seconds < MINUTE_S else f"{seconds / MINUTE_S:,.0f} min"
 
 
 def require_same_device(store: dist.Store, rank: int, world_size: int, device: str) -> None:
@@ -246,30 +230,26 @@ def require_same_device(store: dist.Store, rank: int, world_size: int, device: s
     store.set(f"device/{rank}", json.dumps([device, os.uname().nodename]))
     if store.add("device/ranks", 1) == world_size:  # who comes last looks for all, or each would ask for each
         encoded = store.multi_get([f"device/{other_rank}" for other_rank in range(world_size)])
-        store.set("device/differs", _differing([json.loads(text) for text in encoded]))
-    if why := store.get("device/differs").decode():
-        raise UserError(why)
+        devices, hosts = zip(*map(json.loads, encoded), strict=True)
+        store.set("device/differs", _differing("the device", devices, hosts))
+    if problem := store.get("device/differs").decode():
+        raise UserError(f"{problem}; say --device, and see `distbench doctor` on those hosts")
 
 
-def _differing(by_rank: list[tuple[str, str]]) -> str:
-    (first, _), hosts = by_rank[0], [host for _, host in by_rank]
-    if not (other_ranks := [rank for rank, (device, _) in enumerate(by_rank) if device != first]):
+def _differing(what: str, by_rank: Sequence[str], hosts: Sequence[str]) -> str:
+    """`WHAT of ranks 2, 3 (host b) is X, of rank 0 (host a) Y`; empty where all are equal."""
+    ranks = [rank for rank, value in enumerate(by_rank) if value != by_rank[0]]
+    if not ranks:
         return ""
-    theirs = ", ".join(sorted({by_rank[rank][0] for rank in other_ranks}))
-    problem = f"the device of {named(other_ranks, hosts)} is {theirs}, of {named([0], hosts)} {first}"
-    return f"{problem}; say --device, and see `distbench doctor` on those hosts"
+    theirs = ", ".join(sorted({by_rank[rank] for rank in ranks}))
+    return f"{what} of {named(ranks, hosts)} is {theirs}, of {named([0], hosts)} {by_rank[0]}"
 
 
-def join_logs(job: Job, hosts: Sequence[str], gather: Callable[[Any], list[Any]]) -> list[str]:
+def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
     """Move this rank's folder beside rank 0's, where this host sees that; a sentence on the hosts that do not.
 
     A link stays in its old place, so that paths that are known already go on working: who started the rank takes it
-    away (`launch/watch_ranks.py`).
-
-    Args:
-        job: this rank's.
-        hosts: each rank's host, in rank order.
-        gather: gives every rank's value, in rank order.
+    away (`launch/watch_ranks.py`). `hosts` has each rank's host, and `gather` gives every rank's value, in rank order.
     """
     rank_logs = gather((job.log_dir, job.run_id))
     folders = {folder for folder, _ in rank_logs}

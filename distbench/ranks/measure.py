@@ -103,8 +103,7 @@ class DeviceStart:
         dist.all_reduce(self._element, group=self._group)
 
     def took(self, launch_s: float) -> None:
-        """The host took that long to launch the start and the call, seconds: the next time the device waits twice as
-        long."""
+        """The host took `launch_s` to launch the start and the call: the next time the device waits twice as long."""
         self.num_delays = min(max(math.ceil(2 * launch_s / self._delay_s), 1), MAX_DELAYS)
 
 
@@ -140,8 +139,7 @@ class Meter:
     _starts: dict[Any, DeviceStart] = field(default_factory=dict)
 
     def started_on(self, group: dist.ProcessGroup | None) -> "Meter":
-        """The meter for a call that communicates over a group (None: it starts as its hosts do): on accelerators each
-        sample starts on the devices of that group."""
+        """The meter for a call over a group: on accelerators its devices start each sample together; None: hosts do."""
         if group is None or not isinstance(self.clock, EventClock):
             return self
         if group not in self._starts:
@@ -177,24 +175,7 @@ class Meter:
             estimate_s: seconds an iteration takes, as warm_up returned it.
             limits: when to stop; None for the meter's settings.
         """
-        stamps, reason = self._sample(call, estimate_s, limits or self.settings)
-        return self._summary(stamps, phases, reason)
-
-    def take(self, call: Call, phases: tuple[str, ...], count: int) -> "StampSeries":
-        """So many samples of a stretch of which no rank has to decide anything: `see` tells what they are."""
-        return StampSeries(self._own_stamps(call, count), phases)
-
-    def see(self, stretches: Sequence["StampSeries"], reason: str) -> list[Samples]:
-        """What every rank took since the last time, in order, the stamps of all stretches gathered at once."""
-        own_stamps = [stretch.stamps for stretch in stretches]
-        gathered = self.ranks.gather(torch.cat([stamps.flatten() for stamps in own_stamps]))
-        parts = gathered.split([stamps.numel() for stamps in own_stamps], dim=1)
-        return [
-            self._summary(part.reshape(-1, *stretch.stamps.shape), stretch.phases, reason)
-            for part, stretch in zip(parts, stretches, strict=True)
-        ]
-
-    def _sample(self, call: Call, estimate_s: float, settings: Settings) -> tuple[torch.Tensor, str]:
+        settings = limits or self.settings
         batches: list[torch.Tensor] = []
         timed_s, samples, reason = 0.0, torch.empty(0), None
         while reason is None:
@@ -205,7 +186,20 @@ class Meter:
             timed_s += float(slowest.sum())
             reason = stop_reason(samples.tolist(), timed_s, settings)
             self.on_batch(len(samples))
-        return torch.cat(batches, dim=1), reason
+        return self._summary(torch.cat(batches, dim=1), phases, reason)
+
+    def take(self, call: Call, phases: tuple[str, ...], count: int) -> StampSeries:
+        """So many samples of a stretch of which no rank has to decide anything: `see` tells what they are."""
+        return StampSeries(self._own_stamps(call, count), phases)
+
+    def see(self, stretches: Sequence[StampSeries], reason: str) -> list[Samples]:
+        """What every rank took since the last time, in order, the stamps of all stretches gathered at once."""
+        gathered = self.ranks.gather(torch.cat([stretch.stamps.flatten() for stretch in stretches]))
+        parts = gathered.split([stretch.stamps.numel() for stretch in stretches], dim=1)
+        return [
+            self._summary(part.reshape(-1, *stretch.stamps.shape), stretch.phases, reason)
+            for part, stretch in zip(parts, stretches, strict=True)
+        ]
 
     def _iterate(self, call: Call, count: int) -> torch.Tensor:
         return self.ranks.gather(self._own_stamps(call, count))
@@ -233,17 +227,13 @@ class Meter:
         repeats = self.settings.iterations_per_sample
         durations = _durations(stamps) / repeats
         parts = stamps.diff(dim=2)[:, :, :-1]
-        # A phase that is named twice (one a micro-batch) is the sum of its turns.
-        turns = {
-            name: [turn for turn in range(parts.shape[2]) if phases[turn % len(phases)] == name] for name in phases
-        }
-        by_phase = {name: (parts[:, :, turns[name]].sum(dim=2).max(dim=0).values / repeats).tolist() for name in turns}
-        result = Samples(
-            samples_s=durations.max(dim=0).values.tolist(),
-            phases_s=by_phase,
-            rank_median_s=[median(row) for row in durations.tolist()],
-            stop_reason=reason,
-        )
+        phases_s = {}
+        for name in dict.fromkeys(phases):
+            # A phase that is named twice (one a micro-batch) is the sum of its turns.
+            turns = [turn for turn in range(parts.shape[2]) if phases[turn % len(phases)] == name]
+            phases_s[name] = (parts[:, :, turns].sum(dim=2).max(dim=0).values / repeats).tolist()
+        rank_median_s = [median(row) for row in durations.tolist()]
+        result = Samples(durations.max(dim=0).values.tolist(), phases_s, rank_median_s, reason)
         if self.shared_clock:
             starts, ends = stamps[:, :, 0], stamps[:, :, -1]
             last_in = starts.max(dim=0).values

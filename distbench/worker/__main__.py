@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from distbench.processes.supervisor import die_with_parent
-from distbench.ranks.cpu_scheduling import calm_scheduler
+from distbench.ranks.device import calm_scheduler
 from distbench.ranks.measure import SPENT_BEFORE, Stopwatch
 from distbench.spec import Job
 from distbench.spec.job import pid_file

@@ -24,8 +24,7 @@ from distbench.plans.changed_plan import scenario_of
 from distbench.ranks.agreement import Agreement, Store, presence_of
 from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext, gather_objects, profile_here, profile_of
-from distbench.ranks.cpu_scheduling import policy_name
-from distbench.ranks.device import backend_of, device_facts, identity, select_device
+from distbench.ranks.device import backend_of, device_facts, identity, policy_name, select_device
 from distbench.ranks.failure import blamed, one_line, place_of, raised_at
 from distbench.ranks.hosts import (
     digest,
