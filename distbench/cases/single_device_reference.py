@@ -1,4 +1,4 @@
-"""The same step on one device, and how far the parallel one is from it.
+"""The same step on one device, how far the parallel one is from it, and what rounding does to it there.
 
 Rank 0 alone computes it. Gradients leave its device as backward finishes them, and are shared and compared one by one,
 so that no other rank ever holds more than one of them.
@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.cases.causes_of_wrong import batch_statistics_of
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.model import (
     Blueprint,
@@ -28,15 +27,20 @@ from distbench.plans.model import (
     whole_on_cpu,
 )
 from distbench.plans.training_step import cache_of, forward_alone, output_of
-from distbench.ranks.context import RankContext, default_dtype_kept
+from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
 from distbench.ranks.device import random_states
 from distbench.ranks.failure import place_of
 from distbench.redistribute.expected_shards import chunk_of, own_shard
 from distbench.spec import Scenario
 from distbench.spec.mesh import BATCH_DIMS
-from distbench.torch_private import no_collectives
+from distbench.torch_private import no_collectives, reduction_dtype
 
 Collect = Callable[[str, torch.Tensor], None]
+F32 = torch.float32
+# FSDP's units: the name that each had in the model as it was built, and its mixed precision policy; the deepest first.
+Units = Sequence[tuple[str, Any]]
+# torch has no public name for what these have in common.
+BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ class Reference:
 
 @dataclass(frozen=True)
 class OneStep:
-    """A step on one device: its loss, its output where that is one tensor, and whether it drew random numbers."""
+    """A step on one device; `output` where that is one tensor, `is_random` where it drew random numbers."""
 
     loss: float
     output: torch.Tensor | None
@@ -222,10 +226,10 @@ def _hand_over(collect: Collect, name: str, parameter: torch.Tensor) -> None:
     parameter.grad = None
 
 
-def cast_floats(given: Any, dtype: torch.dtype | None) -> Any:
+def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
     """A tensor of floats in a dtype; anything else, or with None, as it is."""
-    is_cast = dtype is not None and isinstance(given, torch.Tensor) and given.is_floating_point()
-    return given.to(dtype) if is_cast else given
+    is_cast = dtype is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
+    return value.to(dtype) if is_cast else value
 
 
 @dataclass(frozen=True)
@@ -266,17 +270,17 @@ def compare(
     differences = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
     own_output = None if output is None else _output_difference(output, reference, context)
     gathered = context.gather((local_loss, differences, own_output, reference.loss, reference.is_random))
-    expected_loss, is_random = gathered[0][3:]
-    losses = [rank_values[0] for rank_values in gathered if rank_values[0] is not None]
+    all_losses, all_gradients, outputs, (expected_loss, *_), (is_random, *_) = zip(*gathered, strict=True)
+    losses = [loss for loss in all_losses if loss is not None]
     loss = sum(losses) / len(losses) if losses else None
     return Differences(
         loss,
         None if loss is None else Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
         {
-            name: _largest_of([rank_values[1][name] for rank_values in gathered if name in rank_values[1]])
+            name: _largest_of([gradients[name] for gradients in all_gradients if name in gradients])
             for name in (() if gradient_scale is None else reference.built.parameters)
         },
-        None if output is None else _largest_of([rank_values[2] for rank_values in gathered]),
+        None if output is None else _largest_of(outputs),
         is_random,
         batch_statistics_of(reference.built.model),
         expected_loss,
@@ -342,9 +346,7 @@ def _difference(got: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor) 
 
 
 def _largest_of(differences: Sequence[Difference]) -> Difference:
-    return Difference(
-        max(difference.apart for difference in differences), max(difference.size for difference in differences)
-    )
+    return Difference(max(each.apart for each in differences), max(each.size for each in differences))
 
 
 def _or_inf(value: float) -> float:
@@ -354,3 +356,111 @@ def _or_inf(value: float) -> float:
 def largest(tensor: torch.Tensor) -> float:
     """The largest absolute value; 0 of a tensor without elements."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """By how much one device's step changes when it is rounded otherwise: largest absolute differences."""
+
+    by: str  # how it was measured, to follow "measured by "
+    loss: float
+    gradients: dict[str, float]
+    output: float  # 0 where it is not one tensor
+
+
+def measured_rounding(scenario: Scenario, context: RankContext, reference: Reference, units: Units = ()) -> Rounding:
+    """Rank 0 computes the step once more, rounded otherwise; of `reference` only the differences are left.
+
+    A model of less than f32 is computed in f32; one under a mixed precision policy in what the policy says; any other
+    with each parameter moved by one unit in its last place, or in that of what it computes in, under autocast say. That
+    takes the memory and the time of the reference, and runs where the reference runs; f32 against f64 tells the same
+    (tests/cases/test_step_check.py). Two halves of the batch against the whole were seen to tell up to fifty times too
+    little: each sample is rounded alike in both. Raises whatever the model raises in another precision.
+    """
+    model = model_on_device(scenario, context, reference.built, reference.values)
+    by, dtype = _round_otherwise(model, units, reference.computed_in)
+    differences = reference.gradients
+
+    def subtract(name: str, finished: torch.Tensor) -> None:
+        if name in differences:
+            differences[name] -= finished
+
+    step = run_step(scenario, context, model, reference.batch, subtract if differences else None, dtype)
+    apart = 0.0 if step.output is None or reference.output is None else largest(step.output - reference.output)
+    gradients = {name: largest(difference) for name, difference in differences.items()}
+    return Rounding(by, abs(step.loss - reference.loss), gradients, apart)
+
+
+def lowest_precision(model: nn.Module, units: Units, computed_in: torch.dtype = F32) -> torch.dtype:
+    """The least precise dtype of a model's parameters, of what the policies of its units name, and of what one device
+    was seen to compute in (`Reference.computed_in`); f32 at best."""
+    policy_dtypes = [getattr(policy, f"{part}_dtype") for _, policy in units for part in ("param", "reduce", "output")]
+    return _lowest([_held(model), computed_in, *policy_dtypes])
+
+
+def reduction_rounding(model: nn.Module, units: Units, num_ranks: int) -> float:
+    """What summing gradients over data parallel ranks costs them, relative: it grows with the root of their number.
+
+    One device sums none. Each term, and each partial sum of a ring, is rounded to the dtype that gradients travel in.
+    """
+    if not units:
+        return 0.0
+    dtypes: list[torch.dtype | None] = [reduction_dtype(policy, _held(model)) for _, policy in units]
+    return _eps(_lowest(dtypes)) / 2 * math.sqrt(num_ranks)
+
+
+def _held(model: nn.Module) -> torch.dtype:
+    return _lowest([parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()])
+
+
+def _lowest(dtypes: Sequence[torch.dtype | None]) -> torch.dtype:
+    return max([F32, *filter(None, dtypes)], key=_eps)
+
+
+def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -> tuple[str, torch.dtype | None]:
+    """Change a model with its values; how, and what a batch's floats are to be cast to."""
+    if (held := _held(model)) != F32:
+        model.float()
+        return f"computing in f32 instead of {dtype_name(held)}", F32
+    lowest = _lowest([dtype for _, policy in units for dtype in (policy.param_dtype, policy.output_dtype)])
+    if lowest != F32:
+        _apply_policies(model, units)
+        return f"computing in {dtype_name(lowest)} instead of f32", None
+    generator = torch.Generator().manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.is_floating_point():
+                signs = torch.randint(2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
+                unit = max(_eps(parameter.dtype), _eps(computed_in))
+                parameter.addcmul_(parameter, signs.to(parameter.device, parameter.dtype), value=unit)
+    of = "its" if computed_in == F32 else f"{dtype_name(computed_in)}'s"
+    return f"moving each parameter by one unit in {of} last place", None
+
+
+def _apply_policies(model: nn.Module, units: Units) -> None:
+    """What FSDP's mixed precision does to a unit, on one device: its parameters, inputs and output are cast."""
+    done: set[int] = set()
+    modules = dict(model.named_modules())
+    for name, policy in units:
+        if (unit := modules.get(name)) is None:  # a wrapper that the function of the user's own made
+            continue
+        parameters = [parameter for parameter in unit.parameters() if id(parameter) not in done]
+        done |= {id(parameter) for parameter in parameters}
+        for parameter in parameters:
+            parameter.data = cast_floats(parameter.data, policy.param_dtype)
+        if policy.cast_forward_inputs:
+            unit.register_forward_pre_hook(partial(_cast_inputs, policy.param_dtype), with_kwargs=True)
+        unit.register_forward_hook(lambda _, args, output, dtype=policy.output_dtype: cast_floats(output, dtype))
+
+
+def _cast_inputs(dtype: torch.dtype | None, _: nn.Module, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    cast = partial(cast_floats, dtype=dtype)
+    return tuple(map(cast, args)), {key: cast(value) for key, value in kwargs.items()}
+
+
+def batch_statistics_of(model: nn.Module) -> str | None:
+    """The first module that takes statistics over its batch."""
+    for name, module in model.named_modules():
+        if isinstance(module, BATCH_NORMS) and module.training:
+            return f"{name} ({type(module).__name__})"
+    return None

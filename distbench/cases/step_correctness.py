@@ -1,7 +1,8 @@
-"""Whether a parallel step computes what one device computes: the measured rounding error, how far off it may be, the
-sentence where it is."""
+"""Whether a parallel step computes what one device computes: how far off it may be, the sentence where it is, and
+likely causes in its model, batch, loss or own functions."""
 
 import contextlib
+import hashlib
 import math
 import os
 import statistics
@@ -14,19 +15,19 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from distbench.cases import causes_of_wrong
 from distbench.cases.single_device_reference import (
+    F32,
     Difference,
     Differences,
     Reference,
-    cast_floats,
+    Rounding,
     compare,
     drawn_in_eval_mode,
-    largest,
-    model_on_device,
+    lowest_precision,
+    measured_rounding,
+    reduction_rounding,
     reference_of,
     reference_of_parts,
-    run_step,
 )
 from distbench.plans.batch import batch_of
 from distbench.plans.model import Blueprint, tensors_of
@@ -42,147 +43,17 @@ from distbench.torch_private import (
     divide_factors,
     is_compiled,
     loses_gradients_of_pending_inputs,
-    reduction_dtype,
     replaced,
 )
 
-# What rounding does to a step on one device: the measure of what a plan's errors may be.
-
-F32 = torch.float32
-# FSDP's units: the name that each had in the model as it was built, and its mixed precision policy; the deepest first.
-Units = Sequence[tuple[str, Any]]
-
-
-@dataclass(frozen=True)
-class Rounding:
-    """By how much one device's step changes when it is rounded otherwise: largest absolute differences.
-
-    Args:
-        by: how it was measured, to follow "measured by ".
-        loss: of the loss.
-        gradients: parameter name to that of its gradient.
-        output: of the output; 0 where it is not one tensor.
-    """
-
-    by: str
-    loss: float
-    gradients: dict[str, float]
-    output: float
-
-
-def measured_rounding(scenario: Scenario, context: RankContext, reference: Reference, units: Units = ()) -> Rounding:
-    """Rank 0 computes the step once more, rounded otherwise; of `reference` only the differences are left.
-
-    A model of less than f32 is computed in f32; one under a mixed precision policy in what the policy says; any other
-    with each parameter moved by one unit in its last place, or in that of what it computes in, under autocast say. That
-    takes the memory and the time of the reference, and runs where the reference runs; f32 against f64 tells the same
-    (tests/cases/test_step_check.py). Two halves of the batch against the whole were seen to tell up to fifty times too
-    little: each sample is rounded alike in both.
-
-    Args:
-        units: FSDP's, with their policies (`TrainingStep.units`).
-
-    Raises:
-        Exception: whatever the model raises in another precision.
-    """
-    model = model_on_device(scenario, context, reference.built, reference.values)
-    by, dtype = _round_otherwise(model, units, reference.computed_in)
-    differences = reference.gradients
-
-    def subtract(name: str, finished: torch.Tensor) -> None:
-        if name in differences:
-            differences[name] -= finished
-
-    step = run_step(scenario, context, model, reference.batch, subtract if differences else None, dtype)
-    apart = 0.0 if step.output is None or reference.output is None else largest(step.output - reference.output)
-    return Rounding(
-        by,
-        abs(step.loss - reference.loss),
-        {name: largest(difference) for name, difference in differences.items()},
-        apart,
-    )
-
-
-def lowest_precision(model: nn.Module, units: Units, computed_in: torch.dtype = F32) -> torch.dtype:
-    """The least precise dtype of a model's parameters, of what the policies of its units name, and of what one device
-    was seen to compute in (`Reference.computed_in`); f32 at best."""
-    policy_dtypes = [getattr(policy, f"{part}_dtype") for _, policy in units for part in ("param", "reduce", "output")]
-    return _lowest([_held(model), computed_in, *policy_dtypes])
-
-
-def reduction_rounding(model: nn.Module, units: Units, num_ranks: int) -> float:
-    """What summing gradients over data parallel ranks costs them, relative: it grows with the root of their number.
-
-    One device sums none. Each term, and each partial sum of a ring, is rounded to the dtype that gradients travel in.
-    """
-    if not units:
-        return 0.0
-    dtypes: list[torch.dtype | None] = [reduction_dtype(policy, _held(model)) for _, policy in units]
-    return torch.finfo(_lowest(dtypes)).eps / 2 * math.sqrt(num_ranks)
-
-
-def _held(model: nn.Module) -> torch.dtype:
-    return _lowest([parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()])
-
-
-def _lowest(dtypes: list[torch.dtype | None]) -> torch.dtype:
-    return max(
-        [F32, *(candidate for candidate in dtypes if candidate is not None)], key=lambda dtype: torch.finfo(dtype).eps
-    )
-
-
-def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -> tuple[str, torch.dtype | None]:
-    """Change a model with its values; how, and what a batch's floats are to be cast to."""
-    model_dtype = _held(model)
-    if model_dtype != F32:
-        model.float()
-        return f"computing in f32 instead of {dtype_name(model_dtype)}", F32
-    if (
-        lowest := _lowest([dtype for _, policy in units for dtype in (policy.param_dtype, policy.output_dtype)])
-    ) != F32:
-        _apply_policies(model, units)
-        return f"computing in {dtype_name(lowest)} instead of f32", None
-    generator = torch.Generator().manual_seed(0)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.is_floating_point():
-                signs = torch.randint(2, parameter.shape, generator=generator, dtype=torch.int8) * 2 - 1
-                unit = max(torch.finfo(dtype).eps for dtype in (parameter.dtype, computed_in))
-                parameter.addcmul_(parameter, signs.to(parameter.device, parameter.dtype), value=unit)
-    of = "its" if computed_in == F32 else f"{dtype_name(computed_in)}'s"
-    return f"moving each parameter by one unit in {of} last place", None
-
-
-def _apply_policies(model: nn.Module, units: Units) -> None:
-    """What FSDP's mixed precision does to a unit, on one device: its parameters, inputs and output are cast."""
-    done: set[int] = set()
-    modules = dict(model.named_modules())
-    for name, policy in units:
-        if (unit := modules.get(name)) is None:  # a wrapper that the function of the user's own made
-            continue
-        parameters = [parameter for parameter in unit.parameters() if id(parameter) not in done]
-        done |= {id(parameter) for parameter in parameters}
-        for parameter in parameters:
-            parameter.data = cast_floats(parameter.data, policy.param_dtype)
-        if policy.cast_forward_inputs:
-            unit.register_forward_pre_hook(partial(_cast_inputs, policy.param_dtype), with_kwargs=True)
-        unit.register_forward_hook(partial(_cast_output, policy.output_dtype))
-
-
-def _cast_inputs(
-    dtype: torch.dtype | None, _: nn.Module, given: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    return tuple(cast_floats(value, dtype) for value in given), {
-        key: cast_floats(value, dtype) for key, value in kwargs.items()
-    }
-
-
-def _cast_output(dtype: torch.dtype | None, _: nn.Module, given: Any, output: Any) -> Any:
-    return cast_floats(output, dtype)
-
-
 T = TypeVar("T")
+# Name of a parameter to which part of it a rank holds, and how large its gradient is.
+Gradients = Mapping[str, tuple[tuple[int, ...], float]]
 
+# The label that F.cross_entropy ignores by default.
+IGNORED = -100
+# Relative, to tell a sum over ranks from what is merely wrong; and a gradient that never came is off by its own size.
+CLOSE, LOST = 1e-3, 0.99
 # Relative errors that ask for no measurement; and those allowed below f32 where rounding cannot be measured.
 TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
@@ -190,7 +61,7 @@ LOW_PRECISION_TOLERANCE = 5e-2
 TIMES_ROUNDING = 3.0
 # Read by the libraries themselves, so that nothing in this process takes it back.
 FORCED = "NVIDIA_TF32_OVERRIDE"
-F32_EPS = torch.finfo(torch.float32).eps
+F32_EPS = torch.finfo(F32).eps
 
 
 @contextlib.contextmanager
@@ -201,7 +72,9 @@ def full_precision() -> Iterator[None]:
     torch has an older and a newer way to say so, and refuses to read the one where the other was used.
     """
     newer = [(backend, backend.fp32_precision) for backend in products_of_f32()]
-    older = _older_precision()
+    older = None
+    with contextlib.suppress(RuntimeError):
+        older = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
     try:
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
@@ -214,14 +87,6 @@ def full_precision() -> Iterator[None]:
             torch.backends.cudnn.allow_tf32 = older[1]
         for backend, before in newer:
             backend.fp32_precision = before
-
-
-def _older_precision() -> tuple[str, bool] | None:
-    """What the older way has; None where the newer one was used."""
-    try:
-        return torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    except RuntimeError:
-        return None
 
 
 @dataclass(frozen=True)
@@ -276,66 +141,53 @@ class Allowance:
 
     def judged(self, differences: Differences) -> list[Finding]:
         """The loss, the gradient that is farthest off for what it may be, and the output, where they were compared."""
-        measured = self.rounding
+        loss_rounding, output_rounding = (self.rounding.loss, self.rounding.output) if self.rounding else (0.0, 0.0)
         findings = []
         if differences.loss is not None:
-            of_loss = measured.loss if measured else 0.0
-            findings.append(self._part("the loss", differences.loss, self.loss_tolerance, of_loss))
+            findings.append(self._part("the loss", differences.loss, self.loss_tolerance, loss_rounding))
         if gradients := self._gradients(differences.gradients):
             findings.append(max(gradients, key=lambda finding: finding.excess))
         if differences.output is not None:
-            findings.append(
-                self._part("the output", differences.output, self.tolerance, measured.output if measured else 0.0)
-            )
+            findings.append(self._part("the output", differences.output, self.tolerance, output_rounding))
         return findings
 
     def _part(self, what: str, difference: Difference, tolerance: float, rounding: float) -> Finding:
-        noise = TIMES_ROUNDING * rounding / difference.size if difference.size and not self.is_named else 0.0
-        return self._bounded(what, difference, tolerance, noise)
+        return self._bounded(what, difference, tolerance, rounding / difference.size if difference.size else 0.0)
 
     def _gradients(self, differences: dict[str, Difference]) -> list[Finding]:
         largest = max((difference.size for difference in differences.values()), default=0.0)
-        roundings = self._relative_rounding(differences)
+        apart = self.rounding.gradients if self.rounding else {}
+        roundings = {
+            name: apart[name] * abs(self.gradient_scale) / difference.size
+            for name, difference in differences.items()
+            if name in apart and difference.size
+        }
         typical = statistics.median(roundings.values()) if roundings else 0.0
         return [
             self._gradient(name, difference, largest, roundings.get(name, 0.0), typical)
             for name, difference in differences.items()
         ]
 
-    def _relative_rounding(self, differences: dict[str, Difference]) -> dict[str, float]:
-        if self.rounding is None:
-            return {}
-        scale = abs(self.gradient_scale)
-        apart = self.rounding.gradients
-        return {
-            name: apart[name] * scale / difference.size
-            for name, difference in differences.items()
-            if name in apart and difference.size
-        }
-
     def _gradient(
         self, name: str, difference: Difference, largest: float, own_rounding: float, typical: float
     ) -> Finding:
-        """A gradient no larger than its own rounding, or than f32's of the largest one, is held against the largest.
+        """A gradient no larger than its own rounding, or than f32's of the largest one, is compared with the largest.
 
         A single gradient's measured rounding may happen to be small, so that it counts as no less than the typical one.
         """
         part, share = f"the gradient of {name}", difference.size / largest if largest else 1.0
         rounding = (max(own_rounding, typical) + self.reduction) if own_rounding or typical else 0.0
-        noise = TIMES_ROUNDING * rounding
-        if share <= F32_EPS or noise >= 1:
+        if share <= F32_EPS or TIMES_ROUNDING * rounding >= 1:
             to_largest = Difference(difference.apart, largest)
-            largest_noise = 0.0 if self.is_named else TIMES_ROUNDING * (typical + self.reduction)
             unit = "relative to the largest gradient: it is nothing but rounding on one device"
-            return replace(self._bounded(part, to_largest, self.tolerance, largest_noise), relative_to=unit)
+            finding = self._bounded(part, to_largest, self.tolerance, typical + self.reduction)
+            return replace(finding, relative_to=unit)
         least = max(self.tolerance, F32_EPS / share)
-        return replace(
-            self._bounded(part, difference, least, 0.0 if self.is_named else noise), rounding=rounding or None
-        )
+        return replace(self._bounded(part, difference, least, rounding), rounding=rounding or None)
 
-    def _bounded(self, what: str, difference: Difference, tolerance: float, noise: float) -> Finding:
-        """`tolerance` or, where that is more, `noise`; relative errors both."""
-        because = self.because
+    def _bounded(self, what: str, difference: Difference, tolerance: float, rounding: float) -> Finding:
+        """`tolerance` or, where that is more, so many times the `rounding`; relative errors both."""
+        because, noise = self.because, 0.0 if self.is_named else TIMES_ROUNDING * rounding
         if noise > tolerance and self.rounding is not None:
             because = f"{TIMES_ROUNDING:g} times its rounding on one device, measured by {self.rounding.by}"
         error = difference.apart / difference.size if difference.size else (math.inf if difference.apart else 0.0)
@@ -344,19 +196,12 @@ class Allowance:
 
 @dataclass
 class SideEffects:
-    """What forward and loss do besides, seen while they run.
+    """What forward and loss do besides, seen while they run."""
 
-    Args:
-        backward_at: `file:line` of a backward of their own.
-        optimizer: class of an optimizer that they step, and where.
-        has_forward: whether the model's own forward ran.
-        default_dtype: torch's, after the step.
-    """
-
-    backward_at: str | None = None
-    optimizer: str | None = None
-    has_forward: bool = False
-    default_dtype: torch.dtype = torch.float32
+    backward_at: str | None = None  # `file:line` of a backward of their own
+    optimizer: str | None = None  # class of an optimizer that they step, and where
+    has_forward: bool = False  # whether the model's own forward ran
+    default_dtype: torch.dtype = F32  # torch's, after the step
 
     @contextlib.contextmanager
     def of(self, step: TrainingStep) -> Iterator[Callable[[], None]]:
@@ -392,6 +237,20 @@ class SideEffects:
             yield stamp
         self.default_dtype = torch.get_default_dtype()
 
+    def causes(self, step: TrainingStep) -> Iterator[str]:
+        """Sentences about a backward of their own, and a default dtype that a step leaves behind."""
+        if self.backward_at is not None:
+            yield (
+                f"forward and loss run a backward of their own ({self.backward_at}), and the step's backward adds its "
+                "gradients to those; return the loss, and leave backward to distbench"
+            )
+        if self.default_dtype != step.default_dtype:
+            was, now = (str(dtype).removeprefix("torch.") for dtype in (step.default_dtype, self.default_dtype))
+            yield (
+                f"a step leaves torch's default dtype at {now}, where it was {was}, and so what is made after it is of "
+                f"another dtype; have it call set_default_dtype(torch.{was}) when it is done, or name dtypes instead"
+            )
+
 
 class StepCheck:
     """The check of one step: collective, after which `counters` has what was found.
@@ -406,13 +265,10 @@ class StepCheck:
     def __init__(
         self, step: TrainingStep, scenario: Scenario, context: RankContext, built: Blueprint | None = None
     ) -> None:
-        self._step = step
-        self._built = built
-        self._scenario = scenario
-        self._context = context
+        self._step, self._scenario, self._context, self._built = step, scenario, context, built
         self.counters: dict[str, Any] = {}
         self._seen = SideEffects()
-        self._computed_in = torch.float32
+        self._computed_in = F32
 
     def __call__(self) -> str | None:
         """What is wrong with the step, as a sentence; None where nothing is."""
@@ -426,10 +282,10 @@ class StepCheck:
         values = step.own_values()  # before a backward that steps an optimizer in its hooks
         loss, output = _run(step, is_full, self._seen)
         if stepped := next(filter(None, context.gather(self._seen.optimizer)), None):
-            problem = (
-                f"forward and loss step an optimizer of their own ({stepped}), which is no part of a step's forward"
+            return (
+                f"forward and loss step an optimizer of their own ({stepped}), which is no part of a step's forward; "
+                "return the loss, and give the optimizer to Scenario(optimizer=...)"
             )
-            return f"{problem}; return the loss, and give the optimizer to Scenario(optimizer=...)"
         has_gradients = is_full and not isinstance(step, ForwardStep)
         reference = self._alone(partial(reference_of, self._scenario, context, has_gradients, values, self._built))
         self._computed_in = context.gather(reference.computed_in)[0]
@@ -438,18 +294,14 @@ class StepCheck:
         allowance = self._allowance(reference)
         findings = allowance.judged(differences)
         # Small errors need no reason. Numbers drawn at random are no rounding, nor is what is missing.
-        if not differences.is_random and any(
-            judged_finding.is_wrong and math.isfinite(judged_finding.error) for judged_finding in findings
-        ):
+        if not differences.is_random and any(each.is_wrong and math.isfinite(each.error) for each in findings):
             allowance = self._measured(allowance, reference)
             findings = allowance.judged(differences)
         self.counters = _counters(differences, findings)
         wrong = next((finding for finding in findings if finding.is_wrong), None)
-        return (
-            None
-            if wrong is None
-            else "; ".join([str(wrong), *self._likely_causes(differences, loss, reference, allowance)])
-        )
+        if wrong is None:
+            return None
+        return "; ".join([str(wrong), *self._likely_causes(differences, loss, reference, allowance)])
 
     def _alone(self, compute: Callable[[], T]) -> T:
         """What rank 0 computes while the others wait; whatever is raised there is raised on all ranks, which stay
@@ -468,17 +320,17 @@ class StepCheck:
         return computed
 
     def _allowance(self, reference: Reference) -> Allowance:
-        model, units = reference.built.model, self._step.units
+        model, units, scale = reference.built.model, self._step.units, self._step.gradient_scale
         if (tolerance := self._scenario.tolerance) is not None:
-            return Allowance(tolerance, tolerance, "the scenario's tolerance", True, None, self._step.gradient_scale)
-        lowest = lowest_precision(model, units, self._computed_in)
-        for_loss = TOLERANCE if lowest == torch.float32 else torch.finfo(lowest).eps
+            return Allowance(tolerance, tolerance, "the scenario's tolerance", is_named=True, gradient_scale=scale)
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
             because, low = f"as {FORCED}=1 rounds every product to TF32", LOW_PRECISION_TOLERANCE
-            return Allowance(low, low, because, False, None, self._step.gradient_scale)
+            return Allowance(low, low, because, gradient_scale=scale)
+        lowest = lowest_precision(model, units, self._computed_in)
+        for_loss = TOLERANCE if lowest == F32 else torch.finfo(lowest).eps
         reduction = reduction_rounding(model, units, self._step.num_data_parallel)
         because = f"as for every {dtype_name(lowest)} step"
-        return Allowance(TOLERANCE, for_loss, because, False, None, self._step.gradient_scale, reduction)
+        return Allowance(TOLERANCE, for_loss, because, gradient_scale=scale, reduction=reduction)
 
     def _measured(self, allowance: Allowance, reference: Reference) -> Allowance:
         """With the rounding of one device, or without where that cannot be measured."""
@@ -492,52 +344,50 @@ class StepCheck:
         if rounding is not None or allowance.is_named:
             return replace(allowance, rounding=rounding)
         lowest = lowest_precision(reference.built.model, self._step.units, self._computed_in)
-        tolerance = TOLERANCE if lowest == torch.float32 else LOW_PRECISION_TOLERANCE
+        tolerance = TOLERANCE if lowest == F32 else LOW_PRECISION_TOLERANCE
         because = f"{allowance.because}, as rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
     def _likely_causes(
         self, differences: Differences, loss: float | None, reference: Reference, allowance: Allowance
     ) -> list[str]:
-        step, scenario = self._step, self._scenario
+        step, scenario, is_random = self._step, self._scenario, differences.is_random
         num_parts = self._context.index(BATCH_DIMS)[1] * scenario.plan.microbatches
         batch, again = batch_of(scenario), batch_of(scenario)
         is_unsaid = scenario.parallelize is not None and scenario.gradient_divide_factor is None
         compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
-        errors = (one.apart / one.size for one in differences.gradients.values() if one.size)
-        gathered = self._context.gather(
-            (causes_of_wrong.fingerprint(batch.tree), causes_of_wrong.held_gradients(step.model))
-        )
-        random, in_eval_mode, is_coupled = None, None, False
-        if differences.is_random:
-            random = causes_of_wrong.dropout_of(reference.built.model)
-            in_eval_mode = self._drawn_in_eval_mode(reference)
-        elif num_parts > 1 and not isinstance(step, ForwardStep):
-            is_coupled = self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
+        errors = (each.apart / each.size for each in differences.gradients.values() if each.size)
+        gathered = self._context.gather((fingerprint(batch.tree), held_gradients(step.model)))
+        prints, gradients = zip(*gathered, strict=True)
+        random = _dropout_of(reference.built.model) if is_random else None
+        in_eval_mode = self._drawn_in_eval_mode(reference) if is_random else None
+        may_couple = not is_random and num_parts > 1 and not isinstance(step, ForwardStep)
+        is_coupled = may_couple and self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
         step.restart()
-        rerun = loss if differences.is_random else _run(step, False)[0]
+        rerun = loss if is_random else _run(step, False)[0]
         has_ddp = scenario.plan.ddp is not None
         call = f"call ({place_of(scenario.call)})" if scenario.call is not None else ""
         causes = [
-            *causes_of_wrong.of_random(random, in_eval_mode),
-            *causes_of_wrong.of_model(differences.batch_statistics, num_parts),
-            *causes_of_wrong.of_own_backward(self._seen.backward_at),
-            *causes_of_wrong.of_default_dtype(step.default_dtype, self._seen.default_dtype),
-            *causes_of_wrong.of_forward(
-                call, self._seen.has_forward or not (has_ddp and call), "DDP makes its reductions ready"
-            ),
-            *causes_of_wrong.of_loss(differences.mean_loss, differences.expected_loss, num_parts),
-            *causes_of_wrong.of_labels(dict(tensors_of(batch.tree)), batch.split_dims, num_parts),
-            *causes_of_wrong.of_batches(step.batch.tree, batch.tree, again.tree, [prints for prints, _ in gathered]),
-            *causes_of_wrong.of_compiled(compiled, max(errors, default=0), loses_gradients_of_pending_inputs),
-            *causes_of_wrong.of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
-            *causes_of_wrong.of_replicas(
-                [gradients for _, gradients in gathered if not differences.is_random], has_ddp
-            ),
-            *causes_of_wrong.of_another_run(loss, rerun),
+            *_of_model(random, in_eval_mode, differences.batch_statistics, num_parts),
+            *self._seen.causes(step),
+            *of_forward(call, self._seen.has_forward or not (has_ddp and call), "DDP makes its reductions ready"),
+            *of_loss(differences.mean_loss, differences.expected_loss, num_parts),
+            *_of_labels(dict(tensors_of(batch.tree)), batch.split_dims, num_parts),
+            *of_batches(step.batch.tree, batch.tree, again.tree, prints),
+            *of_compiled(compiled, max(errors, default=0), loses_gradients_of_pending_inputs),
+            *_of_factors(divide_factors(step.model) if is_unsaid else set(), step.num_data_parallel),
+            *of_replicas([] if is_random else gradients, has_ddp),
+            *of_another_run(loss, rerun),
         ]
-        causes = causes or [*causes_of_wrong.of_coupled_samples(is_coupled, num_parts)]
-        return [f"the likely cause: {one}" for one in causes or filter(None, [batch.guessed().removeprefix("; ")])]
+        if not causes and is_coupled:
+            causes = [
+                "the loss or the model couples the samples of a batch: one device gives what this step gives where it "
+                f"computes each of the {num_parts} parts of the batch alone, and something else for all of it, as with "
+                "a contrastive loss, a router's auxiliary loss, a norm over the batch or a mean over a number that "
+                "differs between parts; compute it sample by sample, or gather what it couples from all ranks"
+            ]
+        causes = causes or [*filter(None, [batch.guessed().removeprefix("; ")])]
+        return [f"the likely cause: {cause}" for cause in causes]
 
     def _drawn_in_eval_mode(self, reference: Reference) -> str | None:
         context = self._context
@@ -580,18 +430,167 @@ def _run(
 def _counters(differences: Differences, findings: list[Finding]) -> dict[str, Any]:
     """Of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients were compared, or
     to the output where there is no loss."""
-    by_part = {
-        finding.what if finding.what in ("the loss", "the output") else "gradient": finding for finding in findings
-    }
+    by_part = {finding.what.partition(" of ")[0]: finding for finding in findings}
+    loss, gradient, output = (by_part.get(part) for part in ("the loss", "the gradient", "the output"))
     counters: dict[str, Any] = {}
-    if (loss := by_part.get("the loss")) is not None:
+    if loss is not None:
         counters |= {"loss": differences.mean_loss, "loss_rel_error": loss.error}
-    gradient = by_part.get("gradient")
-    counters["tolerance"] = (gradient or loss or by_part["the output"]).allowed
+    counters["tolerance"] = next(filter(None, (gradient, loss, output))).allowed
     if gradient is not None:
         counters |= {"grad_rel_error": gradient.error, "worst_grad": gradient.what.removeprefix("the gradient of ")}
         if gradient.rounding is not None:
             counters["grad_rounding"] = gradient.rounding
-    if "the output" in by_part:
-        counters["output_rel_error"] = by_part["the output"].error
+    if output is not None:
+        counters["output_rel_error"] = output.error
     return counters
+
+
+def _of_model(
+    random: str | None, in_eval_mode: str | None, batch_statistics: str | None, num_parts: int
+) -> Iterator[str]:
+    """Which module draws random numbers, in train mode or in eval mode too, or takes statistics over a batch of which
+    ranks, or micro-batches, have parts."""
+    if in_eval_mode is not None:
+        yield (
+            f"{in_eval_mode} draws random numbers, other ones on each rank, also where the model is in eval mode; draw "
+            "them in make_batch, from a generator with a seed, and take them from the batch"
+        )
+    elif random is not None:
+        yield (
+            f"{random} draws random numbers, other ones on each rank; return model.eval() from build_model, or drop "
+            "with p=0"
+        )
+    if batch_statistics is not None and num_parts > 1:
+        yield (
+            f"{batch_statistics} takes its statistics over one of {num_parts} parts of the batch; return model.eval() "
+            "from build_model, or use a norm that sees one sample at a time"
+        )
+
+
+def of_loss(loss: float | None, expected: float, num_parts: int) -> Iterator[str]:
+    """Of the mean of all parts' losses, and that of one device."""
+    if not math.isfinite(expected):
+        yield f"one device's own loss is {expected}; look at the model's sizes and at its batch"
+    elif loss is not None and num_parts > 1 and expected and abs(loss * num_parts / expected - 1) < CLOSE:
+        yield f"the loss is a sum over the batch, of which there are {num_parts} parts; return a mean"
+
+
+def _of_labels(tensors: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], num_parts: int) -> Iterator[str]:
+    """Of the first tensor whose parts, split along its tensor dim, leave out unequal numbers of labels."""
+    for name, tensor_dim in split_dims.items():
+        parts = tensors[name].chunk(num_parts, tensor_dim) if tensors[name].dtype == torch.int64 else ()
+        if len({int((part == IGNORED).sum()) for part in parts}) > 1:
+            yield (
+                f"the {num_parts} parts of {name} have unequal numbers of {IGNORED}, which cross entropy leaves out: "
+                "the mean of their losses is not the loss of all; sum, and divide by a constant"
+            )
+            return
+
+
+def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> Iterator[str]:
+    """Of the batch that a step had, two that were made since, and each rank's `fingerprint` of one."""
+    odd = next((rank for rank, digest in enumerate(prints) if digest != prints[0]), None)
+    if (name := _differing(made, made_again)) is not None:
+        yield f"make_batch makes another {name} each time, and so on each rank; draw it from a generator with a seed"
+    elif odd is not None:
+        yield f"make_batch makes another batch on rank {odd} than on rank 0; make the global batch, alike on every rank"
+    elif (name := _differing(used, made)) is not None:
+        yield f"a step changes {name} of its batch in place, which the next one is given; change a copy"
+
+
+def _differing(tree: Any, other: Any) -> str | None:
+    other_tensors = dict(tensors_of(other))
+    for name, tensor in tensors_of(tree):
+        if name not in other_tensors or not torch.equal(tensor.cpu(), other_tensors[name].cpu()):
+            return f"tensor {name}".strip()
+    return None
+
+
+def fingerprint(tree: Any) -> str:
+    """Equal where all tensors of a batch are."""
+    hasher = hashlib.sha256()
+    for name, tensor in tensors_of(tree):
+        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        dense = tensor.to_dense() if tensor.is_sparse else tensor
+        hasher.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return hasher.hexdigest()
+
+
+def held_gradients(model: nn.Module) -> Gradients:
+    """Of this rank: name of each parameter to which part of it is here, and how large its gradient is."""
+    gradients = {}
+    for name, parameter in model.named_parameters():
+        gradient: Any = parameter.grad
+        placements = getattr(gradient, "placements", ())
+        if gradient is None or any(placement.is_partial() for placement in placements):
+            continue
+        coordinate = gradient.device_mesh.get_coordinate() if placements else ()
+        part = tuple(at for at, placement in zip(coordinate, placements, strict=True) if not placement.is_replicate())
+        local = gradient.to_local() if placements else gradient
+        gradients[name] = part, float(local.detach().norm())
+    return gradients
+
+
+def of_replicas(gradients_by_rank: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
+    """Of each rank's `held_gradients`: those of the same part of a parameter must be equal, whatever its data.
+
+    Where the plan has DDP, it leaves out what it ignores, and what its forward did not make.
+    """
+    instead = "take it out of DdpPlan(ignored=...)" if has_ddp else "shard it (fully_shard), replicate(model)"
+    first: dict[Any, tuple[int, float]] = {}
+    for rank, gradients in enumerate(gradients_by_rank):
+        for name, (part, size) in gradients.items():
+            first_rank, first_size = first.setdefault((name, part), (rank, size))
+            if abs(size - first_size) > CLOSE * max(size, first_size):
+                yield (
+                    f"ranks {first_rank} and {rank} hold the same part of {name}, and other gradients of it, which "
+                    f"are not added up; {instead}, or average it in a hook that after_materialize sets"
+                )
+                return
+
+
+def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
+    """Of a rank's loss from the initial values, and of the same once more."""
+    if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
+        yield (
+            "the loss from the same values and batch is another one each time: the model keeps something that is "
+            "neither parameter nor buffer, or the step draws random numbers of Python, of numpy or of a generator of "
+            "its own; draw them in make_batch, from a generator with a seed"
+        )
+
+
+def of_forward(call: str, has_run: bool, what_it_does: str) -> Iterator[str]:
+    """Of a scenario's `call`, whether the model's forward has run in it, and what happens in that."""
+    if not has_run:
+        yield (
+            f"{call} does not go through the model's forward, and that is where {what_it_does}; have it call "
+            "model(...), whose forward does what call needs"
+        )
+
+
+def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], bool]) -> Iterator[str]:
+    """Of a module that the user's own code compiles, the largest relative error of a gradient, and whether this torch
+    loses gradients of pending inputs."""
+    if module is not None and error >= LOST and loses_gradients():
+        yield (
+            f"{module or 'the model'} is compiled, and torch {torch.__version__} drops the gradient of an input of "
+            "compiled code that a collective of tensor parallel still has to fill (pytorch PR 191113); compile by "
+            "ParallelPlan(compile=CompilePlan(...)), which waits for such inputs first"
+        )
+
+
+def _of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
+    if odd := sorted(factors - {num_ranks}):
+        problem = f"parallelize has gradients divided by {odd[0]:g}, and {num_ranks} ranks have data"
+        yield f"{problem}; say gradient_divide_factor={odd[0]:g} where that is meant"
+
+
+def _dropout_of(model: nn.Module) -> str:
+    """The first module that drops in train mode; without one, a name for any other source of random numbers."""
+    for name, module in model.named_modules():
+        is_dropout = "Dropout" in type(module).__name__
+        rates = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}
+        rate = next((rate for rate in rates.values() if isinstance(rate, float) and rate > 0), None)
+        if module.training and rate is not None:
+            return f"{name} ({type(module).__name__}, {rate:g})"
+    return "the model"

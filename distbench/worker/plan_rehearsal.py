@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from distbench.cases.causes_of_wrong import of_forward
 from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
+from distbench.cases.step_correctness import of_forward
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.fsdp import policies_of
 from distbench.plans.model import blueprint, place_attributes, tensors_of, unregistered

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.fsdp import MixedPrecisionPolicy
 
-from distbench.cases.causes_of_wrong import of_compiled
 from distbench.cases.single_device_reference import Difference, Differences, reference_of
 from distbench.cases.step import step_cases
 from distbench.cases.step_correctness import (
@@ -23,6 +22,7 @@ from distbench.cases.step_correctness import (
     Rounding,
     StepCheck,
     measured_rounding,
+    of_compiled,
     reduction_rounding,
 )
 from distbench.plans.batch import batch_of

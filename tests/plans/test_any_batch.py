@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F
 from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error, shards
 
-from distbench.cases.causes_of_wrong import (
+from distbench.cases.step_correctness import (
+    StepCheck,
     fingerprint,
     held_gradients,
     of_another_run,
@@ -21,7 +22,6 @@ from distbench.cases.causes_of_wrong import (
     of_loss,
     of_replicas,
 )
-from distbench.cases.step_correctness import StepCheck
 from distbench.plans.batch import Batch, batch_of, loss_of
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
