@@ -1,13 +1,11 @@
-"""What can be timed: collectives, redistributions and their laboratory, operators,
-a profile's steps, training, users' calls."""
+"""What can be timed."""
 
 from collections.abc import Iterator
 
-from distbench.cases.calibration import calibration_cases
+from distbench.cases.calibration import calibration_cases, compute_cases
 from distbench.cases.collective import collective_cases
 from distbench.cases.dtensor_operator import operator_cases
 from distbench.cases.links import link_cases
-from distbench.cases.operator_times import compute_cases
 from distbench.cases.redistribution import laboratory_cases, redistribution_cases
 from distbench.cases.step import step_cases
 from distbench.cases.user_call import call_cases

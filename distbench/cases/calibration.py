@@ -1,16 +1,20 @@
-"""The steps that redistributions are made of, each timed alone as DTensor runs it: what a cost profile is fitted to."""
+"""What `calibrate` times: each step of redistributions alone, for a cost profile; operators on every rank at once and
+collectives in groups of every size, for a hardware file."""
 
 import contextlib
-import itertools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
 from torch.distributed.device_mesh import init_device_mesh
 
+from distbench.cases.collective import IN_PLACE, OPERATIONS, sizes_of
 from distbench.cases.redistribution import Experiment, FieldsOf, open_pair, opened
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, PARTITION, ZERO_FILL
 from distbench.planning.direct_exchange import Exchange, plan_exchange
@@ -21,7 +25,7 @@ from distbench.redistribute.expected_shards import Pair
 from distbench.redistribute.planners import PlannedRedistribution, check_planners, executed_as
 from distbench.spec import Calibration, Scenario, UserError
 from distbench.spec.devices import is_accelerator
-from distbench.spec.mesh import flattened
+from distbench.spec.mesh import dim_shape, flattened, groups_of
 from distbench.torch_private import ZERO_FILLS, lacks, partition
 
 # Op to the placements of its mesh dim before and after: tensor dim 0 is contiguous, tensor dim 1 must be copied round.
@@ -35,6 +39,16 @@ STEPS = {
     PARTITION: (("R", "P(sum)"),),
     ZERO_FILL: (("S(0)", "P(sum)"), ("S(1)", "P(sum)")),
 }
+MATMUL_SIDES = {"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)}
+# Bytes that one elementwise operator reads and writes: within a core's cache, and far beyond it.
+MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 50331648)
+ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, head dim
+COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
+# Up to what glibc takes from its heap: from 32 MiB on each buffer is mapped anew, page by page.
+PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
+# What one call of a case shall do, so that it lasts some tens of milliseconds on a core of today.
+CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
+CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
 
 
 def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
@@ -70,11 +84,11 @@ def _on_other_meshes(context: RankContext) -> list[tuple[str, RankContext]]:
     """Where there are several hosts: a mesh dim, called by its shape, and its mesh, for groups that this mesh lacks."""
     if len(set(context.hosts)) < 2:
         return []
-    num_ranks, contexts = len(context.hosts), []
+    contexts = []
     mesh = dict(zip(context.mesh_dims, context.mesh_shape, strict=True))
     for name, size, stride in flattened(mesh, context.hosts):
-        sizes = {"outer": num_ranks // size // stride, name: size, "inner": stride}
-        sizes = {dim: count for dim, count in sizes.items() if count > 1}
+        all_sizes = {"outer": len(context.hosts) // size // stride, name: size, "inner": stride}
+        sizes = {mesh_dim: count for mesh_dim, count in all_sizes.items() if count > 1}
         other_mesh = init_device_mesh(context.device.type, tuple(sizes.values()), mesh_dim_names=tuple(sizes))
         contexts.append((name, replace(context, mesh=other_mesh)))
     return contexts
@@ -84,7 +98,7 @@ def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, 
     """(op, mesh dim, pair) of every step over each mesh dim of two ranks or more, and exchanges that communicate."""
     for mesh_dim in context.mesh_dims:
         yield from _steps(mesh_dim, shape, context)
-    for source, target in exchange_sides(len(context.mesh_dims)):
+    for source, target in _exchange_sides(len(context.mesh_dims)):
         pair = Pair.of(source, target, shape)
         if _exchange(pair, context).transfers:
             yield DIRECT, "x".join(context.mesh_dims), pair
@@ -93,15 +107,13 @@ def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, 
 def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
     """(op, mesh dim, pair) of every step over a mesh dim, if that has two ranks or more."""
     number = context.mesh_dims.index(mesh_dim)
-    if context.size(mesh_dim) > 1:
-        before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
-        for op, sides in STEPS.items():
-            # Only on CPU does DTensor run anything else than the native one.
-            if op == NATIVE_ALL_TO_ALL and is_accelerator(context.device.type):
-                continue
-            if op != ZERO_FILL or lacks(ZERO_FILLS) is None:
-                for source, target in sides:
-                    yield op, mesh_dim, Pair.of(before + source + after, before + target + after, shape)
+    before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
+    # Only on CPU does DTensor run anything else than the native one.
+    left_out = {NATIVE_ALL_TO_ALL} if is_accelerator(context.device.type) else set()
+    left_out |= {ZERO_FILL} if lacks(ZERO_FILLS) is not None else set()
+    for op, sides in STEPS.items():
+        for source, target in sides if context.size(mesh_dim) > 1 and op not in left_out else ():
+            yield op, mesh_dim, Pair.of(before + source + after, before + target + after, shape)
 
 
 def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]:
@@ -111,25 +123,20 @@ def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]
     return side, other_side
 
 
-def exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
+def _exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
     """Whole-mesh layouts before and after that differ in how much each rank receives, copies and adds.
 
     From Partial only such as are moved by one exchange, whatever is predicted.
     """
     rows, columns, replicated = "S(0)" * mesh_ndim, "S(1)" * mesh_ndim, "R" * mesh_ndim
-    sides = [
-        (before, after)
-        for before, after in itertools.permutations((rows, columns, replicated), 2)
-        if before != replicated
-    ]
+    sides = [(rows, columns), (rows, replicated), (columns, rows), (columns, replicated)]
     sides += [("P(sum)" * mesh_ndim, after) for after in (rows, columns)]
-    if mesh_ndim > 1:
-        num_others = mesh_ndim - 1
+    if num_others := mesh_ndim - 1:
         sides += [
             ("S(0)" + "R" * num_others, "R" * num_others + "S(1)"),
             ("S(0)" + "S(1)" * num_others, "S(1)" + "S(0)" * num_others),
+            ("P(sum)" + "S(0)" * num_others, "S(1)" + "S(0)" * num_others),
         ]
-        sides += [("P(sum)" + "S(0)" * num_others, "S(1)" + "S(0)" * num_others)]
     return sides
 
 
@@ -189,3 +196,170 @@ def _open_partition(experiment: Experiment, mesh_dim: str, fields_of: FieldsOf) 
     number = context.mesh_dims.index(mesh_dim)
     planned = PlannedRedistribution(lambda: partition(full, context.mesh, number), "", (), (), 0, 0, (0.0, 0.0))
     yield opened(experiment, planned, context, fields_of)
+
+
+def compute_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
+    """Matmuls by dtype and size, attention by shape, elementwise operators and collectives by bytes."""
+    count = scenario.compute
+    if not count:
+        return
+    for dtype, sides in MATMUL_SIDES.items():
+        for side in sides[:count]:
+            yield _compute_spec(f"matmul_{dtype}", str(side), partial(_matmul, side, TORCH_DTYPES[dtype]), context)
+    for num_bytes in MEMORY_BYTES[:count]:
+        yield _compute_spec("memory", str(num_bytes), partial(_elementwise, num_bytes), context)
+    for shape in ATTENTION_SHAPES[:count]:
+        name = "x".join(map(str, shape))
+        yield _compute_spec("attention", name, partial(_attention, shape), context)
+        yield _compute_spec("attention_backward", name, partial(_attention_backward, shape), context)
+    for lies, group_size, stride in _groups_measured(context.mesh.size(), context.hosts):
+        for op in COLLECTIVES:
+            for size_bytes in PAYLOAD_BYTES[:count]:
+                yield _collective_spec(op, lies, group_size, stride, size_bytes, context)
+
+
+def _groups_measured(num_ranks: int, hosts: Sequence[str]) -> list[tuple[str, int, int]]:
+    """(how they lie on hosts, empty for one host; ranks, ranks apart) of the groups in which collectives are timed.
+
+    Neighbours of every size; on several hosts also groups that lie on them otherwise.
+    """
+    neighbours = [(size, 1) for size in range(2, num_ranks + 1) if num_ranks % size == 0]
+    if len(set(hosts)) < 2:
+        return [("", *sizes) for sizes in neighbours]
+    by_shape = {dim_shape(groups_of(*sizes, num_ranks), hosts): sizes for sizes in neighbours}
+    for shape, size, stride in flattened({"all": num_ranks}, hosts):
+        by_shape.setdefault(shape, (size, stride))
+    return [(shape, *sizes) for shape, sizes in by_shape.items()]
+
+
+class Work(NamedTuple):
+    """Operators to time: `call` runs each once.
+
+    Args:
+        amount: floating point operations or bytes of one of them.
+        num_operators: how many they are.
+        most: of all amounts of a call of the case. Ranks of one machine share its cores, caches and memory, so an
+            operator's time is that of the slowest rank while all of them run it, and short ones are repeated for
+            longer than the scheduler lets one process run.
+    """
+
+    call: Callable[[], object]
+    amount: int
+    num_operators: int
+    most: float
+
+
+def _matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
+    """A linear layer's three matmuls: its output, and the gradients of its input and of its weight."""
+    inputs, weight, gradient = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
+
+    def call() -> None:
+        torch.mm(inputs, weight.t())
+        torch.mm(gradient, weight)
+        torch.mm(gradient.t(), inputs)
+
+    flops = 2 * side**3
+    return Work(call, flops, 3, CALL_FLOPS)
+
+
+def _elementwise(num_bytes: int, device: torch.device) -> Work:
+    """Four operators of a model and its optimizer, each of which touches so many bytes in all."""
+    left, right = torch.randn(2, num_bytes // 12, device=device)
+    tensor = torch.randn(num_bytes // 8, device=device)
+
+    def call() -> None:
+        left * right
+        F.silu(tensor)
+        left.lerp_(right, 0.5)
+        tensor.clone()
+
+    return Work(call, num_bytes, 4, CALL_BYTES)
+
+
+def _attention(shape: tuple[int, ...], device: torch.device) -> Work:
+    """Causal attention, as scaled_dot_product_attention runs it here."""
+    query, key, value = torch.randn(3, *shape, device=device)
+    flops = _attention_flops(shape)
+    call = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
+    return Work(call, flops, 1, CALL_FLOPS)
+
+
+def _attention_backward(shape: tuple[int, ...], device: torch.device) -> Work:
+    """Its gradients."""
+    inputs = [tensor.requires_grad_() for tensor in torch.randn(3, *shape, device=device).unbind()]
+    query, key, value = inputs
+    output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    gradient = torch.ones_like(output)
+    flops = _attention_flops(shape) * 5 // 2
+    call = partial(torch.autograd.grad, output, inputs, gradient, retain_graph=True)
+    return Work(call, flops, 1, CALL_FLOPS)
+
+
+def _attention_flops(shape: tuple[int, ...]) -> int:
+    """Floating point operations of causal attention's forward, counted half as recordings have them."""
+    batch, heads, sequence, head_dim = shape
+    return 2 * batch * heads * sequence * sequence * head_dim
+
+
+def _compute_spec(what: str, size: str, make: Callable[[torch.device], Work], context: RankContext) -> CaseSpec:
+    case = Case(f"compute/{what}/{size}", "compute", {"what": what, "size": size})
+    return CaseSpec(case, partial(_open_work, make, context))
+
+
+@contextlib.contextmanager
+def _open_work(make: Callable[[torch.device], Work], context: RankContext) -> Iterator[OpenedCase]:
+    work = make(context.device)
+    repeats = max(round(work.most / work.amount / work.num_operators), 1)
+    num_operators, mesh_dim = repeats * work.num_operators, "x".join(context.mesh_dims)
+    yield _repeated(work.call, repeats, work.amount, num_operators, context.mesh.size(), mesh_dim)
+
+
+def _collective_spec(
+    op: str, lies: str, group_size: int, stride: int, size_bytes: int, context: RankContext
+) -> CaseSpec:
+    params = {"what": "collective", "op": op, "group_size": group_size, "size_bytes": size_bytes}
+    case = Case(f"compute/{op}/{lies or group_size}/{size_bytes}", "compute", {**params, "lies": lies})
+    return CaseSpec(case, partial(_open_collective, op, group_size, stride, size_bytes, context))
+
+
+_GROUPS: dict[tuple[int, int, int], Any] = {}
+
+
+def _strided_group(group_size: int, stride: int, world_size: int) -> Any:
+    """This rank's group of so many ranks, so far apart; made once a process, by all ranks together."""
+    key = group_size, stride, world_size
+    if key not in _GROUPS:
+        groups = [list(group) for group in groups_of(*key)]
+        _GROUPS[key] = dist.new_subgroups_by_enumeration(groups)[0] if len(groups) > 1 else dist.group.WORLD
+    return _GROUPS[key]
+
+
+@contextlib.contextmanager
+def _open_collective(
+    op: str, group_size: int, stride: int, size_bytes: int, context: RankContext
+) -> Iterator[OpenedCase]:
+    group = _strided_group(group_size, stride, context.mesh.size())
+    sizes = sizes_of(op, size_bytes, "f32", group_size)
+    inputs = torch.zeros(sizes.given, device=context.device)
+    output = inputs if op in IN_PLACE else torch.zeros(sizes.got, device=context.device)
+    repeats = min(max(CALL_PAYLOAD_BYTES // size_bytes, 1), MOST_REPEATS)
+    call, num_bytes = partial(OPERATIONS[op], output, inputs, group), sizes.total * DTYPE_BYTES["f32"]
+    yield _repeated(call, repeats, num_bytes, repeats, group_size, f"groups of {group_size}", group)
+
+
+def _repeated(
+    call: Callable[[], object],
+    repeats: int,
+    amount: int,
+    num_operators: int,
+    group_size: int,
+    mesh_dim: str,
+    starts_on: Any = None,
+) -> OpenedCase:
+    def run(_: object) -> None:
+        for _ in range(repeats):
+            call()
+
+    counters = {"amount": amount, "repeats": num_operators}
+    fields = {"group_size": group_size, "mesh_dim": mesh_dim, "counters": counters}
+    return OpenedCase(run, lambda: None, fields=fields, starts_on=starts_on)

@@ -80,35 +80,31 @@ def _inputs_of(operator: DTensorOperator, seed: int) -> tuple[torch.Tensor, ...]
 
 def _layouts(
     operator: DTensorOperator, texts: Sequence[str], inputs: Sequence[torch.Tensor], context: RankContext
-) -> tuple[Layout, ...]:
+) -> list[Layout]:
     subject = f"operator {operator.name!r}, placements {', '.join(texts)}"
     if len(texts) != len(inputs):
         raise UserError(f"{subject}: there are {len(inputs)} inputs; give placements for each")
     layouts = []
     for text, tensor in zip(texts, inputs, strict=True):
-        try:
+        layout = None
+        with contextlib.suppress(ValueError, IndexError):
             layout = Layout.of(text, tensor.ndim)
-        except (ValueError, IndexError):
-            layout = None
         if layout is None or (layout.state is None and not layout.is_strided):
-            raise UserError(
-                f"{subject}: {text!r} does not fit a tensor {shape_text(tensor.shape)}; write S(0)R, RP(sum)"
-            )
-        if len(layout.placements) != len(context.mesh_dims):
-            raise UserError(
-                f"{subject}: {text} names {len(layout.placements)} mesh dims, the mesh has {len(context.mesh_dims)}"
-            )
+            shape = shape_text(tensor.shape)
+            raise UserError(f"{subject}: {text!r} does not fit a tensor {shape}; write S(0)R, RP(sum)")
+        if (count := len(layout.placements)) != len(context.mesh_dims):
+            raise UserError(f"{subject}: {text} names {count} mesh dims, the mesh has {len(context.mesh_dims)}")
         for placement in layout.placements:
             parse_placement(str(placement))
         layouts.append(layout)
-    return tuple(layouts)
+    return layouts
 
 
 @contextlib.contextmanager
 def _open(
     operator: DTensorOperator, layouts: Sequence[Layout], planner: str, context: RankContext
 ) -> Iterator[OpenedCase]:
-    reference = one_device(operator, context.seed)
+    reference = _one_device(operator, context.seed)
     leaves = [
         dtensor_under(full, layout, context).requires_grad_(full.is_floating_point())
         for full, layout in zip(reference.inputs, layouts, strict=True)
@@ -121,7 +117,7 @@ def _open(
             run,
             partial(_difference, run, reference),
             PHASES,
-            fields=row_fields(run, issued, context),
+            fields=_row_fields(run, issued, context),
             stays_open=True,
             held_bytes=sum(full.numel() * full.element_size() for full in (*reference.inputs, reference.result)) * 2,
             pause=switch.off,
@@ -158,14 +154,12 @@ class OperatorRun:
 
     def __call__(self, stamp: Stamp) -> None:
         """One call; stamps the end of forward and of backward."""
-        self.result = self.gradients = None  # type: ignore[assignment]
+        self.result, self.gradients = None, ()
         result = self._call(*self._leaves)
         stamp()
         if self._gradient is None:
             self._gradient = _gradient_like(result, self._whole_gradient)
-        gradients: tuple[Any, ...] = ()
-        if self._wanted:
-            gradients = torch.autograd.grad(result, self._wanted, self._gradient)
+        gradients = torch.autograd.grad(result, self._wanted, self._gradient) if self._wanted else ()
         stamp()
         self.result, self.gradients = result.detach(), gradients
 
@@ -174,14 +168,16 @@ def _gradient_like(result: Any, whole: torch.Tensor) -> Any:
     """The gradient of a result, as a neighbour that works on it without redistribution would send it back."""
     if not isinstance(result, DTensor):
         return whole.to(result.device)
-    placements = [Replicate() if placement.is_partial() else placement for placement in result.placements]
-    local = own_shard(whole, placements, result.device_mesh).contiguous().to(result.device)
-    return DTensor.from_local(
-        local, result.device_mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride()
-    )
+    mesh, placements = result.device_mesh, _reduced(result)
+    local = own_shard(whole, placements, mesh).contiguous().to(result.device)
+    return DTensor.from_local(local, mesh, placements, run_check=False, shape=whole.shape, stride=whole.stride())
 
 
-def one_device(operator: DTensorOperator, seed: int) -> OneDevice:
+def _reduced(tensor: DTensor) -> list[Any]:
+    return [Replicate() if placement.is_partial() else placement for placement in tensor.placements]
+
+
+def _one_device(operator: DTensorOperator, seed: int) -> OneDevice:
     """The operator on whole tensors on the CPU; the same on every rank."""
     inputs = _inputs_of(operator, seed)
     leaves = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
@@ -198,9 +194,11 @@ def one_device(operator: DTensorOperator, seed: int) -> OneDevice:
 def _difference(run: OperatorRun, whole: OneDevice) -> str | None:
     """What is wrong with this rank's part of one more call's result and gradients; None when they are right."""
     run(no_stamp)
-    names = [f"the gradient of input {place}" for place in range(len(run.gradients))]
-    pairs = zip(("the result", *names), (run.result, *run.gradients), (whole.result, *whole.gradients), strict=True)
-    differences = [_part_difference(part, got, expected) for part, got, expected in pairs]
+    parts = [("the result", run.result, whole.result)]
+    for place, gradients in enumerate(zip(run.gradients, whole.gradients, strict=True)):
+        parts.append((f"the gradient of input {place}", *gradients))
+    # All of them, as reducing a part is collective.
+    differences = [_part_difference(*part) for part in parts]
     return next(filter(None, differences), None)
 
 
@@ -208,7 +206,7 @@ def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     if isinstance(got, DTensor):
         # What is still to be reduced is reduced by DTensor; which part a rank holds is worked out here.
-        placements = [Replicate() if placement.is_partial() else placement for placement in got.placements]
+        placements = _reduced(got)
         if list(got.placements) != placements:
             got = got.redistribute(got.device_mesh, placements)
         expected = own_shard(expected, placements, got.device_mesh)
@@ -223,18 +221,18 @@ def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
     return f"{what} differs from one device by {error:.1e}; {allowed:.1e} was allowed"
 
 
-def row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankContext) -> dict[str, Any]:
+def _row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankContext) -> dict[str, Any]:
     """What an operator's row says besides its times: where its result lies, and what it pays on the way."""
-    paid = {phase: [communication for communication in issued if communication.phase == phase] for phase in PHASES}
     counters: dict[str, Any] = {
         "result": _laid(run.result),
         "gradients": ", ".join(map(_laid, run.gradients)),
         "num_collectives": len(issued),
         "num_implicit": sum(communication.explicit is False for communication in issued),
     }
-    for phase, rows in paid.items():
-        counters[f"{phase}_pays"] = "; ".join(map(_payment, rows))
+    for phase in PHASES:
+        rows = [communication for communication in issued if communication.phase == phase]
         sent = [wire_bytes(row.kind, row.payload_bytes, row.group_size) for row in rows]
+        counters[f"{phase}_pays"] = "; ".join(map(_payment, rows))
         counters[f"{phase}_wire_bytes"] = sum(filter(None, sent))
     return {
         "wire_bytes": sum(counters[f"{phase}_wire_bytes"] for phase in PHASES),

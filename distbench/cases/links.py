@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -34,11 +34,22 @@ from distbench.spec.devices import is_accelerator
 #
 # The kernel counts retransmissions per network namespace and per connection, not per interface. A connection's counts
 # are in its `struct tcp_info` (Linux 4.2 or newer, linux/tcp.h); its local address belongs to one interface.
-
 TCP_INFO_BYTES, TOTAL_RETRANS_AT, SEGS_OUT_AT = 140, 100, 136
 SIOCGIFADDR = 0x8915  # linux/sockios.h
 # Name of an interface to the TCP segments sent there, and of these the ones that were sent again.
 Segments = dict[str, tuple[int, int]]
+WITHIN, SAME_PLACE, ACROSS = "within a host", "across hosts, same local rank", "across hosts"
+Pairs = tuple[tuple[int, int], ...]
+TRIES = 3
+RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products stay below 2^24, so that float32 has them exactly
+GROUP, MAX_PASSES = "links", 10
+DTYPE, PERIOD = "f32", 251
+# A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
+SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
+SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
+SMALL_BYTES = 4
+# Of a turn: a stretch has a level of its own, which further samples do not tell.
+SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
 
 
 def segments_so_far() -> Segments | None:
@@ -72,22 +83,10 @@ def _interface_addresses() -> dict[str, str]:
     return names
 
 
-# Who talks to whom while links are measured (every pair of ranks once, all ranks at a time), and who computes when.
+class LinkRound(NamedTuple):
+    """Pairs of ranks that send to each other at the same time; no rank is in two of them."""
 
-WITHIN, SAME_PLACE, ACROSS = "within a host", "across hosts, same local rank", "across hosts"
-Pairs = tuple[tuple[int, int], ...]
-
-
-@dataclass(frozen=True)
-class LinkRound:
-    """Pairs of ranks that send to each other at the same time.
-
-    Args:
-        level: out of WITHIN, SAME_PLACE and ACROSS; "" for pairs of several levels.
-        pairs: no rank is in two of them.
-    """
-
-    level: str
+    level: str  # out of WITHIN, SAME_PLACE and ACROSS; "" for pairs of several levels
     pairs: Pairs
 
 
@@ -154,17 +153,12 @@ def tournament(num_players: int) -> list[Pairs]:
     return rounds
 
 
-TRIES = 3
-RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products stay below 2^24, so that float32 has them exactly
-
-
 @dataclass
 class Bursts:
-    """How many products a burst has: as many on every rank, in every case of a launch.
+    """How many products of `size` rows and columns a burst has: as many on every rank, in every case of a launch.
 
     Args:
-        size: rows and columns of a product.
-        seconds: that a burst shall last on the middle rank.
+        seconds: that a burst lasts on the middle rank.
         turns: who computes at the same time.
     """
 
@@ -228,27 +222,18 @@ class Product:
         return first_difference(got @ vector, left @ (right @ vector))
 
 
-def computing_cases(
-    size: int, burst_s: float, hosts: Sequence[str], group: str, max_passes: int, context: RankContext
-) -> Iterator[CaseSpec]:
+def _computing_cases(size: int, burst_s: float, hosts: Sequence[str], context: RankContext) -> Iterator[CaseSpec]:
     """One for each turn of ranks that compute at the same time."""
     turns = compute_turns(hosts, _at_once(hosts, context))
     bursts = Bursts(size, burst_s, turns)
+    params: dict[str, Any] = {"op": "matmul", "dtype": DTYPE, "shape": [size] * 3}
     on_accelerator = is_accelerator(context.device.type)
     devices = {"devices": context.gather(str(context.device))} if on_accelerator else {}
     for number, ranks in enumerate(turns):
-        params = {
-            "op": "matmul",
-            "dtype": "f32",
-            "shape": [size] * 3,
-            "ranks": list(ranks),
-            "hosts": list(hosts),
-            **devices,
-        }
         turn_name = "all" if len(turns) == 1 else f"rank{ranks[0]}" if len(ranks) == 1 else f"turn{number}"
-        case = Case(f"links/f32[{size},{size}]/matmul/{turn_name}", "links", params)
-        opener = partial(_opened_turn, ranks, bursts, context)
-        yield CaseSpec(case, opener, group, max_passes, keeps_ranks=True, most_samples=1)
+        own_params = {**params, "ranks": list(ranks), "hosts": list(hosts), **devices}
+        case = Case(f"links/{DTYPE}[{size},{size}]/matmul/{turn_name}", "links", own_params)
+        yield _case_spec(case, partial(_opened_turn, ranks, bursts, context), most_samples=1)
 
 
 def _at_once(hosts: Sequence[str], context: RankContext) -> dict[str, int]:
@@ -256,13 +241,13 @@ def _at_once(hosts: Sequence[str], context: RankContext) -> dict[str, int]:
     if is_accelerator(context.device.type):
         return dict.fromkeys(hosts, len(hosts))
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
-    of_host: dict[str, set[int]] = {}
-    threads: dict[str, int] = {}
+    usable: dict[str, set[int]] = {host: set() for host in hosts}
+    threads = dict.fromkeys(hosts, 1)
     rank_cpus = context.gather((sorted(cpus), torch.get_num_threads()))
-    for host, (usable, num_threads) in zip(hosts, rank_cpus, strict=True):
-        of_host.setdefault(host, set()).update(usable)
-        threads[host] = max(threads.get(host, 1), num_threads)
-    return {host: len(usable) // threads[host] for host, usable in of_host.items()}
+    for host, (own_cpus, num_threads) in zip(hosts, rank_cpus, strict=True):
+        usable[host].update(own_cpus)
+        threads[host] = max(threads[host], num_threads)
+    return {host: len(usable[host]) // threads[host] for host in usable}
 
 
 @contextlib.contextmanager
@@ -281,18 +266,6 @@ def _opened_turn(ranks: tuple[int, ...], bursts: Bursts, context: RankContext) -
     yield OpenedCase(call, check, fields=fields, stays_open=True, held_bytes=product.nbytes, warm_ups=1)
 
 
-# Cases of the links between ranks: pairs at a time, groups of each mesh dim, and what each rank computes alone.
-
-GROUP, MAX_PASSES = "links", 10
-DTYPE, PERIOD = "f32", 251
-# A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
-SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
-SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
-SMALL_BYTES = 4
-# Of a turn: a stretch has a level of its own, which further samples do not tell.
-SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
-
-
 def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """For each `Links`: two cases a round of pairs (a small message, a large one), one a mesh dim with several groups,
     and those of what each rank computes; all take turns."""
@@ -307,10 +280,10 @@ def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
             if 1 < context.size(mesh_dim) < context.mesh.size():
                 yield _group_case(mesh_dim, size_bytes, hosts, context)
         matmul_size = links.matmul_size or MATMUL_SIZE.get(kind, MATMUL_SIZE_ELSEWHERE)
-        yield from computing_cases(matmul_size, links.burst_s, hosts, GROUP, MAX_PASSES, context)
+        yield from _computing_cases(matmul_size, links.burst_s, hosts, context)
 
 
-def _spec(case: Case, opener: Any, most_samples: int) -> CaseSpec:
+def _case_spec(case: Case, opener: Any, most_samples: int) -> CaseSpec:
     return CaseSpec(case, opener, GROUP, MAX_PASSES, keeps_ranks=True, most_samples=most_samples)
 
 
@@ -330,7 +303,7 @@ def _round_case(
     case = Case(f"links/{DTYPE}[{numel}]/send_recv/round{number}", "links", params)
     most = SMALL_SAMPLES if size_bytes == SMALL_BYTES else LARGE_SAMPLES
     partners = dict(link_round.pairs) | {second: first for first, second in link_round.pairs}
-    return _spec(case, partial(_open_round, partners, numel, context), most)
+    return _case_spec(case, partial(_open_round, partners, numel, context), most)
 
 
 @contextlib.contextmanager
@@ -392,28 +365,26 @@ def _group_case(mesh_dim: str, size_bytes: int, hosts: list[str], context: RankC
         "hosts": hosts,
     }
     case = Case(f"links/{DTYPE}[{numel}]/all_reduce/{mesh_dim}", "links", params)
-    return _spec(case, partial(_open_group, mesh_dim, numel, context), LARGE_SAMPLES)
+    return _case_spec(case, partial(_open_group, mesh_dim, numel, context), LARGE_SAMPLES)
 
 
 @contextlib.contextmanager
 def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[OpenedCase]:
     group, size = context.mesh.get_group(mesh_dim), context.size(mesh_dim)
-    ones = torch.ones(numel, device=context.device)
+    summed = torch.zeros(numel, device=context.device)  # whose sums stay finite, however often
 
     def check() -> str | None:
-        ones.fill_(1.0)
-        dist.all_reduce(ones, group=group)
-        difference = first_difference(ones.cpu(), torch.full((numel,), float(size)))
-        ones.zero_()
+        summed.fill_(1.0)
+        dist.all_reduce(summed, group=group)
+        difference = first_difference(summed.cpu(), torch.full((numel,), float(size)))
+        summed.zero_()
         return difference
 
-    fields = {"payload_bytes": ones.nbytes, "group_size": size, "mesh_dim": mesh_dim}
-    ones.zero_()  # whose sums stay finite, however often
     yield OpenedCase(
-        lambda _: dist.all_reduce(ones, group=group),
+        lambda _: dist.all_reduce(summed, group=group),
         check,
-        fields=fields,
+        fields={"payload_bytes": summed.nbytes, "group_size": size, "mesh_dim": mesh_dim},
         stays_open=True,
-        held_bytes=ones.nbytes,
+        held_bytes=summed.nbytes,
         starts_on=group,
     )

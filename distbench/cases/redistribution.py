@@ -1,5 +1,4 @@
-"""DTensor redistributions over the whole mesh: pairs and the suites of the laboratory, each by every planner, each
-result checked."""
+"""DTensor redistributions over the whole mesh: pairs and the suites of the laboratory, each by every planner."""
 
 import contextlib
 import itertools
@@ -41,10 +40,11 @@ from distbench.spec.placements import NATIVE, PLANNERS, TORCH_PLANNERS, Placemen
 from distbench.spec.scenario import LABORATORY_SUITES
 from distbench.torch_private import OrderedPlacements, OrderedTensor, Unsupported, flatten_mesh
 
-# Which layouts each suite of the laboratory redistributes, all pairs or a sample by symmetry. Plain data, no torch.
-
 PARTIAL_OPS = ("sum", "avg", "max", "min")
 TENSOR_NDIMS = (1, 2, 3)
+REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
+# Suites that are about speed too run at every size, the others at the first.
+AT_EVERY_SIZE = ("pairs", "backward")
 Group = list[Pair]
 
 
@@ -92,7 +92,7 @@ def undecodable_layouts(mesh_shape: Sequence[int], tensor_ndim: int, factor: int
 def groups_of(suite: str, mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """All pairs of a suite, in groups that are sampled apart so that a rare kind is never left out.
 
-    None where a mesh is too small for a suite. The full tensor has about `numel` elements; suites on awkward shapes
+    Empty where a mesh is too small for a suite. The full tensor has about `numel` elements; suites on awkward shapes
     choose their own.
     """
     return [group for group in SUITES[suite](mesh_shape, numel) if group]
@@ -104,29 +104,25 @@ def cube(numel: int, ndim: int, multiple: int) -> tuple[int, ...]:
     return (side,) * ndim
 
 
-def _crossed(sources: Iterable[Layout], targets: Iterable[Layout], shape: tuple[int, ...]) -> Iterator[Pair]:
+def _crossed(sources: Iterable[Layout], targets: Iterable[Layout], shape: tuple[int, ...]) -> list[Pair]:
     """Every source with every target that is another layout."""
-    all_targets = list(targets)
-    for source in sources:
-        for target in all_targets:
-            if source.placements != target.placements and (source.is_strided or source.state != target.state):
-                yield Pair(source, target, shape)
+    return [
+        Pair(source, target, shape)
+        for source, target in itertools.product(sources, targets)
+        if source.placements != target.placements and (source.is_strided or source.state != target.state)
+    ]
 
 
 def _every_pair(mesh_shape: tuple[int, ...], shape: tuple[int, ...], op: str = "sum") -> list[Pair]:
     mesh_ndim, ndim = len(mesh_shape), len(shape)
-    return list(_crossed(plain_layouts(mesh_ndim, ndim, op), plain_layouts(mesh_ndim, ndim), shape))
+    return _crossed(plain_layouts(mesh_ndim, ndim, op), plain_layouts(mesh_ndim, ndim), shape)
 
 
 def _pairs(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    shapes = [cube(numel, ndim, math.prod(mesh_shape)) for ndim in TENSOR_NDIMS]
-    pair_lists = [_every_pair(mesh_shape, shape) for shape in shapes]
+    suites = [_every_pair(mesh_shape, cube(numel, ndim, math.prod(mesh_shape))) for ndim in TENSOR_NDIMS]
     # Pairs with Partial outnumber the others.
-    return [
-        [pair for pair in pairs if pair.source.has_partial == partial]
-        for partial in (False, True)
-        for pairs in pair_lists
-    ]
+    groups = itertools.product((False, True), suites)
+    return [[pair for pair in pairs if pair.source.has_partial == partial] for partial, pairs in groups]
 
 
 def _partials(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
@@ -134,9 +130,16 @@ def _partials(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     mesh_ndim, shape = len(mesh_shape), cube(numel, 2, math.prod(mesh_shape))
     by_op = [[pair for pair in _every_pair(mesh_shape, shape, op) if pair.source.has_partial] for op in PARTIAL_OPS]
     to_sum = [target for target in plain_layouts(mesh_ndim, 2, "sum") if target.has_partial]
-    to_partial = list(_crossed(plain_layouts(mesh_ndim, 2), to_sum, shape))
-    sharded = [pair for pair in to_partial if _from_shard_to_partial(pair)]
-    return [sharded, *by_op, [pair for pair in to_partial if not _from_shard_to_partial(pair)]]
+    from_shard, others = _split(_crossed(plain_layouts(mesh_ndim, 2), to_sum, shape), _from_shard_to_partial)
+    return [from_shard, *by_op, others]
+
+
+def _split(pairs: Iterable[Pair], condition: Callable[[Pair], bool]) -> tuple[Group, Group]:
+    """Those that meet a condition, and those that do not."""
+    groups: tuple[Group, Group] = [], []
+    for pair in pairs:
+        groups[not condition(pair)].append(pair)
+    return groups
 
 
 def _from_shard_to_partial(pair: Pair) -> bool:
@@ -177,10 +180,11 @@ def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     The first group is what it gets wrong (F1): a dim that does not divide, sharded by several mesh dims and gathered.
     """
     ranks = math.prod(mesh_shape)
-    odd = [pair for pair in _every_pair(mesh_shape, (ranks + 1, 3)) if _go_together(pair)]
-    gathered = [pair for pair in odd if pair.target.placements[0] == Placement() and _is_uneven(pair, mesh_shape)]
-    even = [pair for pair in _every_pair(mesh_shape, cube(numel, 2, ranks)) if _go_together(pair)]
-    return [gathered, [pair for pair in odd if pair not in gathered], even]
+    odd, even = (
+        [pair for pair in _every_pair(mesh_shape, shape) if _go_together(pair)]
+        for shape in ((ranks + 1, 3), cube(numel, 2, ranks))
+    )
+    return [*_split(odd, lambda pair: pair.target.placements[0] == Placement() and _is_uneven(pair, mesh_shape)), even]
 
 
 def _go_together(pair: Pair) -> bool:
@@ -199,9 +203,8 @@ def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
         decodable += _crossed([strided(layout, mesh_shape) for layout in ordered], targets, shape)
         undecodable += _crossed(undecodable_layouts(mesh_shape, ndim), targets, shape)
     odd = (ranks + 2, 2 * ranks - 1)
-    uneven = list(_crossed(undecodable_layouts(mesh_shape, 2, factor=ranks), plain_layouts(mesh_ndim, 2), odd))
-    nested = [pair for pair in uneven if _shards_again(pair.source)]
-    return [decodable, undecodable, nested, [pair for pair in uneven if not _shards_again(pair.source)]]
+    uneven = _crossed(undecodable_layouts(mesh_shape, 2, factor=ranks), plain_layouts(mesh_ndim, 2), odd)
+    return [decodable, undecodable, *_split(uneven, lambda pair: _shards_again(pair.source))]
 
 
 def _shards_again(layout: Layout) -> bool:
@@ -275,13 +278,6 @@ def _renamed(state: State, mesh_names: tuple[int, ...], tensor_names: tuple[int,
     return tuple(orders), tuple(partials)
 
 
-# One pair of layouts moved by one planner: laid out by our own arithmetic, timed, and checked by the same arithmetic.
-#
-# Redistributions, the laboratory and calibration all open their cases here.
-
-REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-
-
 @dataclass(frozen=True)
 class Experiment:
     """What one case does; `native` runs all-to-alls as such on CPU, the context is asked for when the case opens.
@@ -305,7 +301,7 @@ class Experiment:
 FieldsOf = Callable[[Experiment, PlannedRedistribution, RankContext], dict[str, Any]]
 
 
-def redistribute_case(
+def _case_spec(
     experiment: Experiment, suite: str = "", more: Mapping[str, Any] | None = None, open_case: Any = None
 ) -> CaseSpec:
     """The case of an experiment, of a suite of the laboratory if any, with more parameters and an opener of its own."""
@@ -383,22 +379,19 @@ def opened(
 @contextlib.contextmanager
 def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[PlannedRedistribution]:
     """Plan an experiment's redistribution, and keep what it needs switched on until it has been timed."""
-    pair, full = experiment.pair, experiment.full
+    pair, full, planning_s = experiment.pair, experiment.full, experiment.known.get("planning_s")
     before, after = pair.source.state, pair.target.state
     source, target = dtensor_under(full, pair.source, context), torch_placements(pair.target)
     if experiment.planner == DIRECT:
         if before is None or after is None:
             raise Unsupported("direct: strided shards")
-        yield exchange_between(
-            before, after, pair.shape, source.to_local(), context, experiment.known.get("planning_s")
-        )
+        yield exchange_between(before, after, pair.shape, source.to_local(), context, planning_s)
         return
     # `DTensor.redistribute` takes no order and no Partial; DTensor's own operators do.
     needs_internals = pair.source.has_own_order or pair.target.has_own_order or pair.target.has_partial
     if before and after and not pair.source.is_strided and needs_internals:
         source = OrderedTensor(source.to_local(), context.mesh, before, full)
         target = OrderedPlacements.of(after)
-    planning_s = experiment.known.get("planning_s")
     with planned_redistribution(experiment.planner, source, target, context, experiment.native, planning_s) as planned:
         yield planned
 
@@ -423,10 +416,6 @@ def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankC
     return first_difference(got, expected)
 
 
-# Suites that are about speed too run at every size, the others at the first.
-AT_EVERY_SIZE = ("pairs", "backward")
-
-
 def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """One case for each pair and planner; the planners of a pair run next to each other, in random order.
 
@@ -442,8 +431,7 @@ def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[C
             planners = planners_of(sweep, pair, context.profile)
             order.shuffle(planners)
             for name in planners:
-                experiment = Experiment(pair, name, sweep.dtype, sweep.native_all_to_all, lambda: context)
-                yield redistribute_case(experiment)
+                yield _case_spec(Experiment(pair, name, sweep.dtype, sweep.native_all_to_all, lambda: context))
 
 
 def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> list[str]:
@@ -486,13 +474,13 @@ def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
             order.shuffle(planners)
             for name in planners:
                 experiment = Experiment(pair, name, lab.dtype, lab.native_all_to_all, when_opened)
-                yield redistribute_case(experiment, lab.suite, more, open_backward if is_backward else open_pair)
+                yield _case_spec(experiment, lab.suite, more, _open_backward if is_backward else open_pair)
 
 
 def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
-    """The context on a mesh that has a flattened one as well.
+    """The context on a mesh that has a flattened one as well, with groups of its own.
 
-    It has groups of its own and is made when its first case opens, by all ranks, so that no other case ever sees one.
+    It is made when its first case opens, by all ranks, so that no other case ever sees a flattened mesh.
     """
 
     @cache
@@ -530,7 +518,7 @@ def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[s
 
 
 @contextlib.contextmanager
-def open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
+def _open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
     """Time the redistribution of the gradient: from the target back to the source, a Partial of it left a replica."""
     context, pair, full = experiment.context(), experiment.pair, experiment.full
     placements = (Placement() if placement.reduce_op else placement for placement in pair.source.placements)

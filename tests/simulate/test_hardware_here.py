@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from distbench.cases.operator_times import compute_cases
+from distbench.cases.calibration import compute_cases
 from distbench.records.run_file import Run, read_run
 from distbench.simulate.clock import parts_of, replay_time
 from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
