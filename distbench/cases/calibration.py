@@ -258,8 +258,7 @@ def _matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
         torch.mm(gradient, weight)
         torch.mm(gradient.t(), inputs)
 
-    flops = 2 * side**3
-    return Work(call, flops, 3, CALL_FLOPS)
+    return Work(call, 2 * side**3, 3, CALL_FLOPS)
 
 
 def _elementwise(num_bytes: int, device: torch.device) -> Work:
@@ -277,22 +276,17 @@ def _elementwise(num_bytes: int, device: torch.device) -> Work:
 
 
 def _attention(shape: tuple[int, ...], device: torch.device) -> Work:
-    """Causal attention, as scaled_dot_product_attention runs it here."""
     query, key, value = torch.randn(3, *shape, device=device)
-    flops = _attention_flops(shape)
     call = partial(F.scaled_dot_product_attention, query, key, value, is_causal=True)
-    return Work(call, flops, 1, CALL_FLOPS)
+    return Work(call, _attention_flops(shape), 1, CALL_FLOPS)
 
 
 def _attention_backward(shape: tuple[int, ...], device: torch.device) -> Work:
-    """Its gradients."""
     inputs = [tensor.requires_grad_() for tensor in torch.randn(3, *shape, device=device).unbind()]
     query, key, value = inputs
     output = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-    gradient = torch.ones_like(output)
-    flops = _attention_flops(shape) * 5 // 2
-    call = partial(torch.autograd.grad, output, inputs, gradient, retain_graph=True)
-    return Work(call, flops, 1, CALL_FLOPS)
+    call = partial(torch.autograd.grad, output, inputs, torch.ones_like(output), retain_graph=True)
+    return Work(call, _attention_flops(shape) * 5 // 2, 1, CALL_FLOPS)
 
 
 def _attention_flops(shape: tuple[int, ...]) -> int:

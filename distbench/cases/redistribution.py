@@ -105,7 +105,6 @@ def cube(numel: int, ndim: int, multiple: int) -> tuple[int, ...]:
 
 
 def _crossed(sources: Iterable[Layout], targets: Iterable[Layout], shape: tuple[int, ...]) -> list[Pair]:
-    """Every source with every target that is another layout."""
     return [
         Pair(source, target, shape)
         for source, target in itertools.product(sources, targets)
@@ -135,7 +134,6 @@ def _partials(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _split(pairs: Iterable[Pair], condition: Callable[[Pair], bool]) -> tuple[Group, Group]:
-    """Those that meet a condition, and those that do not."""
     groups: tuple[Group, Group] = [], []
     for pair in pairs:
         groups[not condition(pair)].append(pair)

@@ -5,7 +5,6 @@ import contextlib
 import hashlib
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -48,9 +47,10 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
     if sentences := problems(built.model, batch, scenario.step_plan, context):
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *sentences]))
-    yield CaseSpec(
-        step_case(scenario, label, built, batch), partial(_open, scenario, context, built, StepChecks()), group="steps"
-    )
+    case = step_case(scenario, label, built, batch)
+    # What this launch has measured already where a variant is opened again, as its own baseline say.
+    known: set[str] = set()
+    yield CaseSpec(case, partial(_open, scenario, context, built, known), group="steps")
 
 
 def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) -> Case:
@@ -98,15 +98,8 @@ def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
     return hashlib.sha256(repr(facts).encode()).hexdigest()[:8]
 
 
-@dataclass
-class StepChecks:
-    """What a variant has had in this launch and need not have again: where it is its own baseline again, say."""
-
-    is_memory_known: bool = False
-
-
 @contextlib.contextmanager
-def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: StepChecks) -> Iterator[OpenedCase]:
+def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set[str]) -> Iterator[OpenedCase]:
     held_before = empty_allocator(context.device)
     step = step_of(scenario, context)
     counters: dict[str, Any] = dict(step.sharded.counters)
@@ -132,11 +125,11 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, once: Step
             wrong = wrong or changed
         step.kept_outputs = None
         # After all that is measured and checked: nothing that it does to the step can matter.
-        if not once.is_memory_known:
+        if "memory" not in known:
             counters.update(memory_counters(step, context))
             if step.pipeline is not None:
                 counters.update(idle_counters(step.pipeline, step.forward_backward, context))
-            once.is_memory_known = True
+            known.add("memory")
         return wrong
 
     def restart_once() -> None:

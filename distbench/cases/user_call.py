@@ -12,8 +12,6 @@ from distbench.ranks.context import RankContext
 from distbench.records.run_file import Case
 from distbench.spec import Scenario, UserError, format_mesh
 
-Check = Callable[[], object]
-
 
 def scenario_of_call(name: str, function: Callable[..., Any], variant: Mapping[str, Any]) -> Scenario:
     """A scenario of one call: the job of whoever gives a function to time, and not a scenario."""
@@ -34,7 +32,16 @@ def call_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
 
 @contextlib.contextmanager
 def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterator[OpenedCase]:
-    call, check = _parts(what, make(context.mesh))
+    returned = make(context.mesh)
+    call, check = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
+    if not callable(call) or not (check is None or callable(check)):
+        kind = type(returned).__name__
+        if isinstance(returned, tuple):
+            kind = "a tuple of " + (", ".join(type(part).__name__ for part in returned) or "nothing")
+        raise UserError(
+            f"call {what!r}: its function returned {kind}; return what shall be timed, a function without "
+            "arguments, or a tuple of it and of a function that checks its result"
+        )
     fields = {
         "group_size": context.mesh.size(),
         "mesh_dim": "x".join(context.mesh_dims),
@@ -43,30 +50,17 @@ def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterat
     yield OpenedCase(lambda stamp: call(), partial(_verdict, what, check), fields=fields)
 
 
-def _parts(what: str, returned: Any) -> tuple[Callable[[], object], Check | None]:
-    call, check = returned if isinstance(returned, tuple) and len(returned) == 2 else (returned, None)
-    if not callable(call) or not (check is None or callable(check)):
-        raise UserError(
-            f"call {what!r}: its function returned {_kind(returned)}; return what shall be timed, a function without "
-            "arguments, or a tuple of it and of a function that checks its result"
-        )
-    return call, check
-
-
-def _kind(returned: Any) -> str:
-    if isinstance(returned, tuple):
-        return "a tuple of " + (", ".join(type(part).__name__ for part in returned) or "nothing")
-    return type(returned).__name__
-
-
-def _verdict(what: str, check: Check | None) -> str | None:
+def _verdict(what: str, check: Callable[[], object] | None) -> str | None:
     """None where this rank's result is right, or where nobody checks; else what is wrong with it."""
     if check is None:
         return None
     try:
         outcome = check()
     except AssertionError as error:
-        return _failed_assertion(error)
+        at = traceback.extract_tb(error.__traceback__)[-1]
+        # An assert without a message says nothing else than where it is.
+        message = str(error).strip().partition("\n")[0] or at.line or "an assert"
+        return f"{message} (assert at {Path(at.filename).name}:{at.lineno})"
     if outcome is None or outcome is True:
         return None
     if outcome is False:
@@ -77,10 +71,3 @@ def _verdict(what: str, check: Check | None) -> str | None:
         f"call {what!r}: its check returned {type(outcome).__name__}; return None or True where the result is right, "
         "False or a sentence where it is wrong, or use assert"
     )
-
-
-def _failed_assertion(error: AssertionError) -> str:
-    """Its message, and where it stands: an assert without a message says nothing else."""
-    at = traceback.extract_tb(error.__traceback__)[-1]
-    message = str(error).strip().partition("\n")[0] or at.line or "an assert"
-    return f"{message} (assert at {Path(at.filename).name}:{at.lineno})"

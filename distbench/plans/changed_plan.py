@@ -40,7 +40,11 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     if name == "microbatches":
         return replace(plan, microbatches=value)
     if name == "checkpoint":
-        return _checkpointed(plan, value)
+        # All activations kept, or none of the modules that the plan checkpoints or else shards each on its own.
+        modules = () if value == "none" else checkpointable(plan)
+        if not modules and value != "none":
+            raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave it out")
+        return replace(plan, checkpoint=modules, checkpoint_context=None)
     if name == "compile":
         # What the plan compiles, or else checkpoints or FSDP wraps, or the whole model.
         compiled = plan.compile or CompilePlan(checkpointable(plan) or ("",))
@@ -59,16 +63,6 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
         bf16 = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
         fields = {name: bf16 if value == "bf16" else None}
     return replace(plan, fsdp=replace(plan.fsdp, **fields))
-
-
-def _checkpointed(plan: ParallelPlan, value: str) -> ParallelPlan:
-    """All activations kept, or none of the modules that the plan checkpoints or else shards each on its own."""
-    if value == "none":
-        return replace(plan, checkpoint=(), checkpoint_context=None)
-    modules = checkpointable(plan)
-    if not modules:
-        raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave it out")
-    return replace(plan, checkpoint=modules, checkpoint_context=None)
 
 
 def checkpointable(plan: ParallelPlan) -> tuple[str, ...]:

@@ -49,15 +49,15 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
     """
     from torch.distributed.fsdp import fully_shard
 
-    apply: Callable[..., Any] = fully_shard if plan.mesh_dims else replicate_by_unit()
     if plan.offload is not None and not is_accelerator(context.device.type):
         raise Skipped(
             f"CPU offload: the shards of a CPU run are in host memory already; use --device {ANY_ACCELERATOR}"
         )
     if plan.gather_extension is not None:
         _extend_gathers(model, plan.gather_extension)
-    unsharded = _kept_whole(model, plan)
-    ignored = _named(model, plan.ignored)
+    least = plan.shard_placement.min_numel if isinstance(plan.shard_placement, LargestDim) else 0
+    small = {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
+    unsharded, ignored = {**small, **_named(model, plan.whole)}, _named(model, plan.ignored)
     options: dict[str, Any] = {
         **_mesh(plan, context),
         "ignored_params": {*unsharded.values(), *ignored.values()},
@@ -65,27 +65,25 @@ def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Shard
         "offload_policy": plan.offload,
         "shard_placement_fn": shard_placement_of(plan, context.index(plan.mesh_dims)[1]),
     }
-    own_meshes = _own_meshes(model, plan, context)
-    units = _units_of(model, plan)
-    fields = ", ".join(plan.changed_fields()) or "the default"
-    for name, unit in units.items():
-        unit_options = {**options, "mp_policy": _policy_of(plan, name), "mesh": own_meshes.get(unit, options["mesh"])}
-        with named_refusal(f"FsdpPlan ({fields})", name, unit):
-            apply(unit, **{option: value for option, value in unit_options.items() if value is not None})
-    for unit in own_meshes:
-        unit.set_gradient_divide_factor(data_parallel_size(plan, context))
-    _configure(units, plan, context)
-    _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
-    return Sharded([model], tuple(unsharded), _counters(model, {**unsharded, **ignored}, plan))
-
-
-def _own_meshes(model: nn.Module, plan: FsdpPlan, context: RankContext) -> dict[Any, Any]:
-    """Each unit that is sharded over mesh dims of its own, with its mesh."""
-    return {
+    own_meshes = {
         module: flatten_mesh(context.mesh, present(mesh_dims, context))
         for pattern, mesh_dims in plan.unit_mesh_dims.items()
         for module in matching_modules((pattern,), model).values()
     }
+    modules = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
+    units = {name: modules[name] for name in sorted(modules, key=lambda name: -name.count(".") if name else 1)}
+    fields = ", ".join(plan.changed_fields()) or "the default"
+    apply: Callable[..., Any] = fully_shard if plan.mesh_dims else replicate_by_unit()
+    for name, unit in units.items():
+        unit_options = {**options, "mp_policy": _policy_of(plan, name), "mesh": own_meshes.get(unit, options["mesh"])}
+        with named_refusal(f"FsdpPlan ({fields})", name, unit):
+            apply(unit, **{option: value for option, value in unit_options.items() if value is not None})
+    own_units: list[Any] = list(own_meshes)
+    for unit in own_units:
+        unit.set_gradient_divide_factor(data_parallel_size(plan, context))
+    _configure(units, plan, context)
+    _prefetch(list(matching_modules(plan.wrap, model).values()), plan)
+    return Sharded([model], tuple(unsharded), _counters(model, {**unsharded, **ignored}, plan))
 
 
 def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
@@ -96,12 +94,6 @@ def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
     ignored = list(matching_modules(plan.ignored, model).values())
     replicate_in_buckets(model, ignored, process_group=group, device_id=context.device, **options)
     return Sharded([model])
-
-
-def _units_of(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Module]:
-    """Every unit by its name: the deepest first, the root ("") last."""
-    modules = {**matching_modules(plan.wrap, model), **matching_modules(plan.unit_mesh_dims, model), "": model}
-    return {name: modules[name] for name in sorted(modules, key=lambda name: -name.count(".") if name else 1)}
 
 
 def _policy_of(plan: FsdpPlan, unit: str) -> Any:
@@ -139,27 +131,20 @@ def data_parallel_size(plan: FsdpPlan, context: RankContext) -> int:
 
 def shard_placement_of(plan: FsdpPlan, num_shards: int) -> Callable[[Any], Any] | None:
     """The plan's `shard_placement_fn`; None for tensor dim 0 throughout."""
-    if isinstance(plan.shard_placement, LargestDim):
-        return lambda parameter: _largest_dim(parameter, num_shards)
-    return plan.shard_placement
+    if not isinstance(plan.shard_placement, LargestDim):
+        return plan.shard_placement
 
+    def largest_dim(parameter: Any) -> Any:
+        from torch.distributed.tensor import Shard
 
-def _largest_dim(parameter: Any, num_shards: int) -> Any:
-    from torch.distributed.tensor import Shard
+        used_dims = {placement.dim for placement in getattr(parameter, "placements", ()) if placement.is_shard()}
+        fitting = [dim for dim, size in enumerate(parameter.shape) if dim not in used_dims and size % num_shards == 0]
+        return Shard(max(fitting, key=lambda dim: parameter.shape[dim])) if fitting else None
 
-    used_dims = {placement.dim for placement in getattr(parameter, "placements", ()) if placement.is_shard()}
-    fitting = [dim for dim, size in enumerate(parameter.shape) if dim not in used_dims and size % num_shards == 0]
-    return Shard(max(fitting, key=lambda dim: parameter.shape[dim])) if fitting else None
-
-
-def _kept_whole(model: nn.Module, plan: FsdpPlan) -> dict[str, nn.Parameter]:
-    least = plan.shard_placement.min_numel if isinstance(plan.shard_placement, LargestDim) else 0
-    small = {name: parameter for name, parameter in model.named_parameters() if parameter.numel() < least}
-    return {**small, **_named(model, plan.whole)}
+    return largest_dim
 
 
 def _named(model: nn.Module, patterns: Sequence[str]) -> dict[str, nn.Parameter]:
-    """The parameters whose names match one of some patterns."""
     parameters = dict(model.named_parameters())
     return {name: parameters[name] for pattern in patterns for name in matching(pattern, parameters)}
 
@@ -176,7 +161,6 @@ def _extend_gathers(model: nn.Module, extension: Callable[[Any], Any]) -> None:
 
 
 def _configure(units: Mapping[str, Any], plan: FsdpPlan, context: RankContext) -> None:
-    """Call the setters of `plan.configure` on each unit."""
     for setter, value in plan.configure.items():
         for name, unit in units.items():
             with named_refusal(f"FsdpPlan.configure[{setter!r}]", name, unit):

@@ -112,7 +112,16 @@ def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
     Raises:
         MemoryError: it has more than 100 M parameters.
     """
-    with _seeded(seed), torch.device("cpu"), _registering(_at_most(MOST_DRAWN)):
+    total = 0
+
+    def counted(parameter: nn.Parameter) -> nn.Parameter:
+        nonlocal total
+        total += parameter.numel()
+        if total > MOST_DRAWN:
+            raise MemoryError(f"more than {MOST_DRAWN:,} parameters")
+        return parameter
+
+    with _seeded(seed), torch.device("cpu"), _registering(counted):
         return build_model()
 
 
@@ -180,8 +189,7 @@ def _built_with_values(
 
 
 def _attributes_of(model: nn.Module, wanted_keys: Iterable[tuple[str, str]] = ()) -> dict[tuple[str, str], Any]:
-    """Tensors on the meta device, or lists, tuples and dicts of them, that modules keep as plain attributes; and those
-    that are wanted, wherever they are."""
+    """Tensors on the meta device, alone or in containers, that modules keep as plain attributes; and those wanted."""
     keys = set(wanted_keys)
     return {
         (name, attribute): value
@@ -211,19 +219,6 @@ def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
     if parameter.is_meta:
         return parameter
     return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
-
-
-def _at_most(number: int) -> Callable[[nn.Parameter], nn.Parameter]:
-    total = 0
-
-    def counted(parameter: nn.Parameter) -> nn.Parameter:
-        nonlocal total
-        total += parameter.numel()
-        if total > number:
-            raise MemoryError(f"more than {number:,} parameters")
-        return parameter
-
-    return counted
 
 
 @contextlib.contextmanager

@@ -24,7 +24,6 @@ def matching_modules(patterns: Iterable[str], model: nn.Module) -> dict[str, nn.
 
 
 def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """By name; of a stage without what stands for other stages' modules."""
     return {name: module for name, module in model.named_modules() if not isinstance(module, HandOn)}
 
 
@@ -41,12 +40,12 @@ def own_units(model: nn.Module) -> set[str]:
         kind = type(model).__name__
         raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} names none; name modules")
     shared = [[name for name, *_ in owners] for owners in owners_of(model).values() if len(owners) > 1]
-    return {unit for unit in units if not any(_is_split(unit, holders) for holders in shared)}
-
-
-def _is_split(unit: str, holders: Iterable[str]) -> bool:
-    """Whether some of a parameter's holders are in a unit and some are not."""
-    return len({f"{holder}.".startswith(f"{unit}.") for holder in holders}) > 1
+    # A parameter is split from a unit where some of its holders are in the unit and some are not.
+    return {
+        unit
+        for unit in units
+        if all(len({f"{holder}.".startswith(f"{unit}.") for holder in holders}) == 1 for holders in shared)
+    }
 
 
 def _own_plan(model: nn.Module) -> dict[str, str]:

@@ -104,7 +104,7 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
 
     frozen = [name for name, parameter in model.named_parameters() if not parameter.requires_grad]
     shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
-    mesh = flatten_mesh(context.mesh, tp_dims)
+    mesh, config = flatten_mesh(context.mesh, tp_dims), getattr(model, "config", None)
     styles = {name: (pattern, style) for pattern, name, _, style in styles_by_module(plan, model)}
     for name, style in styles_by_parameter(plan, model).items():
         holder, _, attribute = name.rpartition(".")
@@ -113,10 +113,13 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
             style.shard_param(model.get_submodule(holder), attribute, mesh)
     for name, (pattern, style) in styles.items():
         with named_refusal(f"TP pattern {pattern!r}", name, model.get_submodule(name)):
-            if is_of_transformers(style):
-                _install(style, model, name, mesh)
-            else:
+            if not is_of_transformers(style):
                 model = parallelize_module(model, mesh, {name: style})
+                continue
+            module = model.get_submodule(name)
+            if config is not None and not hasattr(module, "config"):
+                module.config = getattr(config, "get_text_config", lambda: config)()  # what styles of MLA read
+            style.install_forward(module, mesh)
     # Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one.
     for (_, module, attribute), *other_holders in shared:
         parameter = getattr(module, attribute)
@@ -138,14 +141,6 @@ def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
         for name, module in matching_modules((pattern,), model).items():
             with named_refusal(f"EP pattern {pattern!r}", name, module):
                 parallelize_module(module, mesh, style)
-
-
-def _install(style: Any, model: nn.Module, name: str, mesh: Any) -> None:
-    module = model.get_submodule(name)
-    config = getattr(model, "config", None)
-    if config is not None and not hasattr(module, "config"):
-        module.config = getattr(config, "get_text_config", lambda: config)()  # what styles of MLA read
-    style.install_forward(module, mesh)
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
@@ -187,8 +182,16 @@ def onto_spmd_mesh(model: nn.Module, context: RankContext) -> None:
     for module in model.modules():
         for name, buffer in list(module.named_buffers(recurse=False)):
             setattr(module, name, _on_whole_mesh(name, buffer, context))
+
+    def own_part(_: str, tensor: Any) -> Any:
+        if not hasattr(tensor, "to_local"):
+            return tensor
+        if not tensor.ndim:
+            raise UserError("spmd_mesh computes the loss from outputs, and the model returns a number; give loss")
+        return tensor.redistribute(placements=_by_batch(context)).to_local()
+
     model.register_forward_pre_hook(lambda _, args, kwargs: _inputs_on_mesh(args, kwargs, context), with_kwargs=True)
-    model.register_forward_hook(lambda _, args, output: mapped(output, partial(_own_part, context)))
+    model.register_forward_hook(lambda _, args, output: mapped(output, own_part))
 
 
 def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
@@ -229,14 +232,6 @@ def _inputs_on_mesh(args: Any, kwargs: Any, context: RankContext) -> tuple[Any, 
         return DTensor.from_local(tensor, context.mesh, placements, run_check=False)
 
     return mapped(args, distributed), mapped(kwargs, distributed)
-
-
-def _own_part(context: RankContext, _: str, tensor: Any) -> Any:
-    if not hasattr(tensor, "to_local"):
-        return tensor
-    if not tensor.ndim:
-        raise UserError("spmd_mesh computes the loss from outputs, and the model returns a number; give loss")
-    return tensor.redistribute(placements=_by_batch(context)).to_local()
 
 
 def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:

@@ -35,6 +35,7 @@ from distbench.spec.printable_text import count_text, listed
 LARGEST_SIZE, MAX_NAMED = 64, 12
 # A module's or parameter's name with the number of a layer in it.
 _IN_LAYER = re.compile(r"(?<![\w.])(?:\w+\.)*\d+(?:\.\w+)*(?![\w.])")
+_LETTER = re.compile(r"[^\W\d]")
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
 # The projections of models of transformers that are sharded by whole heads, and which field of their config has those.
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
@@ -92,19 +93,22 @@ def grouped(problems: Iterable[str | Undivided]) -> list[str]:
     """One sentence for all parameters that fail for one reason, and one for all layers that have one problem."""
     by_reason: dict[str, list[str | Undivided]] = {}
     for problem in problems:
-        is_named = isinstance(problem, Undivided) and problem.name
-        reason = problem.reason if is_named else _without_layers(str(problem))  # type: ignore[union-attr]
+        if isinstance(problem, Undivided) and problem.name:
+            reason = problem.reason
+        else:
+            # A number such as 0.5 is no name.
+            reason = _IN_LAYER.sub(lambda name: folded(name[0]) if _LETTER.search(name[0]) else name[0], str(problem))
         by_reason.setdefault(reason, []).append(problem)
-    return [_sentence(reason, of_reason) for reason, of_reason in by_reason.items()]
-
-
-def _sentence(reason: str, problems: Sequence[str | Undivided]) -> str:
-    if len(problems) == 1:
-        return str(problems[0])
-    names = [problem.name for problem in problems if isinstance(problem, Undivided)]
-    if not any(names):
-        return f"{reason}: {len(problems)} layers"
-    return f"{reason}, as these need: {listed(_listed(names), MAX_NAMED, '; ', '; {} more')}"
+    sentences = []
+    for reason, of_reason in by_reason.items():
+        names = [problem.name for problem in of_reason if isinstance(problem, Undivided)]
+        if len(of_reason) == 1:
+            sentences.append(str(of_reason[0]))
+        elif any(names):
+            sentences.append(f"{reason}, as these need: {listed(_listed(names), MAX_NAMED, '; ', '; {} more')}")
+        else:
+            sentences.append(f"{reason}: {len(of_reason)} layers")
+    return sentences
 
 
 def _listed(names: Sequence[str]) -> list[str]:
@@ -120,11 +124,6 @@ def _listed(names: Sequence[str]) -> list[str]:
         name = ".".join(filter(None, (parent, module, parameter)))
         texts.append(name if count == 1 else f"{name}: {count} layers")
     return texts
-
-
-def _without_layers(sentence: str) -> str:
-    # A number such as 0.5 is no name.
-    return _IN_LAYER.sub(lambda match: folded(match[0]) if re.search(r"[^\W\d]", match[0]) else match[0], sentence)
 
 
 def _tp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
@@ -268,7 +267,6 @@ def _scalars(model: nn.Module, fsdp: FsdpPlan) -> Iterator[str]:
 
 
 def _setters(fsdp: FsdpPlan) -> Iterator[str]:
-    """Setters of `configure` that this torch lacks, or whose signature does not take the arguments."""
     from torch.distributed.fsdp import FSDPModule
 
     setters = {name: method for name, method in vars(FSDPModule).items() if name.startswith("set_")}
@@ -432,7 +430,7 @@ def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankCont
                 *_expert_problems(model, plan, context),
                 *_undividable_batch(batch, plan, context),
                 *_context_parallel(model, batch, plan, context),
-                *_unknown_backend(plan),
+                *_compile_problems(plan),
                 *_sparse_gradients(model),
                 *_pipeline_problems(model, plan, context),
             ]
@@ -538,11 +536,12 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
             yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
 
 
-def _unknown_backend(plan: ParallelPlan) -> Iterator[str]:
-    if plan.compile is not None and plan.compile.async_tp and (plan.tp is None or plan.compile.backend != "inductor"):
+def _compile_problems(plan: ParallelPlan) -> Iterator[str]:
+    compiled = plan.compile
+    if compiled is not None and compiled.async_tp and (plan.tp is None or compiled.backend != "inductor"):
         yield "async_tp is inductor's overlap of what tp communicates; give a TP plan and backend='inductor'"
-    if plan.compile is not None and plan.compile.backend not in known_backends():
-        yield f"compile backend {plan.compile.backend!r} is unknown; use {', '.join(known_backends())}"
+    if compiled is not None and compiled.backend not in known_backends():
+        yield f"compile backend {compiled.backend!r} is unknown; use {', '.join(known_backends())}"
 
 
 def _sparse_gradients(model: nn.Module) -> Iterator[str]:

@@ -146,7 +146,6 @@ class _Writer:
         return "\n".join([opening, *(f"{inner}{part}," for part in texts), f"{indent}{closing.lstrip(',')}"])
 
     def _name(self, value: Any) -> str:
-        """Of a class or function; what another package has is imported."""
         name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None) or ""
         if not all(part.isidentifier() for part in name.split(".")):
             raise _NoText(value)  # a lambda, or made within a function

@@ -187,7 +187,6 @@ class TrainingStep:
         return model, Sharded(roots, (), counters), list(stages.values())
 
     def _finish_model(self) -> None:
-        """What the scenario does to a model that has memory."""
         self._own: dict[str, torch.Tensor] = {}
         if (hook := self._scenario.after_materialize) is not None:
             with blamed("after_materialize", hook):
@@ -233,7 +232,6 @@ class TrainingStep:
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
 
     def _require_optimizer(self) -> None:
-        """Refuse an optimizer that cannot do what a step asks of it."""
         optimizer, make = self.optimizer, self._scenario.optimizer
         if optimizer is None or make is None:
             return
