@@ -233,19 +233,14 @@ def _groups_measured(num_ranks: int, hosts: Sequence[str]) -> list[tuple[str, in
 
 
 class Work(NamedTuple):
-    """Operators to time: `call` runs each once.
-
-    Args:
-        amount: floating point operations or bytes of one of them.
-        num_operators: how many they are.
-        most: of all amounts of a call of the case. Ranks of one machine share its cores, caches and memory, so an
-            operator's time is that of the slowest rank while all of them run it, and short ones are repeated for
-            longer than the scheduler lets one process run.
-    """
+    """Operators to time: `call` runs each once."""
 
     call: Callable[[], object]
-    amount: int
-    num_operators: int
+    amount: int  # floating point operations or bytes of one of them
+    num_operators: int  # how many they are
+    # Of all amounts of a call of the case. Ranks of one machine share its cores, caches and memory, so an operator's
+    # time is that of the slowest rank while all of them run it, and short ones are repeated for longer than the
+    # scheduler lets one process run.
     most: float
 
 

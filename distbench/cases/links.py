@@ -155,16 +155,11 @@ def tournament(num_players: int) -> list[Pairs]:
 
 @dataclass
 class Bursts:
-    """How many products of `size` rows and columns a burst has: as many on every rank, in every case of a launch.
-
-    Args:
-        seconds: that a burst lasts on the middle rank.
-        turns: who computes at the same time.
-    """
+    """How many products of `size` rows and columns a burst has: as many on every rank, in every case of a launch."""
 
     size: int
-    seconds: float
-    turns: Sequence[tuple[int, ...]]
+    seconds: float  # that a burst lasts on the middle rank
+    turns: Sequence[tuple[int, ...]]  # who computes at the same time
     num_products: int = 0
 
     def settle(self, product: "Product", context: RankContext) -> int:

@@ -119,25 +119,15 @@ class Finding:
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far off a step may be.
+    """How far off a step may be."""
 
-    Args:
-        tolerance: relative error that asks for no measurement.
-        loss_tolerance: likewise, of the loss.
-        because: where the tolerance comes from.
-        is_named: by the scenario; rounding then tells only which gradients are nothing else.
-        rounding: of one device's step, if it was measured.
-        gradient_scale: what the plan multiplies gradients by on purpose.
-        reduction: relative error of a gradient's sum over ranks, which one device has not.
-    """
-
-    tolerance: float
-    loss_tolerance: float
-    because: str
-    is_named: bool = False
-    rounding: Rounding | None = None
-    gradient_scale: float = 1.0
-    reduction: float = 0.0
+    tolerance: float  # relative error that asks for no measurement
+    loss_tolerance: float  # likewise, of the loss
+    because: str  # where the tolerance comes from
+    is_named: bool = False  # by the scenario; rounding then tells only which gradients are nothing else
+    rounding: Rounding | None = None  # of one device's step, if it was measured
+    gradient_scale: float = 1.0  # what the plan multiplies gradients by on purpose
+    reduction: float = 0.0  # relative error of a gradient's sum over ranks, which one device has not
 
     def judged(self, differences: Differences) -> list[Finding]:
         """The loss, the gradient that is farthest off for what it may be, and the output, where they were compared."""

@@ -18,19 +18,13 @@ Dims = int | Mapping[str, int | None]
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch: tensors in dicts, lists, tuples and dataclasses, nested as one likes; anything else stays as it is.
+    """A batch: tensors in dicts, lists, tuples and dataclasses, nested as one likes; anything else stays as it is."""
 
-    Args:
-        tree: what `make_batch` returned.
-        dims: what the scenario says of tensor dims that are the batch; None for what follows from the first tensor.
-        sequence_dims: likewise of those that are the sequence.
-        place: of the function that made it, `file:line`, for sentences.
-    """
-
-    tree: Any
+    tree: Any  # what `make_batch` returned
+    # What the scenario says of tensor dims that are the batch; None for what follows from the first tensor
     dims: Dims | None = None
-    sequence_dims: Dims | None = None
-    place: str = ""
+    sequence_dims: Dims | None = None  # likewise of those that are the sequence
+    place: str = ""  # of the function that made it, `file:line`, for sentences
 
     @property
     def origin(self) -> str:

@@ -246,25 +246,19 @@ class Fact:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model on the meta device, and what it was when it was built, which stays whatever a plan does to it.
-
-    Args:
-        buffers: name to initial value on the CPU; no seed determines those.
-        names: name of each parameter to itself; those that others share stand for the first of them.
-        facts: by name.
-        modules: by name.
-        attributes: (module's name, attribute) to the tensors that a module keeps as neither parameter nor buffer, on
-            the CPU where values were asked for; a tensor, or what holds some.
-        needs_values: whether it can only be built where its parameters have values (`whole_on_cpu`).
-    """
+    """A model on the meta device, and what it was when it was built, which stays whatever a plan does to it."""
 
     model: nn.Module
+    # Name to initial value on the CPU; no seed determines those
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
+    # Name of each parameter to itself; those that others share stand for the first of them
     names: dict[str, str] = field(default_factory=dict)
-    facts: dict[str, Fact] = field(default_factory=dict)
-    modules: dict[str, nn.Module] = field(default_factory=dict)
+    facts: dict[str, Fact] = field(default_factory=dict)  # by name
+    modules: dict[str, nn.Module] = field(default_factory=dict)  # by name
+    # (module's name, attribute) to the tensors that a module keeps as neither parameter nor buffer, on the CPU where
+    # values were asked for; a tensor, or what holds some
     attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
-    needs_values: bool = False
+    needs_values: bool = False  # whether it can only be built where its parameters have values (`whole_on_cpu`)
 
     @property
     def parameters(self) -> list[str]:

@@ -45,21 +45,13 @@ NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
 
 @dataclass(frozen=True)
 class Undivided:
-    """Mesh dims do not shard a tensor dim, or a batch, evenly.
+    """Mesh dims do not shard a tensor dim, or a batch, evenly."""
 
-    Args:
-        what: the half of the sentence that names it, such as "parameter w of shape [3, 4] cannot be sharded on ...".
-        where: the mesh dims with their size.
-        number: what they do not divide.
-        size: ranks along them.
-        name: the parameter's, or empty.
-    """
-
-    what: str
-    where: str
-    number: int
-    size: int
-    name: str
+    what: str  # the half of the sentence that names it, such as "parameter w of shape [3, 4] cannot be sharded on ..."
+    where: str  # the mesh dims with their size
+    number: int  # what they do not divide
+    size: int  # ranks along them
+    name: str  # the parameter's, or empty
 
     def __str__(self) -> str:
         return f"{self.what} over {self.where}: {self.number} is not a multiple of {self.size}; {self._works}"

@@ -20,55 +20,37 @@ class Traceable(Protocol):
 
 @dataclass
 class OpenedCase:
-    """A case that is ready to run.
+    """A case that is ready to run."""
 
-    Args:
-        call: runs one iteration and waits for it; stamps the end of each phase.
-        check: runs it once more on fresh data; None when this rank's result is right, else what is wrong with it.
-        phases: names of the phases that `call` stamps.
-        fields: fields of CaseResult that are known beforehand.
-        after: fields of `counters` that are known only when the timed iterations are over.
-        trace: traces what the case communicates; None where it has no parts.
-        stays_open: whether it may be kept open between passes while other cases run.
-        held_bytes: memory that it takes while it is kept so, the same on every rank, where that is little and one
-            iteration warms it up; None: as much as its parameters do.
-        pause: called before other cases run while it is kept open.
-        resume: called before it runs again.
-        warm_ups: iterations thrown away before the first sample; None: as the settings have it.
-        starts_on: the group over which its devices start each sample together; None: as the hosts do.
-    """
-
-    call: Call
+    call: Call  # runs one iteration and waits for it; stamps the end of each phase
+    # Runs it once more on fresh data; None when this rank's result is right, else what is wrong with it
     check: Callable[[], str | None]
-    phases: tuple[str, ...] = ()
-    fields: dict[str, Any] = field(default_factory=dict)
+    phases: tuple[str, ...] = ()  # names of the phases that `call` stamps
+    fields: dict[str, Any] = field(default_factory=dict)  # fields of CaseResult that are known beforehand
+    # Fields of `counters` that are known only when the timed iterations are over
     after: Callable[[], dict[str, Any]] = dict
-    trace: Traceable | None = None
-    stays_open: bool = False
+    trace: Traceable | None = None  # traces what the case communicates; None where it has no parts
+    stays_open: bool = False  # whether it may be kept open between passes while other cases run
+    # Memory that it takes while it is kept so, the same on every rank, where that is little and one iteration warms it
+    # up; None: as much as its parameters do
     held_bytes: int | None = None
-    pause: Callable[[], None] = lambda: None
-    resume: Callable[[], None] = lambda: None
-    warm_ups: int | None = None
-    starts_on: Any = None
+    pause: Callable[[], None] = lambda: None  # called before other cases run while it is kept open
+    resume: Callable[[], None] = lambda: None  # called before it runs again
+    warm_ups: int | None = None  # iterations thrown away before the first sample; None: as the settings have it
+    starts_on: Any = None  # the group over which its devices start each sample together; None: as the hosts do
 
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """One case, and what opens it for measuring; all ranks open it together.
-
-    Args:
-        group: cases of one group are compared with each other, so they take turns; "" for one compared with none.
-        max_passes: its group takes at most so many; 0 for no limit of its own.
-        keeps_ranks: whether a further pass's line says each rank's median too.
-        most_samples: of a turn; 0 for no limit of its own.
-    """
+    """One case, and what opens it for measuring; all ranks open it together."""
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]
+    # Cases of one group are compared with each other, so they take turns; "" for one compared with none
     group: str = ""
-    max_passes: int = 0
-    keeps_ranks: bool = False
-    most_samples: int = 0
+    max_passes: int = 0  # its group takes at most so many; 0 for no limit of its own
+    keeps_ranks: bool = False  # whether a further pass's line says each rank's median too
+    most_samples: int = 0  # of a turn; 0 for no limit of its own
 
 
 def first_difference(got: Any, expected: Any) -> str | None:

@@ -20,25 +20,17 @@ GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator u
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank's context.
-
-    Args:
-        backend: moves the device's tensors.
-        control: a gloo group of all ranks for barriers and gathers that are never timed.
-        seed: for data and initial parameters.
-        hosts: each rank's host, in rank order; empty where ranks are not there.
-        check: what steps are compared with one device's, a name out of `spec.job.CHECKS`.
-    """
+    """One rank's context."""
 
     rank: int
     device: torch.device
     mesh: DeviceMesh
-    backend: str
-    control: dist.ProcessGroup
-    seed: int
+    backend: str  # moves the device's tensors
+    control: dist.ProcessGroup  # a gloo group of all ranks for barriers and gathers that are never timed
+    seed: int  # for data and initial parameters
     profile: Profile | None = None
-    check: str = "full"
-    hosts: tuple[str, ...] = ()
+    check: str = "full"  # what steps are compared with one device's, a name out of `spec.job.CHECKS`
+    hosts: tuple[str, ...] = ()  # each rank's host, in rank order; empty where ranks are not there
 
     @property
     def mesh_dims(self) -> tuple[str, ...]:

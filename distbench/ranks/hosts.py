@@ -32,21 +32,13 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class GivenToRank:
-    """What one rank was given.
+    """What one rank was given."""
 
-    Args:
-        host: its host's name.
-        boot: what tells the host's running kernel from any other; "" where it has no such thing.
-        torch: its version.
-        asked: what decides which collectives it issues, by what that is called.
-        imported: digests of the user's own files that the scenario has imported.
-    """
-
-    host: str
-    boot: str
-    torch: str
-    asked: dict[str, str]
-    imported: dict[str, str]
+    host: str  # its host's name
+    boot: str  # what tells the host's running kernel from any other; "" where it has no such thing
+    torch: str  # its version
+    asked: dict[str, str]  # what decides which collectives it issues, by what that is called
+    imported: dict[str, str]  # digests of the user's own files that the scenario has imported
 
 
 def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:

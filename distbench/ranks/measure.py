@@ -30,23 +30,16 @@ MAX_DELAYS = 64
 
 @dataclass
 class Samples:
-    """What measuring gave; the same on every rank.
+    """What measuring gave; the same on every rank."""
 
-    Args:
-        samples_s: seconds of each sample on its slowest rank.
-        phases_s: phase name to seconds of each sample on that phase's slowest rank.
-        rank_median_s: each rank's median.
-        stop_reason: "steady", "max_samples" or "max_case_s"; "passes" where a pass plan said how many.
-        entry_skew_s: median time between the first and the last rank's start; None where clocks are not shared.
-        isolated_s: median time from the last rank in to the last rank out; where clocks are not shared, of the rank
-            that took least, which is the last one in.
-    """
-
-    samples_s: list[float]
-    phases_s: dict[str, list[float]]
-    rank_median_s: list[float]
-    stop_reason: str
+    samples_s: list[float]  # seconds of each sample on its slowest rank
+    phases_s: dict[str, list[float]]  # phase name to seconds of each sample on that phase's slowest rank
+    rank_median_s: list[float]  # each rank's median
+    stop_reason: str  # "steady", "max_samples" or "max_case_s"; "passes" where a pass plan said how many
+    # Median time between the first and the last rank's start; None where clocks are not shared
     entry_skew_s: float | None = None
+    # Median time from the last rank in to the last rank out; where clocks are not shared, of the rank that took least,
+    # which is the last one in
     isolated_s: float | None = None
 
     def to_record(self, with_ranks: bool = False) -> dict[str, Any]:
@@ -119,23 +112,15 @@ def _delay_s(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Meter:
-    """Measures calls with one clock and one set of settings.
+    """Measures calls with one clock and one set of settings."""
 
-    Args:
-        ranks: the ranks that take part.
-        clock: where moments are read from.
-        settings: when to stop.
-        shared_clock: whether all ranks' moments are on one time line.
-        on_batch: called on every rank after each batch with the number of samples so far.
-        start: has the ranks' devices start together, after the ranks have.
-    """
-
-    ranks: RankGroup
-    clock: Clock
-    settings: Settings
-    shared_clock: bool
+    ranks: RankGroup  # the ranks that take part
+    clock: Clock  # where moments are read from
+    settings: Settings  # when to stop
+    shared_clock: bool  # whether all ranks' moments are on one time line
+    # Called on every rank after each batch with the number of samples so far
     on_batch: Callable[[int], None] = lambda count: None
-    start: DeviceStart | None = None
+    start: DeviceStart | None = None  # has the ranks' devices start together, after the ranks have
     _starts: dict[Any, DeviceStart] = field(default_factory=dict)
 
     def started_on(self, group: dist.ProcessGroup | None) -> "Meter":
