@@ -3,9 +3,8 @@
 import contextlib
 import itertools
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,7 +14,7 @@ from distbench.ranks.context import TORCH_DTYPES, RankContext
 from distbench.records.nccl_tests import busbw_factor
 from distbench.records.run_file import DTYPE_BYTES, Case
 from distbench.redistribute.expected_shards import tagged
-from distbench.spec import Collectives, Scenario, UserError
+from distbench.spec import Scenario, UserError
 from distbench.torch_private import BACKEND_OPS
 
 Operation = Callable[[torch.Tensor, torch.Tensor, dist.ProcessGroup], object]
@@ -36,8 +35,7 @@ IN_PLACE = ("all_reduce", "broadcast")
 REDUCING = ("all_reduce", "reduce_scatter")
 
 
-@dataclass(frozen=True)
-class Sizes:
+class Sizes(NamedTuple):
     """Elements of a case's buffers: S, what a rank gives and what it gets."""
 
     total: int
@@ -87,20 +85,15 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
 def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
     """One case for each op, dtype, mesh dim and size of the scenario's sweeps; UserError for an unknown op or dtype."""
     for sweep in scenario.collectives:
-        _check_sweep(sweep)
+        for label, names, known_names in (("collective", sweep.ops, OPERATIONS), ("dtype", sweep.dtypes, TORCH_DTYPES)):
+            if unknown := [name for name in names if name not in known_names]:
+                raise UserError(f"{label} {unknown[0]!r} is unknown; use {', '.join(known_names)}")
+        for size in sweep.sizes_bytes:
+            if type(size) is not int or size < 1:
+                raise UserError(f"collective size {size!r} is no number of bytes; use whole numbers from 1 on")
         for op, dtype, mesh_dim in itertools.product(sweep.ops, sweep.dtypes, context.mesh_dims):
             for size_bytes in sweep.sizes_bytes:
                 yield _case_spec(op, dtype, mesh_dim, size_bytes, context)
-
-
-def _check_sweep(sweep: Collectives) -> None:
-    for label, names, known_names in (("collective", sweep.ops, OPERATIONS), ("dtype", sweep.dtypes, TORCH_DTYPES)):
-        for name in names:
-            if name not in known_names:
-                raise UserError(f"{label} {name!r} is unknown; use {', '.join(known_names)}")
-    for size in sweep.sizes_bytes:
-        if type(size) is not int or size < 1:
-            raise UserError(f"collective size {size!r} is no number of bytes; use whole numbers from 1 on")
 
 
 def _case_spec(op: str, dtype: str, mesh_dim: str, size_bytes: int, context: RankContext) -> CaseSpec:

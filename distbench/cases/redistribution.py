@@ -164,8 +164,11 @@ def _uneven(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 def _is_uneven(pair: Pair, mesh_shape: tuple[int, ...]) -> bool:
     """Whether ranks hold shards of different shapes, empty ones included, before or after."""
-    orders = [(length, order) for side in _states(pair) for length, order in zip(pair.shape, side.orders, strict=True)]
-    return any(length % math.prod(mesh_shape[mesh_dim] for mesh_dim in order) for length, order in orders)
+    return any(
+        length % math.prod(mesh_shape[mesh_dim] for mesh_dim in order)
+        for side in _states(pair)
+        for length, order in zip(pair.shape, side.orders, strict=True)
+    )
 
 
 def _states(pair: Pair) -> list[State]:

@@ -4,9 +4,8 @@ Rank 0 alone computes it. Gradients leave its device as backward finishes them, 
 so that no other rank ever holds more than one of them.
 """
 
-import contextlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -90,10 +89,16 @@ def reference_of(
         # A part that recomputes its forward by a backward of its own adds to a parameter several times.
         gradients[name] = gradients[name] + finished if name in gradients else finished
 
+    dtypes: set[torch.dtype] = set()
+
+    def note(_: nn.Module, args: Any, output: Any) -> None:
+        dtypes.update(tensor.dtype for _, tensor in tensors_of(output) if tensor.is_floating_point())
+
     model, batch = model_on_device(scenario, context, built, values), batch_of(scenario).tree
-    with _least_precise(model) as dtypes:
-        step = run_step(scenario, context, model, batch, collect if with_gradients else None)
-    computed_in = max(dtypes, key=_eps)
+    for module in model.modules():
+        module.register_forward_hook(note)
+    step = run_step(scenario, context, model, batch, collect if with_gradients else None)
+    computed_in = _lowest([*dtypes])
     return Reference(shapes, built, step.loss, gradients, step.output, step.is_random, values, computed_in, batch)
 
 
@@ -131,30 +136,14 @@ def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Referenc
         module.register_forward_hook(partial(leave, name))
     if not run_step(scenario, context, model, whole.batch, None).is_random:
         return None
+    if drawing:
+        return drawing[0]  # the innermost module that draws is left first
     function, argument = (scenario.call, "call") if scenario.call is not None else (scenario.loss, "loss")
-    # The innermost module that draws is left first.
-    where = "the model" if function is None else f"{argument} ({place_of(function)})"
-    return next(iter(drawing), where)
+    return "the model" if function is None else f"{argument} ({place_of(function)})"
 
 
 def _differ(states: Sequence[torch.Tensor], other_states: Sequence[torch.Tensor]) -> bool:
     return any(not torch.equal(*pair) for pair in zip(states, other_states, strict=True))
-
-
-@contextlib.contextmanager
-def _least_precise(model: nn.Module) -> Iterator[set[torch.dtype]]:
-    """The floating dtypes of what a model's modules put out meanwhile, and f32."""
-    dtypes = {torch.float32}
-
-    def note(_: nn.Module, given: Any, output: Any) -> None:
-        dtypes.update(tensor.dtype for _, tensor in tensors_of(output) if tensor.is_floating_point())
-
-    hooks = [module.register_forward_hook(note) for module in model.modules()]
-    try:
-        yield dtypes
-    finally:
-        for hook in hooks:
-            hook.remove()
 
 
 def _eps(dtype: torch.dtype) -> float:
@@ -310,14 +299,13 @@ def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankCont
 
 
 def _output_difference(output: torch.Tensor, reference: Reference, context: RankContext) -> Difference:
-    """Of this rank's part of the batch; the parts are shared one by one."""
     index, count = context.index(BATCH_DIMS)
     whole_output, difference = reference.output, Difference(0.0, 0.0)
     # A part of another shape on any rank could not be shared by the broadcasts below.
     shapes = context.gather((tuple(output.shape), None if whole_output is None else tuple(whole_output.shape)))
     if (full := shapes[0][1]) is not None and any(shape != (full[0] // count, *full[1:]) for shape, _ in shapes):
         return Difference(math.inf, 0.0)
-    for part in range(count):
+    for part in range(count):  # one by one
         chunk = None
         if whole_output is not None:
             chunk = chunk_of(whole_output.reshape(-1, *output.shape[1:]), 0, count, part).contiguous()

@@ -15,7 +15,7 @@ from distbench.cases.step_correctness import StepCheck
 from distbench.observe.memory import memory_counters
 from distbench.observe.trace import StepTrace
 from distbench.plans.batch import Batch, batch_of
-from distbench.plans.model import Blueprint, blueprint, tensors_of
+from distbench.plans.model import Blueprint, blueprint, local_part, tensors_of
 from distbench.plans.pipeline import idle_counters
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import ForwardStep, round_trip, step_of
@@ -78,12 +78,10 @@ def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
             num_tokens = num_tokens(batch.tree)
     if num_tokens is None:
         return None
-    number = 0
     with contextlib.suppress(TypeError):
-        number = operator.index(num_tokens)  # of numpy and torch, too
-    if number < 1:
-        raise UserError(f"{label}: num_tokens is {num_tokens!r}; give the tokens of a global batch, 1 or more")
-    return number
+        if (number := operator.index(num_tokens)) >= 1:  # of numpy and torch, too
+            return number
+    raise UserError(f"{label}: num_tokens is {num_tokens!r}; give the tokens of a global batch, 1 or more")
 
 
 def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
@@ -132,15 +130,12 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
             known.add("memory")
         return wrong
 
-    def restart_once() -> None:
+    def pause() -> None:
         # Checks ran steps whose numbers are nobody's: of a rank alone, say.
         nonlocal is_restarted
         if not is_restarted:
             step.start_anew()
             is_restarted = True
-
-    def pause() -> None:
-        restart_once()
         torch.set_default_dtype(step.default_dtype)  # whatever a step leaves is not for the cases that run meanwhile
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
@@ -156,6 +151,5 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
 
 def parameter_bytes(model: nn.Module) -> int:
     """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
-    parameters: Iterator[Any] = model.parameters()
-    local = (parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in parameters)
-    return sum(tensor.numel() * tensor.element_size() for tensor in local)
+    local_tensors = map(local_part, model.parameters())
+    return sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)

@@ -182,11 +182,6 @@ def setter_arguments(argument: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return ((), argument) if isinstance(argument, dict) else ((argument,), {})
 
 
-def sets_divide_factor(plan: FsdpPlan) -> bool:
-    """Whether `configure` sets what gradients are divided by, under torch's name or its old one."""
-    return any(setter.endswith("_divide_factor") for setter in plan.configure)
-
-
 def _prefetch(units: list[Any], plan: FsdpPlan) -> None:
     for index, unit in enumerate(units):
         if plan.prefetch_forward is not None:

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from distbench.plans.batch import batch_of, forward, loss_of
-from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size, sets_divide_factor
+from distbench.plans.fsdp import Sharded, average_whole_gradients, data_parallel_size
 from distbench.plans.model import (
     Blueprint,
     as_built,
@@ -316,7 +316,9 @@ class TrainingStep:
     def gradient_scale(self) -> float:
         """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
         fsdp, factor = self.plan.fsdp, self._scenario.gradient_divide_factor
-        if factor is None and fsdp is not None and sets_divide_factor(fsdp):
+        setters = fsdp.configure if fsdp is not None else ()
+        # Under torch's name or its old one.
+        if factor is None and any(setter.endswith("_divide_factor") for setter in setters):
             factor = min(divide_factors(self.model))
         return 1.0 if factor is None else self.num_data_parallel / factor
 
@@ -420,10 +422,7 @@ def _cached_tensors(value: Any, seen_ids: set[int]) -> Iterator[torch.Tensor]:
 
 
 class ForwardStep(TrainingStep):
-    """The forward pass alone; its one phase is `forward`.
-
-    The cache is made by the first run, or before it by `start_anew`, all ranks together: no timed pass pays for it.
-    """
+    """The forward pass alone, whose cache the first run makes, or `start_anew` before it: no timed pass pays for it."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

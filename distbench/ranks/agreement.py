@@ -36,14 +36,11 @@ LEAVES = b"."
 
 
 class Agreement:
-    """One rank's part in telling a failure of all ranks from a failure of one.
+    """One rank's part in telling a failure of all ranks from a failure of one; `hosts` has each rank's host.
 
     A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that:
     it sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and
     so not while it waits in a collective. That the rank is there at all it says at once.
-
-    Args:
-        hosts: each rank's host, in rank order.
     """
 
     def __init__(self, store: Store, rank: int, hosts: Sequence[str]) -> None:
@@ -167,7 +164,6 @@ class Presence:
 
     Args:
         store: where rank 0 says its port.
-        rank: this one.
         hosts: each rank's host, in rank order.
         address: rank 0's.
         on_gone: called on a thread of its own, with a sentence, once at most; not after `leave`.
@@ -232,7 +228,6 @@ class Presence:
         return None if received else 0
 
     def _tell(self, rank: int, is_silent: bool) -> None:
-        """Tell all others that one has ended, or that its host is silent."""
         message = self._silence_of(rank) if is_silent else f"rank {rank} has ended while the others went on"
         for link in self._ranks:
             with contextlib.suppress(OSError):
@@ -252,7 +247,6 @@ class Presence:
         self._gone(message or "rank 0 has ended while the others went on", is_silent)
 
     def _silence_of(self, rank: int) -> str:
-        """In words, that a rank's host answers this one's no more."""
         own_host, other_host = self._hosts[self._rank], self._hosts[rank]
         theirs = [other_rank for other_rank, host in enumerate(self._hosts) if host == other_host]
         ranks = named(theirs, [other_host] * len(self._hosts))

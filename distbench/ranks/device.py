@@ -31,8 +31,8 @@ POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR"
 class Accelerator:
     """A type of device other than the CPU, as torch has it: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
 
-    Its own module is asked, not `torch.accelerator`: that knows one type a build, has no events, and cannot wait for
-    one that is written in Python. Which one torch would take, it says itself (`Accelerator.current`).
+    Its own module is used, not `torch.accelerator`: that knows one type a build, has no events, and cannot wait for
+    one that is written in Python.
     """
 
     type: str

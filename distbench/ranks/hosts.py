@@ -44,9 +44,7 @@ class GivenToRank:
 def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
     """Each rank's host, in rank order, where all ranks were given the same.
 
-    Args:
-        job: this rank's.
-        gather: gives every rank's value, in rank order.
+    `gather` gives every rank's value, in rank order.
 
     Raises:
         UserError: they were not, in one sentence that names what differs, and the ranks and hosts.
@@ -67,9 +65,7 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
 def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> None:
     """Refuse ranks whose values differ; what only some ranks have is not compared.
 
-    Args:
-        given: each rank's values; the keys name in the message what differs.
-        hosts: each rank's host.
+    `given` has each rank's values, whose keys name in the message what differs, and `hosts` each rank's host.
     """
     for label, expected in given[0].items():
         if ranks := [rank for rank, theirs in enumerate(given) if theirs.get(label, expected) != expected]:
@@ -138,7 +134,6 @@ def _imported(file: Path) -> dict[str, str]:
 
 
 def _digest_of_package() -> str:
-    """Of all of this package's files, wherever it is installed."""
     folder = Path(__file__).parents[1]
     files = sorted(path.relative_to(folder) for path in folder.rglob("*.py"))
     return digest("".join(f"{file} {digest((folder / file).read_bytes())}\n" for file in files))
@@ -212,12 +207,7 @@ def require_same_device(store: dist.Store, rank: int, world_size: int, device: s
     Each host's command finds its own accelerators. A host whose driver is gone would go on with CPUs, and its ranks
     would form other groups than those that wait for them.
 
-    Args:
-        store: all ranks' own of this job, before there is any group.
-        device: this rank's type.
-
-    Raises:
-        UserError: some rank has another one.
+    `store` is all ranks' own of this job, before there is any group; `device` is this rank's type.
     """
     store.set(f"device/{rank}", json.dumps([device, os.uname().nodename]))
     if store.add("device/ranks", 1) == world_size:  # who comes last looks for all, or each would ask for each
@@ -244,26 +234,20 @@ def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
     away (`launch/watch_ranks.py`). `hosts` has each rank's host, and `gather` gives every rank's value, in rank order.
     """
     rank_logs = gather((job.log_dir, job.run_id))
-    folders = {folder for folder, _ in rank_logs}
-    if len(folders) == 1:  # ranks of a launch of our own
+    if len({log_dir for log_dir, _ in rank_logs}) == 1:  # ranks of a launch of our own
         return []
-    first, run_id = rank_logs[0]
-    is_seen = _is_of(Path(first), run_id)
+    first, run_id = Path(rank_logs[0][0]), rank_logs[0][1]
+    is_seen = False  # another host may have a folder of that name for itself
+    with contextlib.suppress(OSError, UnicodeDecodeError):
+        is_seen = run_id in (first / JOB_FILE).read_text(encoding="utf-8")
     if is_seen:
-        _move(Path(job.log_dir), Path(first).parent / Path(job.log_dir).name)
+        _move(Path(job.log_dir), first.parent / Path(job.log_dir).name)
     blind = list(dict.fromkeys(host for host, host_sees in zip(hosts, gather(is_seen), strict=True) if not host_sees))
     if not blind:
         return []
     who = f"host{'s' if len(blind) > 1 else ''} {', '.join(blind)} {'do' if len(blind) > 1 else 'does'}"
-    problem = f"{who} not see {Path(first).parent} of host {hosts[0]}"
+    problem = f"{who} not see {first.parent} of host {hosts[0]}"
     return [f"{problem}: the run file is on host {hosts[0]}, and each host keeps the logs of its own ranks"]
-
-
-def _is_of(folder: Path, run_id: str) -> bool:
-    """Whether rank 0's folder is here; another host may have one of that name for itself."""
-    with contextlib.suppress(OSError, UnicodeDecodeError):
-        return run_id in (folder / JOB_FILE).read_text(encoding="utf-8")
-    return False
 
 
 def _move(folder: Path, target: Path) -> None:
