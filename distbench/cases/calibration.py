@@ -6,7 +6,7 @@ import math
 import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -311,16 +311,11 @@ def _collective_spec(
     return CaseSpec(case, partial(_open_collective, op, group_size, stride, size_bytes, context))
 
 
-_GROUPS: dict[tuple[int, int, int], Any] = {}
-
-
+@cache
 def _strided_group(group_size: int, stride: int, world_size: int) -> Any:
     """This rank's group of so many ranks, so far apart; made once a process, by all ranks together."""
-    key = group_size, stride, world_size
-    if key not in _GROUPS:
-        groups = [list(group) for group in groups_of(*key)]
-        _GROUPS[key] = dist.new_subgroups_by_enumeration(groups)[0] if len(groups) > 1 else dist.group.WORLD
-    return _GROUPS[key]
+    groups = [list(group) for group in groups_of(group_size, stride, world_size)]
+    return dist.new_subgroups_by_enumeration(groups)[0] if len(groups) > 1 else dist.group.WORLD
 
 
 @contextlib.contextmanager

@@ -93,14 +93,10 @@ def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
                 raise UserError(f"collective size {size!r} is no number of bytes; use whole numbers from 1 on")
         for op, dtype, mesh_dim in itertools.product(sweep.ops, sweep.dtypes, context.mesh_dims):
             for size_bytes in sweep.sizes_bytes:
-                yield _case_spec(op, dtype, mesh_dim, size_bytes, context)
-
-
-def _case_spec(op: str, dtype: str, mesh_dim: str, size_bytes: int, context: RankContext) -> CaseSpec:
-    sizes = sizes_of(op, size_bytes, dtype, context.size(mesh_dim))
-    params = {"op": op, "dtype": dtype, "mesh_dim": mesh_dim, "size_bytes": size_bytes}
-    case = Case(f"collective/{dtype}[{sizes.total}]/{op}/{mesh_dim}", "collective", params)
-    return CaseSpec(case, partial(_open, op, dtype, mesh_dim, sizes, context))
+                sizes = sizes_of(op, size_bytes, dtype, context.size(mesh_dim))
+                params = {"op": op, "dtype": dtype, "mesh_dim": mesh_dim, "size_bytes": size_bytes}
+                case = Case(f"collective/{dtype}[{sizes.total}]/{op}/{mesh_dim}", "collective", params)
+                yield CaseSpec(case, partial(_open, op, dtype, mesh_dim, sizes, context))
 
 
 @contextlib.contextmanager

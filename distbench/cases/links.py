@@ -91,15 +91,12 @@ class LinkRound(NamedTuple):
 
 
 def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
-    """Rounds that have every pair of ranks once.
+    """Rounds that have every pair of ranks once; `hosts` has each rank's host.
 
     Where all hosts have the same even number of ranks, and there is one host or an even number, a round has pairs of
     one level, all ranks take part, and N ranks need N - 1 rounds. Pairs that cross from one host to another then share
     its links with as many others in each round. Otherwise levels may mix, and an odd number of ranks takes N rounds in
     which one waits.
-
-    Args:
-        hosts: each rank's host, in rank order.
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -121,11 +118,7 @@ def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
 
 def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tuple[int, ...]]:
     """The ranks that compute at the same time, turn by turn, each rank once: all hosts at a time, and of a host as many
-    ranks in each turn, so that one finds what the others do.
-
-    Args:
-        hosts: each rank's host, in rank order.
-        at_once: how many ranks each host has room for.
+    ranks in each turn, so that one finds what the others do. `at_once` has how many ranks each host has room for.
     """
     queues = []
     for host in dict.fromkeys(hosts):

@@ -141,8 +141,12 @@ def _split(pairs: Iterable[Pair], condition: Callable[[Pair], bool]) -> tuple[Gr
 
 
 def _from_shard_to_partial(pair: Pair) -> bool:
-    sides = zip(pair.source.placements, pair.target.placements, strict=True)
-    return any(before.tensor_dim is not None and after.reduce_op for before, after in sides)
+    return any(before.tensor_dim is not None and after.reduce_op for before, after in _moves(pair))
+
+
+def _moves(pair: Pair) -> set[tuple[Placement, Placement]]:
+    """Before and after of each mesh dim, those that are alike once."""
+    return set(zip(pair.source.placements, pair.target.placements, strict=True))
 
 
 def _shard_orders(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
@@ -182,15 +186,10 @@ def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     """
     ranks = math.prod(mesh_shape)
     odd, even = (
-        [pair for pair in _every_pair(mesh_shape, shape) if _go_together(pair)]
+        [pair for pair in _every_pair(mesh_shape, shape) if len(mesh_shape) > 1 and len(_moves(pair)) == 1]
         for shape in ((ranks + 1, 3), cube(numel, 2, ranks))
     )
     return [*_split(odd, lambda pair: pair.target.placements[0] == Placement() and _is_uneven(pair, mesh_shape)), even]
-
-
-def _go_together(pair: Pair) -> bool:
-    sides = list(zip(pair.source.placements, pair.target.placements, strict=True))
-    return len(sides) > 1 and len(set(sides)) == 1
 
 
 def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:

@@ -182,10 +182,15 @@ def run_step(
     `dtype` where there is one. A forward-only scenario gives its output, and 0 for the loss.
     """
     collect = None if scenario.inference else collect
-    if collect is not None:
-        for name, parameter in model.named_parameters():
-            if parameter.requires_grad:
-                parameter.register_post_accumulate_grad_hook(partial(_hand_over, collect, name))
+
+    def hand_over(name: str, parameter: torch.Tensor) -> None:
+        assert parameter.grad is not None and collect is not None
+        collect(name, parameter.grad.cpu().float().contiguous())
+        parameter.grad = None
+
+    for name, parameter in model.named_parameters() if collect is not None else ():
+        if parameter.requires_grad:
+            parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
     batch = mapped(batch, lambda _, tensor: cast_floats(tensor.to(context.device, copy=True), dtype))
     before = random_states(context.device)
     outputs: list[torch.Tensor] = []
@@ -207,12 +212,6 @@ def run_step(
                 loss.backward()
     is_random = _differ(before, random_states(context.device))
     return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random)
-
-
-def _hand_over(collect: Collect, name: str, parameter: torch.Tensor) -> None:
-    assert parameter.grad is not None
-    collect(name, parameter.grad.cpu().float().contiguous())
-    parameter.grad = None
 
 
 def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:

@@ -245,11 +245,7 @@ class SideEffects:
 class StepCheck:
     """The check of one step: collective, after which `counters` has what was found.
 
-    Args:
-        step: the parallel step; it starts anew.
-        scenario: what one device computes as well.
-        context: this rank's.
-        built: the model on the meta device, where one exists that no plan has changed.
+    The step starts anew; `built` is the model on the meta device, where one exists that no plan has changed.
     """
 
     def __init__(

@@ -129,7 +129,9 @@ def batch_of(scenario: Scenario) -> Batch:
     tree = mapped(tree, lambda _, value: value if value.grad_fn is None else value.detach().requires_grad_())
     batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
     # Scalars of numpy are numbers like any other.
-    arrays = (name for name, leaf in leaves_of(tree) if type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0))
+    arrays = (
+        name for name, leaf in leaves_of(tree) if type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0) > 0
+    )
     if array := next(arrays, None):
         raise UserError(f"{batch.origin} gives {array} as an array of numpy; give tensors: torch.from_numpy(...)")
     if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):

@@ -107,11 +107,8 @@ def _fields_of(tree: Any) -> list[tuple[str, Any]]:
 
 
 def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
-    """A model with all its values, the same on every rank; for one that reads those of its parameters.
-
-    Raises:
-        MemoryError: it has more than 100 M parameters.
-    """
+    """A model with all its values, the same on every rank, for one that reads those of its parameters; MemoryError
+    where it has more than 100 M of them."""
     total = 0
 
     def counted(parameter: nn.Parameter) -> nn.Parameter:
@@ -331,17 +328,11 @@ def unregistered(built: Blueprint) -> str:
 
 
 def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, nn.Parameter]:
-    """Parameters of a parallel model by the names that they had when it was built.
+    """Parameters of a parallel model by the names that they had when it was built; `where` says what changed it.
 
     A wrapper, torch.compile's or activation checkpointing's say, may have put something before or into a name; then
     they are known by the modules that hold them, or else taken in their order. Of a pipeline's stages those that this
-    rank holds.
-
-    Args:
-        where: what changed the model, for the sentence.
-
-    Raises:
-        UserError: the model has other parameters than were built.
+    rank holds. UserError where the model has other parameters than were built.
     """
     parameters, names = dict(model.named_parameters()), built.names
     held_names = getattr(model, "held_names", names)
@@ -469,8 +460,7 @@ def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint
 def place_attributes(model: nn.Module, built: Blueprint, device: torch.device, values: bool = True) -> None:
     """Give the tensors that modules keep as plain attributes memory on a device, and their values where asked for.
 
-    Args:
-        model: the one that was built, changed or not, or another one that the same function built.
+    `model` is the one that was built, changed or not, or another one that the same function built.
     """
 
     def placed(_: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -517,13 +507,8 @@ def name_of(model: Any) -> str:
 def named_refusal(field: str, name: str = "", module: nn.Module | None = None) -> Iterator[None]:
     """Name the plan's field and the module in what torch raises inside, which rarely names either.
 
-    Args:
-        field: what of the plan is applied.
-        name: the module's, empty for the root.
-        module: what the field is applied to, if it is applied to one module.
-
-    Raises:
-        UserError: torch raised anything but a failure of communication.
+    `name` is empty for the root; without a `module` the field is applied to more than one. Raises UserError where torch
+    raised anything but a failure of communication.
     """
     try:
         yield

@@ -57,10 +57,8 @@ def parallelize(
     """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
     Skipped where a part of the plan has nothing to do on this machine: tensor parallel over one rank, which would
-    cost DTensor's dispatch and its own loss.
-
-    Args:
-        user_function: the scenario's `parallelize`, which gets the whole mesh and replaces the plan's `tp`.
+    cost DTensor's dispatch and its own loss. `user_function` is the scenario's `parallelize`, which gets the whole mesh
+    and replaces the plan's `tp`.
     """
     annotate_parameters(model, plan, context)
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]
@@ -123,9 +121,9 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
     # Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one.
     for (_, module, attribute), *other_holders in shared:
         parameter = getattr(module, attribute)
-        for _, holder, name in other_holders:
-            if getattr(getattr(holder, name), "placements", None) == getattr(parameter, "placements", None):
-                holder.register_parameter(name, parameter)
+        for _, other_module, name in other_holders:
+            if getattr(getattr(other_module, name), "placements", None) == getattr(parameter, "placements", None):
+                other_module.register_parameter(name, parameter)
     # SequenceParallel makes new parameters of a module's own, and they would learn again.
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
@@ -294,10 +292,7 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
 
     What a collective of TP still has to fill is waited for before compiled code is given it, as that would do first:
     torch 2.12 to 2.15 drop the gradient of such an input (pytorch PR 191113), and torch 2.11 to 2.13 do not wait for it
-    in a DTensor (pytorch issue 180614).
-
-    Args:
-        tp_mesh: the 1-D mesh of tensor parallel, for `async_tp`.
+    in a DTensor (pytorch issue 180614). `tp_mesh` is the 1-D mesh of tensor parallel, for `async_tp`.
     """
     options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
     if reason := why_not(plan.backend, device):

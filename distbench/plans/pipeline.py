@@ -39,9 +39,8 @@ class HandOn(nn.Module):
 class LocalStages(nn.Module):
     """The stages of one rank as one module, by the names that parameters, buffers and modules had in the whole model.
 
-    Args:
-        stages: stage index to module, a pruned copy of the model.
-        held_names: of the parameters, in the model's order, as they were before any wrapper changed them.
+    `stages` has a pruned copy of the model by stage index, and `held_names` the parameters' names, in the model's
+    order, as they were before any wrapper changed them.
     """
 
     def __init__(self, stages: dict[int, nn.Module], held_names: tuple[str, ...]) -> None:
@@ -217,13 +216,7 @@ class StageWork(NamedTuple):
 
 
 class Pipeline:
-    """A rank's stages under a schedule.
-
-    Args:
-        model: with memory; one module a stage.
-        stages: what each is given and returns.
-        loss: (output, targets) -> scalar, a mean.
-    """
+    """A rank's stages, with memory, under a schedule; `loss` (output, targets) -> scalar is a mean."""
 
     def __init__(
         self,

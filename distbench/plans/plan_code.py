@@ -149,9 +149,13 @@ class _Writer:
         name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None) or ""
         if not all(part.isidentifier() for part in name.split(".")):
             raise _NoText(value)  # a lambda, or made within a function
-        package = _public(value, name.partition(".")[0], module)
+        # The outermost package of the module that has the same under its name.
+        outer_name, parts = name.partition(".")[0], module.split(".")
+        packages = (".".join(parts[:count]) for count in range(1, len(parts)))
+        holders = (outer for outer in packages if getattr(sys.modules.get(outer), outer_name, None) is value)
+        package = next(holders, module)
         if package.partition(".")[0] in ("torch", "distbench", "transformers", "torchao", "functools"):
-            self._names.setdefault(package, set()).add(name.partition(".")[0])
+            self._names.setdefault(package, set()).add(outer_name)
         elif package != "builtins":
             self._own.add(name)
         return str(name)
@@ -159,13 +163,6 @@ class _Writer:
 
 def _named(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
     return [(f"{name}=", value) for name, value in given.items()]
-
-
-def _public(value: Any, name: str, module: str) -> str:
-    """The outermost package of a module's that has the same under its name."""
-    parts = module.split(".")
-    packages = (".".join(parts[:count]) for count in range(1, len(parts)))
-    return next((package for package in packages if getattr(sys.modules.get(package), name, None) is value), module)
 
 
 def _arguments(value: Any) -> dict[str, Any]:

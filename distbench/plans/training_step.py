@@ -271,7 +271,9 @@ class TrainingStep:
 
     def _sync_gradients(self, is_last: bool) -> None:
         fsdp, data_parallel = self.plan.fsdp, self.plan.ddp or self.plan.fsdp
-        for root in self.sharded.roots if data_parallel is not None else ():
+        if data_parallel is None:
+            return
+        for root in self.sharded.roots:
             if not data_parallel.sync_each_microbatch:
                 root.set_requires_gradient_sync(is_last)
             if fsdp is not None and not fsdp.all_reduce_each_microbatch:
@@ -473,10 +475,19 @@ class ForwardStep(TrainingStep):
     @contextlib.contextmanager
     def _parts_seen(self) -> Iterator[None]:
         """In the first pass, refuse parts of a sequence that is too short to be split; later ones run without hooks."""
+
+        def require_elements(name: str, _: object, inputs: Any) -> None:
+            empty = next((tensor for _, tensor in tensors_of(inputs) if not tensor.numel()), None)
+            if empty is not None:
+                raise UserError(
+                    f"{name} is given {shape_text(empty.shape)}, a part of the sequence without a token: it has fewer "
+                    "than there are ranks; leave sequence parallel out of the plan for one token (decode)"
+                )
+
         with contextlib.ExitStack() as hooks:
             for _, name, module, style in () if self._has_run else styles_by_module(self.plan, self.model):
                 if type(style).__name__ == "SequenceParallel":
-                    hook = module.register_forward_pre_hook(partial(_require_elements, name), prepend=True)
+                    hook = module.register_forward_pre_hook(partial(require_elements, name), prepend=True)
                     hooks.callback(hook.remove)
             self._has_run = True
             yield
@@ -495,15 +506,6 @@ class ForwardStep(TrainingStep):
     def cache_bytes(self) -> int:
         """Bytes that this rank's cache takes."""
         return sum(storages_of(self.cache_tensors).values())
-
-
-def _require_elements(name: str, _: object, inputs: Any) -> None:
-    empty = next((tensor for _, tensor in tensors_of(inputs) if not tensor.numel()), None)
-    if empty is not None:
-        raise UserError(
-            f"{name} is given {shape_text(empty.shape)}, a part of the sequence without a token: it has fewer than "
-            "there are ranks; leave sequence parallel out of the plan for one token (decode)"
-        )
 
 
 def step_of(scenario: Scenario, context: RankContext, *args: Any) -> TrainingStep:

@@ -49,7 +49,10 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
     Raises:
         UserError: they were not, in one sentence that names what differs, and the ranks and hosts.
     """
-    own_job = GivenToRank(os.uname().nodename, _boot_id(), torch.__version__, _asked(job), _imported(Path(job.file)))
+    boot = ""
+    with contextlib.suppress(OSError):
+        boot = BOOT_ID.read_text().strip()
+    own_job = GivenToRank(os.uname().nodename, boot, torch.__version__, _asked(job), _imported(Path(job.file)))
     jobs: list[GivenToRank] = gather(own_job)
     hosts = tuple(rank_job.host for rank_job in jobs)
     _require_own_names(jobs)
@@ -91,13 +94,6 @@ def _require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
         if rank_job.boot != rank_jobs[first].boot:
             problem = f"ranks {first} and {rank} are on different hosts that are both called {rank_job.host}"
             raise UserError(f"{problem}; give each host a name of its own (hostname)")
-
-
-def _boot_id() -> str:
-    try:
-        return BOOT_ID.read_text().strip()
-    except OSError:
-        return ""
 
 
 def require_own_devices(own_device: str | None, gather: Gather) -> None:

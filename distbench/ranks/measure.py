@@ -152,13 +152,9 @@ class Meter:
     def measure(
         self, call: Call, phases: tuple[str, ...], estimate_s: float, limits: Settings | None = None
     ) -> Samples:
-        """Sample until the samples of this stretch agree on their median, or a cap is reached.
+        """Sample until the samples of this stretch agree on their median, or a cap of `limits` is reached.
 
-        Args:
-            call: runs one iteration; stamps the end of every phase.
-            phases: names of the phases in the order of their stamps, none for a call with no parts.
-            estimate_s: seconds an iteration takes, as warm_up returned it.
-            limits: when to stop; None for the meter's settings.
+        `phases` are in the order of the stamps of `call`; `estimate_s` is what `warm_up` returned.
         """
         settings = limits or self.settings
         batches: list[torch.Tensor] = []
