@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, run, spans
 
-from distbench.search.simulated_plan import memory_for, predicted, with_memory
+from distbench.search.predicted import memory_for, predicted, with_memory
 from distbench.search.space import Candidate
 from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
