@@ -14,7 +14,7 @@ from distbench.search.predicted import Predictor, layers_of, no_plan_error, pred
 from distbench.search.space import Candidate, Setup, set_up
 from distbench.search.sweep_child import PlanCode, SweepChild, code_of, facts_of, legal
 from distbench.search.sweep_result import Limits, SweepResult, SweepState, plans_of, result_of
-from distbench.simulate.float8 import patterns_of
+from distbench.simulate.compile_float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
 from distbench.spec.errors import UserError

@@ -97,8 +97,8 @@ def why(result: SweepResult) -> list[str]:
         more_bytes = (next_plan.memory_bytes or 0) - (best.memory_bytes or 0)
         if more <= 0 < more_bytes and best.memory_bytes:
             text += f"; it takes {size_text(more_bytes)} more memory"
-    traces = [result.traces.get(plan.candidate) for plan in (next_plan, best)]
-    differences = path_changes(*traces)[:MAX_REASONS] if None not in traces else []
+    theirs, ours = result.traces.get(next_plan.candidate), result.traces.get(best.candidate)
+    differences = path_changes(theirs, ours)[:MAX_REASONS] if theirs is not None and ours is not None else []
     differences = differences or reasons(best, next_plan)
     return [text, *(["against the recommended plan it has " + "; ".join(differences)] if differences else [])]
 
