@@ -30,7 +30,7 @@ from distbench.simulate.recording import (
     HostWaited,
     Operator,
     Recording,
-    Touched,
+    ranks_of,
 )
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import group_shape
@@ -124,16 +124,6 @@ def is_rotation(collective: Collective) -> bool:
 def ranks_by_node(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> tuple[int, ...]:
     """Return how many ranks of a group each node has that the group spans. Ranks are numbered node by node."""
     return tuple(Counter(rank // devices_per_node for rank in ranks_of(ranks)).values())
-
-
-def ranks_of(loops: Touched) -> list[int]:
-    """The ranks of `Collective.ranks`."""
-    if loops and all(count == 1 for count, _ in loops):
-        return [rank for _, rank in loops]
-    ranks = [0]
-    for count, stride in loops:
-        ranks = [base + at * stride for base in ranks for at in range(count)]
-    return ranks
 
 
 def _message_s(message: Collective, rank: int, hardware: Hardware) -> float:

@@ -30,6 +30,7 @@ from distbench.simulate.recording import (
     Operator,
     StepBegun,
     Touched,
+    ranks_of,
 )
 from distbench.torch_private import (
     NAMESPACES,
@@ -312,23 +313,15 @@ def nested_ranks(ranks: Sequence[int]) -> Touched:
 
     Groups along a mesh dim are alike on all ranks but for where they begin.
     """
-    lowest = min(ranks)
-    ordered = [rank - lowest for rank in sorted(ranks)]
+    ordered = [rank - min(ranks) for rank in sorted(ranks)]
     loops: list[tuple[int, int]] = []
-    listed, ranks_left = [(1, rank) for rank in ordered], ordered
-    while len(ranks_left) > 1:
-        stride = ranks_left[1] - ranks_left[0]
-        count = next(
-            (at for at in range(1, len(ranks_left)) if ranks_left[at] != ranks_left[0] + at * stride), len(ranks_left)
-        )
-        if len(ranks_left) % count:
-            return listed
+    left = ordered
+    while len(left) > 1:
+        stride = left[1] - left[0]
+        count = next((at for at, rank in enumerate(left) if rank != left[0] + at * stride), len(left))
         loops.insert(0, (count, stride))
-        ranks_left = ranks_left[::count]
-    again = [0]
-    for count, stride in loops:
-        again = [base + at * stride for base in again for at in range(count)]
-    return loops if again == ordered else listed
+        left = left[::count]
+    return loops if ranks_of(loops) == ordered else [(1, rank) for rank in ordered]
 
 
 class ReducersOnHost:
@@ -356,19 +349,13 @@ class ReducersOnHost:
         self._running: dict[int, EndedWork] = {}
         self._works: list[EndedWork] = []
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self) -> contextlib.AbstractContextManager[None]:
         """Notice reducers that are made or count inside."""
-        with reducers_on_host(self._counting):
-            yield
+        return reducers_on_host(self._counting)
 
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[None]:
-        before, self._count, self._are_there = self._count, True, True
-        try:
-            yield
-        finally:
-            self._count = before
+    def _counting(self) -> contextlib.AbstractContextManager[None]:
+        self._are_there = True
+        return replaced(self, "_count", True)
 
     def run(self, func: Any, args: Any, kwargs: Any, record: Callable[[Any, Any, Any], Any]) -> Any:
         """An operator: on what is counted here it runs with values, all others are `record`ed."""
@@ -473,7 +460,7 @@ class Recorder:
         with (
             replaced(STREAMS, "tell", self.events.append),
             self._storages.resizing(),
-            global_metadata(self._unseen),
+            global_metadata(lambda: replaced(self, "_is_metadata", True)),
             waited_for_when_used(self._at_once) as unwaited,
             self.reducers.on(),
             each_operator(partial(self.reducers.run, record=self._handle), unwaited),
@@ -501,14 +488,6 @@ class Recorder:
     def block_of(self, tensor: torch.Tensor) -> int | None:
         """The block that a tensor's memory is now; None where it has none on the device."""
         return self._storages.number_of(tensor.untyped_storage())
-
-    @contextlib.contextmanager
-    def _unseen(self) -> Iterator[None]:
-        before, self._is_metadata = self._is_metadata, True
-        try:
-            yield
-        finally:
-            self._is_metadata = before
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_metadata or func.namespace in ("prim", "profiler"):
@@ -621,11 +600,12 @@ class Recorder:
         """The module's name; a node of backward belongs to one, found among all that have run once."""
         if issued_in is None or self.tracker is None:
             return ""
-        if issued_in.position is None or issued_in.fsdp_owner is not None or issued_in.finished is not None:
+        position = issued_in.position
+        if position is None or issued_in.fsdp_owner is not None or issued_in.finished is not None:
             return self.tracker.owner_of(issued_in) or ""
-        if issued_in.position not in self._owners:
-            self._owners[issued_in.position] = self.tracker.owner_of(issued_in) or ""
-        return self._owners[issued_in.position]
+        if position not in self._owners:
+            self._owners[position] = self.tracker.owner_of(issued_in) or ""
+        return self._owners[position]
 
 
 def _collective(communication: Communication, stream: SimStream, ranks: Sequence[int]) -> Collective:
@@ -672,11 +652,9 @@ class StageMessages:
         self._last: dict[tuple[int, ...], Sent] = {}
         self._num_batches = 0
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self) -> contextlib.AbstractContextManager[None]:
         """Write down what is inside; the recorder must be on around it."""
-        with messages_of_stages(self._issue):
-            yield
+        return messages_of_stages(self._issue)
 
     def _issue(self, tensors: Sequence[torch.Tensor], messages: Sequence[CollectiveCall]) -> list[Sent]:
         if len({message.kind for message in messages}) > 1:

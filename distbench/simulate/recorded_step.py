@@ -1,6 +1,7 @@
 """A variant's step, its plan applied as for a measured one, recorded on the simulated device as one rank runs it."""
 
 import contextlib
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -83,11 +84,14 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         UserError: the scenario has no step, its plan cannot work, or the step asks for what only values tell.
         Unsupported: this torch cannot simulate a device.
     """
-    _require_simulable(scenario, name)
+    if scenario.build_model is None or scenario.make_batch is None:
+        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
+    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
+        raise UserError("CPU offload is not simulated; leave it out")
     # What inductor compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
-    assert scenario.build_model is not None and scenario.make_batch is not None
+    assert scenario.build_model is not None
     device = simulate_device()
     with fake_ranks(mesh, DEVICE_TYPE, rank) as devices:
         assert dist.group.WORLD is not None
@@ -131,13 +135,6 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     return RecordedRank(Recording(head, recorder.events), differing, busier)
 
 
-def _require_simulable(scenario: Scenario, name: str) -> None:
-    if scenario.build_model is None or scenario.make_batch is None:
-        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
-    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
-        raise UserError("CPU offload is not simulated; leave it out")
-
-
 @contextlib.contextmanager
 def _one_sentence_errors() -> Iterator[None]:
     """Why a step cannot be simulated, whatever it raises."""
@@ -151,14 +148,8 @@ def _one_sentence_errors() -> Iterator[None]:
     except UserError as error:
         raise UserError(f"it cannot be simulated: {error}") from error
     except Exception as error:
-        reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
-        raise UserError(f"it cannot be simulated, {reason}") from error
-
-
-def untested(version: str) -> str:
-    """What to think of an error under a torch that simulating was not tested with; empty for a tested one."""
-    outside = outside_of_support(version)
-    return f" ({outside})" if outside else ""
+        untested = f" ({outside})" if (outside := outside_of_support(torch.__version__)) else ""
+        raise UserError(f"it cannot be simulated, its step raises {one_line_and_place(error)}{untested}") from error
 
 
 def _built(
@@ -215,20 +206,20 @@ def _blocks(recorder: Recorder, tree: Any, kind: str) -> dict[int, str]:
     return {number: kind for tensor in local if (number := recorder.block_of(tensor)) is not None}
 
 
-# Which ranks may run another step than rank 0: with smaller shards, none, or another part of the sequence.
-
-Cut = tuple[tuple[int, ...], int]  # ranks along a mesh dim, and the length of what they share out
-
-
 def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
-    """Of each mesh dim along which ranks differ from rank 0, the last rank: it has least, or of causal work most.
+    """Ranks that may run another step than rank 0: with smaller shards, none, or another part of the sequence. Of each
+    mesh dim along which ranks differ from rank 0, the last rank: it has least, or of causal work most.
 
     Args:
         inputs: of the global batch, (batch, sequence, ...).
     """
-    lengths: dict[tuple[int, ...], set[int]] = {}
-    for ranks, length in (*_cuts_of_parameters(step), *_cuts_of_sequence(step, inputs, context)):
-        lengths.setdefault(ranks, set()).add(length)
+    lengths: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for ranks, length in _cuts_of_parameters(step):
+        lengths[ranks].add(length)
+    # Sequence parallel modules share the sequence out over the ranks of TP.
+    dims = [name for name in step.plan.tp_dims if context.size(name) > 1]
+    if step.plan.tp and inputs.ndim > 1 and len(dims) == 1:
+        lengths[_ranks_along(context.mesh.mesh, context.mesh_dims.index(dims[0]))].add(inputs.shape[1])
     last_ranks = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
     return tuple(sorted({*last_ranks, *busier_ranks(step, context)}))
 
@@ -255,7 +246,8 @@ def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]
     return [rank for rank in first_ranks.values() if rank != ranks[0]]
 
 
-def _cuts_of_parameters(step: TrainingStep) -> Iterator[Cut]:
+def _cuts_of_parameters(step: TrainingStep) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Ranks along a mesh dim, and the length of what they share out."""
     for parameter in step.model.parameters():
         placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
         # In the order in which they share a tensor dim out: TP's shards are cut by FSDP2, whose mesh dim is the outer.
@@ -266,13 +258,6 @@ def _cuts_of_parameters(step: TrainingStep) -> Iterator[Cut]:
             if mesh is not None and tensor_dim is not None:
                 yield _ranks_along(mesh.mesh, mesh_dim), local_shape[tensor_dim]
                 local_shape[tensor_dim] = -(-local_shape[tensor_dim] // mesh.size(mesh_dim))
-
-
-def _cuts_of_sequence(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> Iterator[Cut]:
-    """Sequence parallel modules share the sequence out over the ranks of TP."""
-    dims = [name for name in step.plan.tp_dims if context.size(name) > 1]
-    if step.plan.tp and inputs.ndim > 1 and len(dims) == 1:
-        yield _ranks_along(context.mesh.mesh, context.mesh_dims.index(dims[0])), inputs.shape[1]
 
 
 def _ranks_along(mesh: torch.Tensor, mesh_dim: int) -> tuple[int, ...]:

@@ -223,6 +223,16 @@ def ranks_of_pipeline(mesh: Mapping[str, int], mesh_dim: str, rank: int) -> list
     return [first + place * stride for place in range(mesh[mesh_dim])]
 
 
+def ranks_of(loops: Touched) -> list[int]:
+    """The ranks of `Collective.ranks`."""
+    if loops and all(count == 1 for count, _ in loops):
+        return [rank for _, rank in loops]
+    ranks = [0]
+    for count, stride in loops:
+        ranks = [base + at * stride for base in ranks for at in range(count)]
+    return ranks
+
+
 @dataclass(frozen=True)
 class Recording:
     """One rank's step."""

@@ -18,9 +18,8 @@ from distbench.launch import Request, jobs_of
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.simulate.allocator import replay_memory
-from distbench.simulate.clock import ranks_of
 from distbench.simulate.operator_recorder import nested_ranks
-from distbench.simulate.recorded_step import busier_ranks, differing_along, untested
+from distbench.simulate.recorded_step import busier_ranks, differing_along
 from distbench.simulate.recording import (
     ATTENTION,
     MATMUL,
@@ -30,6 +29,7 @@ from distbench.simulate.recording import (
     RecordedSteps,
     Recording,
     load_recordings,
+    ranks_of,
     record_steps,
 )
 from distbench.spec import CpPlan, Job, ParallelPlan, UserError
@@ -233,11 +233,6 @@ def test_a_disk_that_is_full_costs_nothing_of_what_is_said(tmp_path: Path, monke
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 2 and "run.jsonl cannot be written (No space left on device)" in done.output
     assert "where the time goes" in done.output
-
-
-def test_an_error_under_a_torch_outside_of_the_bound_names_that_torch() -> None:
-    assert untested("2.13.0+cpu") == untested("2.11.0+cu128") == untested("2.15.1") == ""
-    assert "torch 2.16.0 is newer than torch 2.11 to 2.15" in untested("2.16.0")
 
 
 @pytest.mark.parametrize(

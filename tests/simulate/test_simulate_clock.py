@@ -16,7 +16,6 @@ from distbench.simulate.clock import (
     collective_s,
     parts_of,
     ranks_by_node,
-    ranks_of,
     replay_together,
 )
 from distbench.simulate.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
@@ -33,6 +32,7 @@ from distbench.simulate.recording import (
     Recording,
     StepBegun,
     load_recordings,
+    ranks_of,
     save_recordings,
 )
 from distbench.simulate.replay import Simulation
