@@ -24,7 +24,6 @@ from distbench.spec.printable_text import count_text, cut
 BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SECONDS = {"s": 1, "min": 60, "h": 3600}
 MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
-Say = Callable[[str], None]
 
 
 def amount(text: str, option: str, units: dict[str, int], default: str, most: float) -> float:
@@ -92,7 +91,7 @@ class AskedSweep:
         )
 
 
-def run_sweep(request: AskedSweep, say: Say) -> tuple[SweepResult, bool]:
+def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepResult, bool]:
     """The result of the sweep, and whether it was interrupted.
 
     Raises:

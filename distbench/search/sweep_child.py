@@ -55,7 +55,7 @@ def code_of_file(file: Path) -> list[Any]:
 
 
 def digest(what: Sequence[Any]) -> str:
-    """Of plain data, and of whatever else has a text."""
+    """Of plain data, and of all else that has a text."""
     return hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20]
 
 
@@ -106,7 +106,11 @@ class SweepChild:
         for place, question in waiting.items():
             self._send(place, question)
         while waiting:
-            answer = self._receive()
+            assert self._process is not None and self._process.stdout is not None
+            try:
+                answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            except ValueError as error:
+                raise self._failed() from error
             place = answer.pop("id")
             question = waiting.pop(place)
             if ended := answer.pop("again", None):
@@ -132,8 +136,7 @@ class SweepChild:
         ((_, answer),) = self.ask([question])
         if "left_out" in answer:
             raise UserError(f"scenario {self._scenario!r} cannot be swept: {answer['left_out']}")
-        answers: list[Any] = answer["answers"]
-        return answers
+        return list(answer["answers"])
 
     def _known(self, question: Question) -> dict[str, Any] | None:
         if not self._resume or question.ask != "record":
@@ -183,14 +186,6 @@ class SweepChild:
         )
         return self._process
 
-    def _receive(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        try:
-            answer: dict[str, Any] = json.loads(self._process.stdout.readline())
-        except ValueError as error:
-            raise self._failed() from error
-        return answer
-
     def _failed(self) -> UserError:
         assert self._process is not None and self._said is not None
         self._said.seek(0)
@@ -207,8 +202,8 @@ class SweepChild:
 
 def facts_of(setup: Setup, child: SweepChild) -> dict[str, Any]:
     """What the child process says of the scenario's plan and model."""
-    facts: dict[str, Any] = child.answers(Question("facts", [setup.base], setup.mesh))[0]
-    return facts
+    (facts,) = child.answers(Question("facts", [setup.base], setup.mesh))
+    return dict(facts)
 
 
 def legal(

@@ -38,8 +38,6 @@ from distbench.spec.printable_text import count_text
 from distbench.spec.time_spans import Cover, union
 
 FSDP, DDP = "fsdp", "ddp"
-# The host's own time for a collective, by who issues it: DDP's reducer does so in C++, like an operator.
-OF_HOST = {FSDP: "fsdp_s", DDP: "operator_s"}
 WORTH_SAYING = 0.01  # of a share of the step that is extrapolated
 
 
@@ -134,25 +132,20 @@ def _message_s(message: Collective, rank: int, hardware: Hardware) -> float:
     return hardware["node_base_s" if is_near else "network_base_s"] + message.payload_bytes / rate
 
 
-class OnHost(NamedTuple):
-    """Seconds of one event: of the host's own work before it, and of the event itself."""
-
-    host_s: float
-    seconds: float
-
-
-def on_host(event: Operator | Collective, host: HostFigures) -> OnHost:
-    """What the event takes, the file's factors included; both 0 for what does nothing."""
+def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, float]:
+    """Seconds of the host's own work before the event, and of the event itself, the file's factors included; both 0 for
+    what does nothing."""
     factor = host["step_factor"]
     if isinstance(event, Collective):
         if event.group_size == 1:
-            return OnHost(0.0, 0.0)
-        host_s = host[OF_HOST.get(event.source, "redistribution_s")]
-        return OnHost(host_s * factor, collective_on_host(event, host) * factor)
+            return 0.0, 0.0
+        # The host's own time by who issues it: DDP's reducer does so in C++, like an operator.
+        name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, "redistribution_s")
+        return host[name] * factor, collective_on_host(event, host) * factor
     if not event.num_bytes and not event.flops:
-        return OnHost(0.0, 0.0)
+        return 0.0, 0.0
     host_s = host["listed_s"] * num_listed(event) if is_listed(event) else host["operator_s"]
-    return OnHost(host_s * factor, operator_on_host(event, host) * host["operator_factor"] * factor)
+    return host_s * factor, operator_on_host(event, host) * host["operator_factor"] * factor
 
 
 def operator_on_host(operator: Operator, host: HostFigures) -> float:
@@ -406,10 +399,10 @@ def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
     spans = []
     for event in events:
         if isinstance(event, Operator | Collective):
-            took = on_host(event, host)
-            start = now + took.host_s
-            now, waited = start + took.seconds, waited + took.host_s
-            if took.seconds > 0:
+            host_s, seconds = on_host(event, host)
+            start = now + host_s
+            now, waited = start + seconds, waited + host_s
+            if seconds > 0:
                 spans.append(TimedEvent(start, now, event))
     return TimedStep(now, waited, spans)
 
@@ -465,19 +458,20 @@ def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
         )
     if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
         sentences.append("a CPU reduces DDP's buckets beside backward, not after it: the step may be shorter than this")
-    beyond: dict[str, float] = {}
+    beyond: dict[str, float] = defaultdict(float)
     total = 0.0
     for event in recording.step:
         if not isinstance(event, Operator | Collective):
             continue
-        took = on_host(event, host)
-        total += took.host_s + took.seconds
+        host_s, seconds = on_host(event, host)
+        total += host_s + seconds
         if part := _beyond(event, host):
-            beyond[part] = beyond.get(part, 0.0) + took.seconds
-    for part, seconds in beyond.items():
-        if seconds > WORTH_SAYING * total:
-            sentences.append(f"extrapolated: {part} ({100 * seconds / total:.0f} % of the step)")
-    return sentences
+            beyond[part] += seconds
+    return sentences + [
+        f"extrapolated: {part} ({100 * seconds / total:.0f} % of the step)"
+        for part, seconds in beyond.items()
+        if seconds > WORTH_SAYING * total
+    ]
 
 
 def _beyond(event: Operator | Collective, host: HostFigures) -> str:

@@ -146,8 +146,8 @@ def _operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> d
     factors = {}
     for part in WHOLE:
         took = [(event, on_host(event, host)) for event in _events(steps[part].recording)]
-        operators_s = sum(times.seconds for event, times in took if isinstance(event, Operator))
-        rest_s = sum(times.host_s + times.seconds for _, times in took) - operators_s
+        operators_s = sum(seconds for event, (_, seconds) in took if isinstance(event, Operator))
+        rest_s = sum(host_s + seconds for _, (host_s, seconds) in took) - operators_s
         factors[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
     return factors
 

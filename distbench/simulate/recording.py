@@ -33,11 +33,9 @@ MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
 MAX_WORLD_SIZE = 65_536  # as --mesh has it
 # Of an operator: what its time depends on.
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
-KINDS_OF_OPERATORS = (MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY)
 # Of a block of memory: what lies in it.
 HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
-# The phase of a pipeline in which forward and backward take turns.
-SCHEDULE = "schedule"
+SCHEDULE = "schedule"  # the phase of a pipeline in which forward and backward take turns
 Pair = Annotated[Sequence[Count], Meta(min_length=2, max_length=2, description="a pair of whole numbers")]
 Touched = Sequence[Pair]
 GroupSize = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE, description=f"1 to {MAX_WORLD_SIZE}")]
@@ -69,12 +67,9 @@ class Head:
     Args:
         variant: the axes of the scenario's variant, as its label has them; empty where nothing is swept.
         mesh: mesh dim name to ranks, outermost first; the last one's ranks are neighbours.
-        torch: torch's version.
-        num_parameters: of the whole model.
-        batch_size: samples of the global batch.
-        num_tokens: tokens of the global batch; None where the scenario names none.
+        torch: its version.
+        batch_size, num_tokens: of the global batch; no tokens where the scenario names none.
         microbatches: parts that a rank's batch is split into.
-        phases: of the step, in order.
         compiled: names of the modules that the plan compiles; their operators are recorded as they run uncompiled.
         rank: whose step it is.
         case_id: of the case that a measured run of the same step has; `params` are that case's.
@@ -113,9 +108,7 @@ class Operator(NamedTuple):
 
     Args:
         name: as torch dispatches it, such as "aten.mm.default".
-        kind: out of KINDS_OF_OPERATORS.
         flops: floating point operations; causal attention counts half.
-        dtype: of what it computes in.
         num_bytes: read and written.
         reads, writes: (block, bytes) of each tensor.
         phase: "forward", "backward" or "optimizer".
@@ -125,7 +118,7 @@ class Operator(NamedTuple):
 
     stream: Count
     name: Name
-    kind: Annotated[str, among(KINDS_OF_OPERATORS)]
+    kind: Annotated[str, among((MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY))]
     flops: Count
     dtype: Name
     num_bytes: Count
@@ -188,12 +181,7 @@ class HostWaited(NamedTuple):
 
 
 class Allocated(NamedTuple):
-    """A block of memory is asked for on a stream.
-
-    Args:
-        held: what lies in it, out of HELD.
-        owner: the module's name; empty for the root, and where none is known.
-    """
+    """A block of memory is asked for on a stream; `owner` as of an `Operator`."""
 
     block: Count
     num_bytes: Count
@@ -386,12 +374,7 @@ def _damaged(path: Path, number: int, wrong: str) -> UserError:
 
 
 class RecordedSteps(NamedTuple):
-    """What came of recording a job's variants.
-
-    Args:
-        recordings: of each variant those of its ranks, one after another.
-        left_out: a variant's label to why it cannot be simulated.
-    """
+    """Of each variant of a job the recordings of its ranks, one after another; or, by its label, why it has none."""
 
     recordings: list[Recording]
     left_out: dict[str, str]

@@ -212,8 +212,7 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
 
 
 def slowest(simulations: Sequence[Simulation]) -> Simulation:
-    """The rank whose step takes longest, the first of several, out of those of one step: others wait for it. A
-    pipeline's ranks take as long."""
+    """The rank whose step takes longest, the first of several: others wait for it."""
     return max(simulations, key=lambda simulation: simulation.timed.step_s)
 
 
