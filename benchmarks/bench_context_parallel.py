@@ -15,7 +15,7 @@ from pathlib import Path
 
 from benchmarks.bench_simulation import COMPILED, FULL, MACHINE, RecordedSteps, recorded
 from benchmarks.claims import Claim, Row
-from distbench.simulate.float8 import in_float8
+from distbench.simulate.compile_float8 import in_float8
 from distbench.simulate.hardware_file import load_hardware
 from distbench.simulate.replay import Simulation
 

@@ -27,10 +27,10 @@ from typing import NamedTuple
 from benchmarks.claims import Claim, Row
 from benchmarks.simulated_collectives import collectives_that_differ
 from distbench.launch import Request, jobs_of
-from distbench.simulate.float8 import in_float8
+from distbench.simulate.clock import is_rotation
+from distbench.simulate.compile_float8 import in_float8
 from distbench.simulate.hardware_file import load_hardware
-from distbench.simulate.operator_costs import is_rotation
-from distbench.simulate.recording import Recording, load_recording
+from distbench.simulate.recording import Recording, load_recordings
 from distbench.simulate.replay import Simulation
 from distbench.spec import parse_mesh
 
@@ -267,7 +267,7 @@ def all_recorded(step: RecordedSteps, folder: Path) -> tuple[float, float, list[
     (answers,) = json.loads(child.stdout.read().splitlines()[-1])
     child.stdout.close()
     _, _, used = os.wait4(child.pid, 0)
-    found = [load_recording(Path(answer["file"])) for answer in answers]
+    found = [load_recordings(Path(answer["file"]))[0] for answer in answers]
     return used.ru_utime + used.ru_stime, used.ru_maxrss * 1024 / 1e6, found
 
 

@@ -7,7 +7,7 @@ with 12 layers on 8 devices, drawn at random; a minute of CPU a plan. docs/sweep
 import random
 import sys
 
-from distbench.search.simulated_plan import Predictor, layers_of
+from distbench.search.predicted import Predictor, layers_of
 from distbench.search.space import all_of, set_up
 from distbench.search.sweep_child import SweepChild, facts_of
 from distbench.simulate.hardware_file import load_hardware

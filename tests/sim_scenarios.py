@@ -25,8 +25,7 @@ from distbench.ranks import device as seam
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import DeviceStart, Meter, RankGroup
 from distbench.simulate import recorded_step
-from distbench.simulate.operator_recorder import Recorder
-from distbench.simulate.sim_device import DEVICE_TYPE, SimEvent, SimModule
+from distbench.simulate.operator_recorder import DEVICE_TYPE, Recorder, SimEvent, SimModule
 from distbench.spec import Job, ParallelPlan, Settings, UserError
 from distbench.torch_private import (
     NeedsValues,

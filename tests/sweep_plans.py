@@ -2,9 +2,8 @@
 
 from typing import Any
 
-from distbench.search.ranking import RankedPlan
-from distbench.search.simulated_plan import Prediction
 from distbench.search.space import Candidate, Space
+from distbench.search.sweep_result import Prediction, RankedPlan
 
 FACTS: dict[str, Any] = {
     "mesh_dims": ["dp_shard", "tp"],

@@ -76,7 +76,7 @@ MAY_IMPORT = {
 }
 # Where torch may be imported: packages of code that ranks run, and the files of simulate/ that record a step.
 TORCH_PACKAGES = {"cases", "observe", "plans", "ranks", "redistribute", "torch_private", "worker"}
-TORCH_FILES = {"simulate/recorded_step.py", "simulate/operator_recorder.py", "simulate/sim_device.py"}
+TORCH_FILES = {"simulate/recorded_step.py", "simulate/operator_recorder.py"}
 # Packages that draw or hold frames; each imports pandas and matplotlib inside functions.
 FRAMES = {"cli", "judge", "planning", "records", "report", "search", "show"}
 # Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').

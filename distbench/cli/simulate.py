@@ -72,7 +72,7 @@ def simulate(
       distbench simulate --recording 70b.jsonl --hardware mine.json
       distbench simulate llama_2d --rank 0,3
     """
-    from distbench.simulate.float8 import patterns_of
+    from distbench.simulate.compile_float8 import patterns_of
     from distbench.simulate.hardware_file import load_hardware
     from distbench.simulate.recording import load_recordings, save_recordings
     from distbench.simulate.replay import Simulation

@@ -22,10 +22,9 @@ from distbench.records.dataframe import PASSES, frame_of, measured_of, records_o
 from distbench.records.machine import machine_name
 from distbench.records.run_file import read_run
 from distbench.report.trace_rows import traces_of
-from distbench.search.ranking import RankedPlan, judged
 from distbench.search.space import Candidate, Setup, Space
 from distbench.search.sweep_child import code_of_file, digest
-from distbench.search.sweep_state import Limits, SweepState
+from distbench.search.sweep_result import Limits, RankedPlan, SweepState, judged
 from distbench.spec import Job, Settings
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
@@ -34,9 +33,14 @@ from distbench.spec.json_decoder import Format, Name, read_record
 from distbench.spec.plan_changes import MESH
 from distbench.spec.printable_text import count_text
 
-# The folder of a sweep: which sweep it is of, and the rounds that were measured.
-
 FILE = "sweep.json"
+KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
+SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
+ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
+LEAST_CHANGES, SOONEST = 2, ("plan.mixed_precision", "plan.reshard_after_forward")
+# A plan of the last round takes as long as screening so many, beside its timed steps: opened, checked, traced.
+FINAL_IN_SCREENED = 3
+SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
 
 class SweepFile(msgspec.Struct):
@@ -100,18 +104,8 @@ def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
     """
     if not file.is_file():
         return None
-    advice = "delete it, and --resume measures that round again"
-    record = read_record(file, RoundFile, Format("round file", advice))
+    record = read_record(file, RoundFile, Format("round file", "delete it, and --resume measures that round again"))
     return (Path(record.run_file), record.labels) if record.code == code else None
-
-
-KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
-SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
-ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
-LEAST_CHANGES, SOONEST = 2, ("plan.mixed_precision", "plan.reshard_after_forward")
-# A plan of the last round takes as long as screening so many, beside its timed steps: opened, checked, traced.
-FINAL_IN_SCREENED = 3
-SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
 
 def changes_of_best(space: Space, best: Sequence[Candidate]) -> list[Candidate]:
@@ -197,12 +191,9 @@ class Rounds:
             if len(kept) <= NUM_FINAL:
                 kept = [*more, *kept]
             elif not state.interrupted:
-                again = replace(SCREENING, min_samples=6, max_samples=6, passes=3)
-                self._round(ranks, 2, [*kept, *more], again)
-                measured_twice = {*kept, *more}
-                kept = [candidate for candidate in self._best(len(state.measured)) if candidate in measured_twice][
-                    :NUM_FINAL
-                ]
+                again = [*kept, *more]
+                self._round(ranks, 2, again, replace(SCREENING, min_samples=6, max_samples=6, passes=3))
+                kept = [candidate for candidate in self._best() if candidate in again][:NUM_FINAL]
             if not state.interrupted and kept:
                 # As many as there is time for; two at least, for a verdict.
                 each_s = self._final_s()
@@ -238,22 +229,18 @@ class Rounds:
         """What a plan of the last round takes beside its timed steps; 0 where that is not known."""
         return FINAL_IN_SCREENED * self._spent_s / max(len(self._state.measured), 1)
 
-    def _best(self, count: int) -> list[Candidate]:
+    def _best(self, count: int | None = None) -> list[Candidate]:
         return [plan.candidate for plan in self._state.fastest_measured[:count]]
 
     def _job(self) -> Job:
         setup = self._setup
-        request = Request(
-            (f"{setup.entry.file}::{setup.entry.name}",),
-            mesh=setup.mesh,
-            quick=setup.quick,
-            out=self._out / "runs",
-            started_at=time.time(),
-        )
-        (job,) = jobs_of(request, None)
+        target = f"{setup.entry.file}::{setup.entry.name}"
+        out, started_at = self._out / "runs", time.time()
+        (job,) = jobs_of(Request((target,), mesh=setup.mesh, quick=setup.quick, out=out, started_at=started_at), None)
         return job
 
     def _round(self, ranks: RankProcesses, number: int, candidates: Sequence[Candidate], settings: Settings) -> None:
+        state = self._state
         variants = [candidate.variant(self._setup.base) for candidate in candidates]
         axes = list(dict.fromkeys([MESH, *(name for varied in candidates for name, _ in varied.choices)]))
         is_final = number == len(ROUNDS) - 1
@@ -262,20 +249,20 @@ class Rounds:
         labels = {variant_text(variant, axes): varied for variant, varied in zip(variants, candidates, strict=True)}
         before = self._before(number)
         run_file = before[0] if labels and before and before[1] == [*labels] and before[0].is_file() else None
-        if self._state.num_reused is not None:
-            self._state.num_reused += run_file is not None
+        if state.num_reused is not None:
+            state.num_reused += run_file is not None
         if run_file is None:
             # A display of its own: each round counts its cases from 0.
             with display_for(f"{job.scenario}, {ROUNDS[number]}", self._quiet) as display:
                 outcome = launch_on(ranks, job, display)
-            self._state.interrupted = outcome.status == "interrupted"
+            state.interrupted = outcome.status == "interrupted"
             if outcome.user_can_fix:
                 raise UserError(outcome.message)
             run_file = Path(job.run_file)
             if outcome.status == "complete":
                 keep_round(self._round_file(number), run_file, [*labels], self._code)
         if run_file.is_file():
-            self._state.run_files.append(str(run_file))
+            state.run_files.append(str(run_file))
             self._take_in(run_file, labels, is_final)
 
     def _before(self, number: int) -> tuple[Path, list[str]] | None:
@@ -300,16 +287,15 @@ class Rounds:
         state.measured |= {plan.candidate: plan for plan in plans}
         if is_final and plans:
             state.final = judged(plans, rows[PASSES].tolist())
-            traced = (
-                (labels.get(str(step_trace.case["case"]["params"].get("variant"))), step_trace)
-                for step_trace in traces_of([run])[0]
-                if step_trace.case
-            )
-            state.traces = {candidate: trace for candidate, trace in traced if candidate is not None}
+            traces = {
+                labels.get(str(trace.case["case"]["params"].get("variant"))): trace
+                for trace in traces_of([run])[0]
+                if trace.case
+            }
+            state.traces = {candidate: trace for candidate, trace in traces.items() if candidate is not None}
 
 
 def _plan(row: Mapping[Any, Any], candidate: Candidate) -> RankedPlan:
-    memory = row["peak_bytes"]
+    memory_bytes = float(row["peak_bytes"]) if math.isfinite(row["peak_bytes"]) else None
     rate = row["tokens_per_s"] if math.isfinite(row["tokens_per_s"]) else row["samples_per_s"]
-    memory_bytes = float(memory) if math.isfinite(memory) else None
     return RankedPlan(candidate, float(row["median_s"]), float(rate), memory_bytes, "measured", True)

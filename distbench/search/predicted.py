@@ -1,26 +1,234 @@
-"""A sweep by prediction: no rank is started.
+"""A sweep by prediction: steps are recorded and replayed, and no rank is started.
 
 Meshes are predicted as written, those that need the fewest fast links first; then changes of the best, one at a time;
 with --around-my-plan the neighbours of the plan as written. At last the best are recorded with all layers.
+
+Until then a step is recorded with few layers. Time extends linearly in layers, to 1 %, and so do the bytes that are
+alive at the peak. What the allocator reserves does not: its free blocks are a smaller share of more layers.
 """
 
-from collections.abc import Iterable
-from dataclasses import replace
+import math
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from distbench.search.simulated_plan import Predictor, no_plan_fits, require_same_work, reserve_text
 from distbench.search.space import Candidate, Setup, lower_bound_bytes
-from distbench.search.sweep_state import Limits, SweepState
+from distbench.search.sweep_child import Question, SweepChild
+from distbench.search.sweep_result import (
+    BUBBLE,
+    COMPUTE,
+    FEW,
+    IDLE,
+    CommunicationPath,
+    Limits,
+    Prediction,
+    SweepState,
+)
 from distbench.show.units import disk_text
-from distbench.simulate.hardware_file import Hardware
+from distbench.simulate.hardware_file import Figure, Hardware
+from distbench.simulate.recording import Collective, Recording, load_recordings
+from distbench.simulate.replay import Simulation, fullest, slowest
+from distbench.simulate.simulation_text import assumptions
 from distbench.spec.errors import UserError
+from distbench.spec.plan import folded
 from distbench.spec.printable_text import count_text
 
+LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters that say how many layers a model has
+SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for what it asks for
 NUM_EXPANDED = 3  # of the best, whose changes are tried
 NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all
 AT_ONCE = 8
 SEARCH_SHARE = 0.6  # of the budget; the rest is for recording all layers
 MESH_SHARE = 0.5  # of what is tried; further meshes wait until no change of a better one is left
+
+
+def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | None:
+    """The parameter that says how many layers there are, where there are more than need be recorded.
+
+    Args:
+        swept: parameters that take several values, which candidates differ by.
+    """
+    names = (name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1])
+    return next((name for name in names if name not in swept), None)
+
+
+def with_memory(hardware: Hardware, memory_bytes: float | None) -> Hardware:
+    """The same machine with as much memory as --memory says."""
+    if memory_bytes is None:
+        return hardware
+    figure = Figure(int(memory_bytes), "published", "--memory")
+    return replace(hardware, figures={**hardware.figures, "memory_bytes": figure})
+
+
+def predicted(
+    candidate: Candidate,
+    recordings: Sequence[tuple[int, Sequence[Recording]]],
+    num_layers: int,
+    hardware: Hardware,
+    float8: tuple[str, ...] = (),
+) -> Prediction:
+    """From recordings of (layers, step by each of some ranks); of one as it is, of two on the line through both at
+    `num_layers`. Time is the slowest rank's, memory the fullest one's. What is alive at the peak lies on that line too.
+    What the allocator reserves beyond it is taken to grow with the square root of it: in plans recorded whole it grows
+    more slowly than what is alive (`python -m benchmarks.memory_estimates`).
+
+    Args:
+        float8: patterns of modules whose matmuls are in float8.
+
+    Raises:
+        UserError: the recordings cannot be replayed on this hardware.
+    """
+    points = [(layers, _whole(candidate, ranks, hardware, float8)) for layers, ranks in recordings]
+    if len(points) == 1:
+        return points[0][1]
+    (few, low), (more, high) = points
+    share = (num_layers - few) / (more - few)
+
+    def line(low: float, high: float) -> float:
+        return low + (high - low) * share
+
+    def lines(low: Mapping[Any, float], high: Mapping[Any, float]) -> dict[Any, float]:
+        return {key: max(line(low.get(key, 0.0), high.get(key, 0.0)), 0.0) for key in [*low, *high]}
+
+    live = line(low.live_bytes, high.live_bytes)
+    growth = live / high.live_bytes if high.live_bytes else 1.0
+    # Estimates may be a tenth too large or too small, so only what is alive rules a plan out.
+    fits = False if live > hardware.usable_bytes else None
+    return replace(
+        high,
+        step_s=line(low.step_s, high.step_s),
+        parts_s=lines(low.parts_s, high.parts_s),
+        exposed_s=lines(low.exposed_s, high.exposed_s),
+        implicit_s=lines(low.implicit_s, high.implicit_s),
+        reserved_bytes=live + (high.reserved_bytes - high.live_bytes) * math.sqrt(max(growth, 0.0)),
+        live_bytes=live,
+        num_parameters=round(line(low.num_parameters, high.num_parameters)),
+        is_whole=False,
+        fits=fits,
+        is_tight=False,
+        takes_reserve=fits is False and live <= hardware["memory_bytes"],
+    )
+
+
+def _whole(
+    candidate: Candidate, recordings: Sequence[Recording], hardware: Hardware, float8: tuple[str, ...]
+) -> Prediction:
+    """The prediction from recordings of all layers."""
+    ranks = Simulation.all_of(recordings, hardware, expandable=False, float8=float8)
+    simulation, memory = slowest(ranks), fullest(ranks).memory
+    head, parts = simulation.recording.head, simulation.parts
+    exposed: dict[CommunicationPath, float] = defaultdict(float)
+    for key, seconds in simulation.exposed_s.items():
+        exposed[key.mesh_dim, key.kind, key.owner] += seconds
+    implicit: dict[tuple[str, str], float] = defaultdict(float)
+    for span in simulation.timed.spans:
+        if isinstance(span.what, Collective) and span.what.explicit is False:
+            implicit[folded(span.what.owner), span.what.redistribution] += span.end_s - span.start_s
+    fits = all(rank.memory_usable.out_of_memory is None for rank in ranks)
+    bubble = {BUBBLE: parts.bubble_s} if head.pipeline is not None else {}
+    return Prediction(
+        candidate=candidate,
+        step_s=simulation.timed.step_s,
+        parts_s={COMPUTE: parts.compute_s, IDLE: max(parts.idle_s, 0.0), **bubble},
+        exposed_s=exposed,
+        implicit_s=implicit,
+        reserved_bytes=memory.reserved_bytes,
+        live_bytes=memory.live_bytes,
+        is_whole=True,
+        num_parameters=head.num_parameters,
+        batch_size=head.batch_size,
+        num_tokens=head.num_tokens,
+        fits=fits,
+        is_tight=any(rank.memory_usable.num_retries > 0 for rank in ranks),
+        takes_reserve=not fits and all(rank.memory_here.out_of_memory is None for rank in ranks),
+        assumed=assumptions(simulation),
+    )
+
+
+@dataclass
+class Predictor:
+    """Candidates to predictions, by the child process.
+
+    Args:
+        base: all parameters of the scenario, as the user chose them.
+        tell: is called as questions are put and answered: (asked, answered).
+        float8: patterns of modules whose matmuls are in float8.
+        layers: the parameter of the number of layers, where few of them are recorded.
+    """
+
+    recorder: SweepChild
+    base: dict[str, Any]
+    hardware: Hardware
+    tell: Callable[[int, int], None]
+    float8: tuple[str, ...] = ()
+    layers: str | None = None
+    _few_layers_work: bool = field(default=False, init=False)
+
+    def outcomes(self, candidates: Sequence[Candidate], whole: bool = False) -> Iterator[tuple[Candidate, Any]]:
+        """(candidate, prediction or why there is none) as answers come."""
+        self.tell(len(candidates), 0)
+        failed: list[tuple[Candidate, str]] = []
+        for candidate, outcome in self._answers(candidates, whole):
+            if isinstance(outcome, str) and self.layers and not whole and not self._few_layers_work:
+                failed.append((candidate, outcome))
+                continue
+            self._few_layers_work = self._few_layers_work or not isinstance(outcome, str)
+            self.tell(0, 1)
+            yield candidate, outcome
+        for result in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
+            self.tell(0, 1)
+            yield result
+
+    def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
+        """Outcomes of candidates of which none works with few layers: a plan may name layers that those lack."""
+        self._few_layers_work = True
+        first, *others = (candidate for candidate, _ in failed)
+        ((_, outcome),) = self._answers([first], whole=True)
+        if isinstance(outcome, str):
+            yield from failed
+            return
+        self.layers = None
+        yield first, outcome
+        yield from self._answers(others, whole=True)
+
+    def _answers(self, candidates: Sequence[Candidate], whole: bool) -> Iterator[tuple[Candidate, Any]]:
+        few: list[dict[str, Any]] = [{self.layers: count} for count in FEW] if self.layers and not whole else [{}]
+        questions = [
+            Question("record", [{**plan.variant(self.base), **count} for count in few], plan.mesh)
+            for plan in candidates
+        ]
+        damaged = []
+        for place, answer in self.recorder.ask(questions):
+            try:
+                recordings = _loaded(answer)
+            except UserError:  # of a recording that an earlier sweep left
+                damaged.append(place)
+                continue
+            yield candidates[place], self._outcome(candidates[place], answer, recordings)
+        for place in damaged:
+            self.recorder.forget(questions[place])
+        for index, answer in self.recorder.ask([questions[place] for place in damaged]):
+            candidate = candidates[damaged[index]]
+            yield candidate, self._outcome(candidate, answer, _loaded(answer))
+
+    def _outcome(
+        self, candidate: Candidate, answer: dict[str, Any], recordings: Sequence[Sequence[Recording]]
+    ) -> Prediction | str:
+        if "left_out" in answer:
+            return str(answer["left_out"])
+        is_few = len(recordings) > 1
+        counts, num_layers = (FEW, int(self.base[str(self.layers)])) if is_few else ((0,), 0)
+        points = list(zip(counts, recordings, strict=True))
+        try:
+            return predicted(candidate, points, num_layers, self.hardware, self.float8)
+        except UserError as error:
+            return str(error)
+
+
+def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
+    return [load_recordings(Path(file)) for file in answer.get("answers", ())]
 
 
 def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:
@@ -46,7 +254,8 @@ def predict_around(state: SweepState, written: Candidate, predictor: Predictor, 
         candidates, state.stopped = candidates[: limits.max_plans], limits.reached
     take_in(state, predictor.outcomes([written]))
     if written not in state.predictions:
-        instead = f"; it works with {state.option}" if _look_for_option(state, predictor) else ""
+        _look_for_option(state, predictor)
+        instead = f"; it works with {state.option}" if state.option else ""
         raise UserError(f"the plan as written does not work: {state.left_out[written]}{instead}")
     take_in(state, predictor.outcomes(candidates[1:]))
 
@@ -60,22 +269,20 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     waiting: list[Candidate] = []
     expanded: set[Candidate] = set()
     while True:
+        tried = {*state.predictions, *state.left_out}
         if not waiting:
-            tried_candidates = {*state.predictions, *state.left_out}
-            leaders = state.ranked_predictions[:NUM_EXPANDED]
-            best = next((one for one in leaders if one.candidate not in expanded), None)
-            is_early = (
-                len(tried_candidates) < MESH_SHARE * limits.max_plans and limits.left_s(MESH_SHARE * SEARCH_SHARE) > 0
-            )
-            if meshes and (is_early or best is None):
+            leaders = [prediction.candidate for prediction in state.ranked_predictions[:NUM_EXPANDED]]
+            best = next((candidate for candidate in leaders if candidate not in expanded), None)
+            has_time = limits.left_s(MESH_SHARE * SEARCH_SHARE) > 0
+            if meshes and (best is None or (len(tried) < MESH_SHARE * limits.max_plans and has_time)):
                 waiting, meshes = meshes[:AT_ONCE], meshes[AT_ONCE:]
             elif best is None:
                 break
             else:
-                expanded.add(best.candidate)
-                waiting = [one for one in space.neighbours(best.candidate) if one not in tried_candidates]
+                expanded.add(best)
+                waiting = [candidate for candidate in space.neighbours(best) if candidate not in tried]
             continue
-        room = limits.max_plans - len(state.predictions) - len(state.left_out)
+        room = limits.max_plans - len(tried)
         if room <= 0:
             state.stopped = limits.reached
             break
@@ -83,37 +290,48 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
             state.stopped = "the time for recording was used up (--budget)"
             break
         count = min(AT_ONCE, room)
-        now, waiting = waiting[:count], waiting[count:]
-        take_in(state, predictor.outcomes(now))
+        take_in(state, predictor.outcomes(waiting[:count]))
+        waiting = waiting[count:]
     if not state.predictions:
         _look_for_option(state, predictor)
 
 
-def _look_for_option(state: SweepState, predictor: Predictor) -> bool:
+def _look_for_option(state: SweepState, predictor: Predictor) -> None:
     """Where no plan works, find the scenario's own parameter with which the first one does, for the message. No plan
-    with it is ranked, because it computes something else. Return whether there is one."""
-    first = next(iter(state.left_out), None)
-    choices = [(name, value) for name, values in state.space.axes.items() for value in values[1:]] if first else []
+    with it is ranked, because it computes something else."""
+    if not state.left_out:
+        return
+    first = next(iter(state.left_out))
+    choices = [(name, value) for name, values in state.space.axes.items() for value in values[1:]]
     for name, value in choices[:AT_ONCE]:
-        if first and not any(
-            isinstance(outcome, str) for _, outcome in predictor.outcomes([first.with_choice(name, value)])
-        ):
+        ((_, outcome),) = predictor.outcomes([first.with_choice(name, value)])
+        if not isinstance(outcome, str):
             state.option = f"--set {name}={value}"
-            return True
-    return False
+            return
 
 
 def take_in(state: SweepState, outcomes: Iterable[tuple[Candidate, Any]]) -> None:
     """Keep predictions; a candidate that computes something else than the first one is left out."""
     for candidate, outcome in outcomes:
+        first = next(iter(state.predictions.values()), outcome)
         if isinstance(outcome, str):
             state.left_out[candidate] = outcome
-            continue
-        first = next(iter(state.predictions.values()), outcome)
-        if why := require_same_work(first, outcome):
+        elif why := other_work(first, outcome):
             state.left_out[candidate] = why
         else:
             state.predictions[candidate] = outcome
+
+
+def other_work(first: Prediction, other: Prediction) -> str:
+    """Why two candidates cannot be compared; empty where they compute the same."""
+    if first.num_parameters != other.num_parameters:
+        parameters = count_text(other.num_parameters, "parameter")
+        return f"its model has {parameters}, and the plan as written {first.num_parameters:,}"
+    if first.batch_size != other.batch_size:
+        return f"its global batch is {other.batch_size}, and that of the plan as written {first.batch_size}"
+    if first.num_tokens != other.num_tokens:
+        return f"its global batch has {other.num_tokens} tokens, and that of the plan as written {first.num_tokens}"
+    return ""
 
 
 def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
@@ -121,30 +339,24 @@ def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     few layers, as the others' is."""
     num_tried = 0
     while num_tried < MAX_WHOLE:
-        fitting = [prediction for prediction in state.ranked_predictions if prediction.fits]
-        if len(fitting) >= NUM_WHOLE or (num_tried and limits.left_s() < 0):
+        num_fitting = sum(prediction.fits is True for prediction in state.ranked_predictions)
+        if num_fitting >= NUM_WHOLE or (num_tried and limits.left_s() < 0):
             break
-        waiting = [prediction for prediction in state.ranked_predictions if prediction.fits is None][
-            : min(2, NUM_WHOLE - len(fitting))
-        ]
+        unknown = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits is None]
+        waiting = unknown[: min(2, NUM_WHOLE - num_fitting)]
         if not waiting:
             break
         num_tried += len(waiting)
-        for candidate, outcome in predictor.outcomes([prediction.candidate for prediction in waiting], whole=True):
+        for candidate, outcome in predictor.outcomes(waiting, whole=True):
             if isinstance(outcome, str):
                 state.left_out[candidate] = outcome
                 del state.predictions[candidate]
                 continue
             few = state.predictions[candidate]
             state.estimates.append(few.reserved_bytes / outcome.reserved_bytes)
-            state.predictions[candidate] = replace(
-                few,
-                reserved_bytes=outcome.reserved_bytes,
-                fits=outcome.fits,
-                is_tight=outcome.is_tight,
-                takes_reserve=outcome.takes_reserve,
-                is_whole=True,
-            )
+            memory = ("reserved_bytes", "fits", "is_tight", "takes_reserve")
+            changes: dict[str, Any] = {name: getattr(outcome, name) for name in memory}
+            state.predictions[candidate] = replace(few, is_whole=True, **changes)
 
 
 def require_fitting(setup: Setup, state: SweepState, hardware: Hardware) -> None:
@@ -164,7 +376,7 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
     """
     scenario, too_small = setup.entry.name, ""
     if state.refused and hardware is not None:
-        reserve = reserve_text(hardware)
+        reserve = _reserve_text(hardware)
         capacity = disk_text(hardware["memory_bytes"]) + (f" (of which {reserve})" if reserve else "")
         candidate, bound = min(state.refused.items(), key=lambda item: item[1])
         need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} a device"
@@ -184,3 +396,37 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
     if state.stopped and not advice:
         advice = "; give a larger --plans"
     return UserError(f"{none_works}: {split}{candidate.text}: {why}{more}{besides}{advice}")
+
+
+def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardware, stopped: str = "") -> UserError:
+    """That the memory is too small for every plan that was tried, and what the nearest would need.
+
+    Args:
+        stopped: why not all plans were tried; empty where they were.
+    """
+    need, reserve = nearest.reserved_bytes, _reserve_text(hardware)
+    capacity = disk_text(hardware["memory_bytes"])
+    why = "; ".join(reason for reason in (reserve and f"of which {reserve}", stopped) if reason)
+    problem = f"no plan of {scenario} on {count_text(world, 'device')} was found that fits into {capacity}"
+    about = "" if nearest.is_whole else "about "
+    near = f"the nearest ({nearest.candidate.text}) needs {about}{disk_text(need)}"
+    unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
+    enough = f"{math.ceil(memory_for(hardware, need * SURELY) / unit)}{name}"
+    advice = f"give --memory {enough} or more, a larger --world, or a smaller batch"
+    return UserError(f"{problem}{f' ({why})' if why else ''}; {near}; {advice}")
+
+
+def _reserve_text(hardware: Hardware) -> str:
+    """Empty for a host."""
+    if hardware.host is not None:
+        return ""
+    return f"{disk_text(hardware['reserve_bytes'])} are left to the context, NCCL's buffers and workspaces"
+
+
+def memory_for(hardware: Hardware, need_bytes: float) -> float:
+    """The memory of a device of which so much is usable."""
+    memory = need_bytes
+    if hardware.host is None:
+        for _ in range(20):  # the reserve may be a share of the memory
+            memory = need_bytes + with_memory(hardware, memory)["reserve_bytes"]
+    return memory

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
-from distbench.spec import Entry, UserError, find, fit_mesh
+from distbench.spec import Entry, UserError, find, fit_mesh, list_entries
 from distbench.spec.job import parse_choices, variants_of
 from distbench.spec.mesh import BATCH_DIMS, MAX_RANKS, MESH_DIMS, Mesh, format_mesh, mesh_size
 from distbench.spec.plan import ROTATIONS
@@ -17,7 +17,7 @@ from distbench.spec.printable_text import count_text
 MICROBATCHES = (1, 2, 4, 8)
 AHEAD = 2  # units that are gathered before they are needed
 AS_WRITTEN = "as written"
-Choices = tuple[tuple[str, Any], ...]
+BATCH_NAMES = ("batch", "batch_size", "global_batch")
 
 
 @dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Candidate:
     """
 
     sizes: tuple[tuple[str, int], ...]
-    choices: Choices = ()
+    choices: tuple[tuple[str, Any], ...] = ()
 
     @property
     def mesh(self) -> Mesh:
@@ -94,38 +94,44 @@ class Space:
 
     @cached_property
     def _all_meshes(self) -> list[Candidate]:
-        names, candidates = self._ordered_dims(), []
-        for sizes in factorizations(self.world, len(names)):
-            mesh = dict(zip(names, sizes, strict=True))
-            candidates.append(Candidate(tuple((name, n) for name, n in mesh.items() if n > 1 or name in self.declared)))
-        return sorted(candidates, key=_link_needs)
-
-    def _ordered_dims(self) -> list[str]:
-        """The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
-        MESH_DIMS: torch takes several of a mesh, those of hybrid sharding say, in its order alone."""
+        # The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
+        # MESH_DIMS: torch takes several of a mesh, those of hybrid sharding say, in its order alone.
         names = list(self.declared)
-        for name in (
-            mesh_dim for mesh_dim in reversed(MESH_DIMS) if mesh_dim in self.mesh_dims and mesh_dim not in names
-        ):
-            inner = MESH_DIMS[MESH_DIMS.index(name) + 1 :]
-            names.insert(next((place for place, mesh_dim in enumerate(names) if mesh_dim in inner), len(names)), name)
-        return names
+        for name in reversed(MESH_DIMS):
+            if name in self.mesh_dims and name not in names:
+                inner = MESH_DIMS[MESH_DIMS.index(name) + 1 :]
+                place = next((place for place, mesh_dim in enumerate(names) if mesh_dim in inner), len(names))
+                names.insert(place, name)
+        candidates = []
+        for sizes in factorizations(self.world, len(names)):
+            mesh = zip(names, sizes, strict=True)
+            candidates.append(Candidate(tuple((name, n) for name, n in mesh if n > 1 or name in self.declared)))
+        # Ranks that exchange activations need fast links; replicas shard nothing.
+        return sorted(
+            candidates,
+            key=lambda candidate: (
+                candidate.mesh.get("tp", 1) * candidate.mesh.get("cp", 1),
+                candidate.mesh.get("dp_replicate", 1),
+            ),
+        )
 
     def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
         """What may be changed in a candidate: name to all values, the one as written first."""
         mesh, facts = candidate.mesh, self.facts
         choices: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
-        microbatches = facts["microbatches"]
-        choices["plan.microbatches"] = [
-            microbatches,
-            *(n for n in MICROBATCHES if n != microbatches and self._splits(mesh, n)),
-        ]
+        now = facts["microbatches"]
+        choices["plan.microbatches"] = [now, *(n for n in MICROBATCHES if n != now and self._splits(mesh, n))]
         if facts["checkpointable"]:
             is_whole = facts["checkpoint"] and not facts["is_selective"]
             checkpoints = [*(["none"] if facts["checkpoint"] else []), *([] if is_whole else ["full"])]
             choices["plan.checkpoint"] = [AS_WRITTEN, *checkpoints]
         if (fsdp := facts["fsdp"]) is not None:
-            choices |= self._of_fsdp(fsdp)
+            reshards = fsdp["reshard_after_forward"]
+            choices["plan.reshard_after_forward"] = [reshards, reshards is False]
+            if not fsdp["prefetch"]:
+                choices["plan.prefetch"] = [None, AHEAD]
+            if not fsdp["mixed_precision"]:
+                choices["plan.mixed_precision"] = ["none", "bf16"]
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
             choices["plan.rotate"] = [cp["rotate"], *(rotation for rotation in ROTATIONS if rotation != cp["rotate"])]
             choices["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
@@ -139,11 +145,9 @@ class Space:
         chosen = dict(candidate.choices)
         for name, values in self.alternatives(candidate).items():
             now = chosen.get(name, values[0])
+            without = replace(candidate, choices=tuple(choice for choice in candidate.choices if choice[0] != name))
             for value in values:
                 if value != now:
-                    without = Candidate(
-                        candidate.sizes, tuple(choice for choice in candidate.choices if choice[0] != name)
-                    )
                     yield without if value == values[0] else without.with_choice(name, value)
 
     def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
@@ -162,17 +166,6 @@ class Space:
         """The candidates that differ from one by one change, or by one factor of the mesh."""
         return [*self.neighbours(candidate), *self.moved_meshes(candidate)]
 
-    def _of_fsdp(self, fsdp: Mapping[str, Any]) -> dict[str, list[Any]]:
-        reshards = fsdp["reshard_after_forward"]
-        choices: dict[str, list[Any]] = {
-            "plan.reshard_after_forward": [reshards, True] if reshards is False else [reshards, False]
-        }
-        if not fsdp["prefetch"]:
-            choices["plan.prefetch"] = [None, AHEAD]
-        if not fsdp["mixed_precision"]:
-            choices["plan.mixed_precision"] = ["none", "bf16"]
-        return choices
-
     def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
         return self.facts["batch_size"] % num_parts(mesh, microbatches) == 0
 
@@ -180,12 +173,6 @@ class Space:
 def num_parts(mesh: Mapping[str, int], microbatches: int) -> int:
     """How many parts a global batch is split into."""
     return math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
-
-
-def _link_needs(candidate: Candidate) -> tuple[int, int]:
-    """Ranks that exchange activations, which needs fast links, and replicas, which shard nothing."""
-    mesh = candidate.mesh
-    return mesh.get("tp", 1) * mesh.get("cp", 1), mesh.get("dp_replicate", 1)
 
 
 def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -209,11 +196,9 @@ def all_of(space: Space) -> Iterator[Candidate]:
     for candidate in space.meshes:
         options = space.alternatives(candidate)
         for values in itertools.product(*options.values()):
-            changes = zip(options.items(), values, strict=True)
-            yield replace(
-                candidate,
-                choices=tuple(sorted((name, value) for (name, all_values), value in changes if value != all_values[0])),
-            )
+            chosen = dict(zip(options, values, strict=True))
+            changes = sorted((name, value) for name, value in chosen.items() if value != options[name][0])
+            yield replace(candidate, choices=tuple(changes))
 
 
 def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
@@ -221,11 +206,6 @@ def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
     of gradients and optimizer state, were every parameter sharded over all mesh dims that shard any."""
     shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
     return int((facts["parameter_bytes"] + facts["trained_bytes"] * (1 + facts["optimizer_share"])) / shards)
-
-
-# What a sweep is of: one scenario, its parameters as they are kept or varied, and the world's ranks.
-
-BATCH_NAMES = ("batch", "batch_size", "global_batch")
 
 
 @dataclass(frozen=True)
@@ -259,12 +239,9 @@ class Setup:
     def require_meshes(self, space: Space) -> None:
         """Refuse a world that no mesh fits."""
         if not space.meshes:
-            batch = space.facts["batch_size"]
             names = ", ".join(dict.fromkeys([*self.entry.mesh, *space.mesh_dims]))
-            problem = (
-                f"no mesh over {names} has {count_text(self.world, 'rank')} that a global batch of "
-                f"{batch} can be split over"
-            )
+            batch = f"a global batch of {space.facts['batch_size']} can be split over"
+            problem = f"no mesh over {names} has {count_text(self.world, 'rank')} that {batch}"
             raise UserError(f"{problem}; {self._other_batch(space)}")
 
     def unsplit_text(self, space: Space) -> str:
@@ -302,14 +279,9 @@ class Setup:
         kept = [text for text in self.given if text.partition("=")[0] not in chosen]
         chosen_texts = [*kept, *(f"{name}={value}" for name, value in chosen.items())]
         options = "".join(f" --set {text}" for text in chosen_texts) + (" --quick" if self.quick else "")
-        return f"distbench run {self._target} --mesh {candidate.mesh_text}{options}"
-
-    @property
-    def _target(self) -> str:
-        from distbench.spec import list_entries
-
         is_shipped = any(entry.file == self.entry.file for entry in list_entries())
-        return self.entry.name if is_shipped else f"{self.entry.file}::{self.entry.name}"
+        target = self.entry.name if is_shipped else f"{self.entry.file}::{self.entry.name}"
+        return f"distbench run {target} --mesh {candidate.mesh_text}{options}"
 
 
 def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[str, int] | None, quick: bool) -> Setup:
@@ -353,7 +325,5 @@ def _scaled_batch(entry: Entry, base: dict[str, Any], chosen: Mapping[str, Any],
         return ""
     before = base[name]
     base[name] = before * world // num_ranks
-    return (
-        f"{name}={base[name]}, as {before} on the {count_text(num_ranks, 'rank')} that {entry.name} is "
-        f"written for; --set {name}=N else"
-    )
+    ranks = count_text(num_ranks, "rank")
+    return f"{name}={base[name]}, as {before} on the {ranks} that {entry.name} is written for; --set {name}=N else"

@@ -8,35 +8,31 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.launch.display import Display, display_for
+from distbench.launch.display import display_for
 from distbench.search.measured import NUM_FINAL, Rounds, changes_of_best, claim_folder, require_folder
-from distbench.search.predicted import no_plan_error, predict, require_fitting
-from distbench.search.simulated_plan import Predictor, layers_of, with_memory
+from distbench.search.predicted import Predictor, layers_of, no_plan_error, predict, require_fitting, with_memory
 from distbench.search.space import Candidate, Setup, set_up
 from distbench.search.sweep_child import PlanCode, SweepChild, code_of, facts_of, legal
-from distbench.search.sweep_result import SweepResult, plans_of, result_of
-from distbench.search.sweep_state import Limits, SweepState
-from distbench.simulate.float8 import patterns_of
+from distbench.search.sweep_result import Limits, SweepResult, SweepState, plans_of, result_of
+from distbench.simulate.compile_float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import RANKS_PER_CPU
 from distbench.spec.printable_text import count_text, cut
 
-# Amounts with a unit, as the command line takes them: `80GB`, `10min`.
-
 BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 SECONDS = {"s": 1, "min": 60, "h": 3600}
-_AMOUNT = re.compile(r"(\d+(?:\.\d*)?|\.\d+) ?([A-Za-z]*)")
+MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
 
 
 def amount(text: str, option: str, units: dict[str, int], default: str, most: float) -> float:
-    """A positive number of the smallest unit, at most `most` of it; UserError for anything else.
+    """An amount such as `80GB` or `10min` in the smallest unit, above 0 and at most `most`; UserError for others.
 
     Args:
         default: the unit of a bare number.
     """
-    parts = _AMOUNT.fullmatch(text.strip())
+    parts = re.fullmatch(r"(\d+(?:\.\d*)?|\.\d+) ?([A-Za-z]*)", text.strip())
     by_name = {name.lower(): size for name, size in units.items()}
     size = by_name.get((parts[2] or default).lower()) if parts else None
     value = float(parts[1]) * size if parts and size else math.nan
@@ -45,10 +41,6 @@ def amount(text: str, option: str, units: dict[str, int], default: str, most: fl
     if not value > 0:
         raise UserError(f"{option} {cut(text)} cannot be used; give a positive number with one of {', '.join(units)}")
     return value
-
-
-MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True)
@@ -99,7 +91,7 @@ class AskedSweep:
         )
 
 
-def run_sweep(request: AskedSweep, say: Say) -> tuple[SweepResult, bool]:
+def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepResult, bool]:
     """The result of the sweep, and whether it was interrupted.
 
     Raises:
@@ -138,10 +130,20 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
     setup = request.setup
     # Stages of a pipeline have layers each: all are recorded there.
     layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
+    num_asked = 0
     with display_for("sweep", request.quiet) as display:
-        progress = RecordingProgress(display)
+
+        def show_progress(num_more: int, num_answered: int) -> None:
+            nonlocal num_asked
+            num_asked += num_more
+            if num_more:
+                display.event({"event": "plan", "num_cases": num_asked})
+                display.event({"event": "case", "id": "sweep/recording steps"})
+            for _ in range(num_answered):
+                display.event({"event": "done", "id": "", "status": "ok"})
+
         try:
-            predict(state, Predictor(child, setup.base, hardware, progress, setup.float8, layers), request.limits)
+            predict(state, Predictor(child, setup.base, hardware, show_progress, setup.float8, layers), request.limits)
         except KeyboardInterrupt:
             if not state.predictions:
                 raise
@@ -225,19 +227,3 @@ def require_ranks(setup: Setup) -> None:
     if setup.world > most:
         problem = f"--world {setup.world} is more than the {most} ranks that this machine can measure"
         raise UserError(f"{problem}; predict it with --hardware, or give a smaller --world")
-
-
-class RecordingProgress:
-    """Recordings asked for and made, as a display shows cases."""
-
-    def __init__(self, display: Display) -> None:
-        self._display, self._num_asked = display, 0
-
-    def __call__(self, asked: int, num_answered: int) -> None:
-        """So many more."""
-        if asked:
-            self._num_asked += asked
-            self._display.event({"event": "plan", "num_cases": self._num_asked})
-            self._display.event({"event": "case", "id": "sweep/recording steps"})
-        for _ in range(num_answered):
-            self._display.event({"event": "done", "id": "", "status": "ok"})

@@ -55,7 +55,7 @@ def code_of_file(file: Path) -> list[Any]:
 
 
 def digest(what: Sequence[Any]) -> str:
-    """Of plain data, and of whatever else has a text."""
+    """Of plain data, and of all else that has a text."""
     return hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20]
 
 
@@ -75,7 +75,7 @@ class SweepChild:
         self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
         self._process: subprocess.Popen[bytes] | None = None
         self._said: BinaryIO | None = None
-        self.num_recorded = self.num_reused = 0
+        self.num_reused = 0
         self.again: list[str] = []  # how processes ended that were started once more
 
     def __enter__(self) -> "SweepChild":
@@ -84,10 +84,9 @@ class SweepChild:
     def __exit__(self, *_: object) -> None:
         if self._process is not None:
             stop_supervised(self._process)
-            for stream in (self._process.stdin, self._process.stdout):
-                if stream is not None:
-                    with contextlib.suppress(OSError):
-                        stream.close()
+            for stream in filter(None, (self._process.stdin, self._process.stdout)):
+                with contextlib.suppress(OSError):
+                    stream.close()
         self._undo.close()
 
     def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -107,7 +106,11 @@ class SweepChild:
         for place, question in waiting.items():
             self._send(place, question)
         while waiting:
-            answer = self._receive()
+            assert self._process is not None and self._process.stdout is not None
+            try:
+                answer: dict[str, Any] = json.loads(self._process.stdout.readline())
+            except ValueError as error:
+                raise self._failed() from error
             place = answer.pop("id")
             question = waiting.pop(place)
             if ended := answer.pop("again", None):
@@ -117,7 +120,6 @@ class SweepChild:
             yield place, answer
 
     def _recorded(self, question: Question, answer: dict[str, Any]) -> dict[str, Any]:
-        self.num_recorded += 1
         if "left_out" in answer:
             if answer.get("lasts"):
                 write_whole(self._kept(question, question.variants[0], ".json"), json.dumps(answer))
@@ -134,8 +136,7 @@ class SweepChild:
         ((_, answer),) = self.ask([question])
         if "left_out" in answer:
             raise UserError(f"scenario {self._scenario!r} cannot be swept: {answer['left_out']}")
-        answers: list[Any] = answer["answers"]
-        return answers
+        return list(answer["answers"])
 
     def _known(self, question: Question) -> dict[str, Any] | None:
         if not self._resume or question.ask != "record":
@@ -149,8 +150,7 @@ class SweepChild:
         return None
 
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
-        """Its name says what was recorded: the scenario's file and those beside it, the variant, the mesh, and the
-        versions of torch and of this program."""
+        """The file of a variant's recording, whose name depends on all that the recording depends on."""
         parts = [*self._code, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
         return self._folder / (digest(parts) + suffix)
 
@@ -186,15 +186,6 @@ class SweepChild:
         )
         return self._process
 
-    def _receive(self) -> dict[str, Any]:
-        assert self._process is not None and self._process.stdout is not None
-        line = self._process.stdout.readline()
-        try:
-            answer: dict[str, Any] = json.loads(line)
-        except ValueError as error:
-            raise self._failed() from error
-        return answer
-
     def _failed(self) -> UserError:
         assert self._process is not None and self._said is not None
         self._said.seek(0)
@@ -203,14 +194,16 @@ class SweepChild:
             self._process.wait(END_S)  # its pipe is closed before its exit code is there
         code = self._process.returncode or 0
         why = f"its process was {ended_text(code, lines)}" if code < 0 else last_words(lines)
-        why = why or "its process printed no answer"
-        return UserError(f"no step of {self._scenario} was recorded: {why}; see whether distbench check passes it")
+        return UserError(
+            f"no step of {self._scenario} was recorded: {why or 'its process printed no answer'}; see whether "
+            "distbench check passes it"
+        )
 
 
 def facts_of(setup: Setup, child: SweepChild) -> dict[str, Any]:
     """What the child process says of the scenario's plan and model."""
-    facts: dict[str, Any] = child.answers(Question("facts", [setup.base], setup.mesh))[0]
-    return facts
+    (facts,) = child.answers(Question("facts", [setup.base], setup.mesh))
+    return dict(facts)
 
 
 def legal(
@@ -218,9 +211,8 @@ def legal(
 ) -> tuple[list[Candidate], dict[Candidate, str]]:
     """Return the candidates whose plans can work, and why the others cannot."""
     questions = [Question("check", [candidate.variant(setup.base)], candidate.mesh) for candidate in candidates]
-    wrong = {
-        candidates[place]: str(answer["left_out"]) for place, answer in child.ask(questions) if "left_out" in answer
-    }
+    answers = child.ask(questions)
+    wrong = {candidates[place]: str(answer["left_out"]) for place, answer in answers if "left_out" in answer}
     return [candidate for candidate in candidates if candidate not in wrong], wrong
 
 

@@ -1,19 +1,279 @@
-"""The result of a sweep: its plans in order, the code to paste, and what a reader must know of the figures."""
+"""What a sweep finds: predicted and measured plans, their order by time and memory, and the result with its notes."""
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
 
 from distbench.report.trace_rows import Trace
-from distbench.search.ranking import Change, RankedPlan, changes_of, layouts_of, plan_of
-from distbench.search.simulated_plan import FEW
-from distbench.search.space import Candidate, Setup, count_of
+from distbench.search.space import Candidate, Setup, Space, count_of
 from distbench.search.sweep_child import PlanCode
-from distbench.search.sweep_state import SweepState
 from distbench.simulate.hardware_file import Hardware
 from distbench.spec.printable_text import count_text
+from distbench.statistics.pass_comparison import as_table, compare_passes
 
+FEW = (2, 4)  # layers that are recorded in place of all
+CLOSE = 0.01  # predicted times that are nearer are not told apart
+EQUAL = 0.001  # of the time: such a plan is no other choice
+LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
 MAX_LEFT_OUT = 3
-EQUAL = 0.001  # of the time: plans that are nearer are not told apart
+COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
+CommunicationPath = tuple[str, str, str]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """What a candidate's step would take.
+
+    Args:
+        parts_s: `compute`, `idle` (no kernel runs, for the host has issued none) and, of a pipeline, `bubble`, seconds.
+        exposed_s: exposed communication by (mesh dim, collective, owner).
+        implicit_s: exposed communication of redistributions that nobody asked for, by (owner, redistribution).
+        reserved_bytes: by the allocator at its peak.
+        live_bytes: of that, alive at the peak.
+        is_whole: all layers were recorded.
+        fits: whether that many bytes are there and the reserve is left free; None where it is not known.
+        is_tight: it fits only because the allocator gives back what it cached.
+        takes_reserve: it does not fit, but would without a reserve.
+        assumed: what a reader must know of the figures: what was guessed, fitted, extrapolated and left out.
+    """
+
+    candidate: Candidate
+    step_s: float
+    parts_s: Mapping[str, float]
+    exposed_s: Mapping[CommunicationPath, float]
+    implicit_s: Mapping[tuple[str, str], float]
+    reserved_bytes: float
+    is_whole: bool
+    num_parameters: int
+    batch_size: int
+    num_tokens: int | None
+    fits: bool | None = None
+    is_tight: bool = False
+    takes_reserve: bool = False
+    live_bytes: float = 0.0
+    assumed: Sequence[str] = ()
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens (samples, where the scenario names none) a second, of all devices."""
+        return (self.num_tokens or self.batch_size) / self.step_s
+
+
+@dataclass(frozen=True)
+class RankedPlan:
+    """One row of what a sweep found.
+
+    Args:
+        memory_bytes: at the peak; None where nobody knows.
+        memory_basis: "whole", "about" or "measured".
+        verdict: a measured plan's, against the recommended one; empty for a predicted one.
+        prediction: where there is one.
+        measured: bounds of the ratio of its time to the recommended one's, where it was measured.
+    """
+
+    candidate: Candidate
+    step_s: float
+    tokens_per_s: float
+    memory_bytes: float | None
+    memory_basis: str = "about"
+    fits: bool | None = None
+    verdict: str = ""
+    prediction: Prediction | None = None
+    measured: tuple[float, float, float] | None = None
+
+    @property
+    def predicted_s(self) -> float | None:
+        """The predicted time of a plan that was measured."""
+        return self.prediction.step_s if self.prediction is not None and self.memory_basis == "measured" else None
+
+    @property
+    def takes_reserve(self) -> bool:
+        """Whether it is not recommended only because it leaves no reserve."""
+        return self.fits is False and self.prediction is not None and self.prediction.takes_reserve
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether it fits, and needs more than is there, were nothing given back."""
+        return self.fits is not False and self.prediction is not None and self.prediction.is_tight
+
+
+def plan_of(prediction: Prediction) -> RankedPlan:
+    """A predicted one."""
+    return RankedPlan(
+        prediction.candidate,
+        prediction.step_s,
+        prediction.tokens_per_s,
+        prediction.reserved_bytes,
+        "whole" if prediction.is_whole else "about",
+        prediction.fits,
+        prediction=prediction,
+    )
+
+
+def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
+    """The fastest first, the others each with its verdict against that one."""
+    best = int(np.argmin([plan.step_s for plan in plans]))
+    comparison = compare_passes(as_table(passes), [best] * len(plans))
+    bounds = zip(comparison.ratio.tolist(), comparison.low.tolist(), comparison.high.tolist(), strict=True)
+    ranked = [
+        replace(plan, verdict=verdict, measured=bound)
+        for plan, verdict, bound in zip(plans, comparison.verdict, bounds, strict=True)
+    ]
+    del ranked[best]
+    return [replace(plans[best], verdict="recommended"), *sorted(ranked, key=lambda plan: plan.step_s)]
+
+
+def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
+    """Those that fit and that no other one beats in both time and memory, the fastest first."""
+    front: list[RankedPlan] = []
+    least = float("inf")
+    for plan in sorted(plans, key=lambda plan: (plan.step_s, plan.memory_bytes or 0)):
+        if plan.memory_bytes is not None and plan.fits is not False and plan.memory_bytes < least:
+            front.append(plan)
+            least = plan.memory_bytes
+    return front
+
+
+@dataclass(frozen=True)
+class Limits:
+    """How much is tried: candidates, and seconds."""
+
+    max_plans: int
+    budget_s: float
+    started_s: float = field(default_factory=time.monotonic)
+
+    @property
+    def reached(self) -> str:
+        """The sentence that says that so many candidates were tried."""
+        return f"--plans {self.max_plans} allows no more"
+
+    def left_s(self, share: float = 1.0) -> float:
+        """Seconds left of a share of the budget."""
+        return share * self.budget_s - (time.monotonic() - self.started_s)
+
+
+@dataclass
+class SweepState:
+    """What a sweep knows so far.
+
+    Args:
+        written: the plan as the scenario has it, where only its neighbours are tried.
+        predictions: of each candidate that was simulated.
+        measured: the latest measurement of each candidate that ran here.
+        final: plans of the last measured round, the recommended one first.
+        left_out: candidate to why it was neither predicted nor measured.
+        refused: meshes that even a lower bound of memory rules out, with that bound in bytes.
+        stopped: why not all that could have been tried was; empty where the search ended by itself.
+        layers: the parameter of which few were recorded, where times are extended from those.
+        option: the --set under which a plan works, where no plan works without it.
+        estimates: of each plan that was recorded whole after few layers of it: its estimated memory over that.
+        traces: what each plan of the last measured round communicates.
+        num_reused: measured rounds taken from an earlier sweep; None without --resume.
+    """
+
+    space: Space
+    written: Candidate | None = None
+    predictions: dict[Candidate, Prediction] = field(default_factory=dict)
+    measured: dict[Candidate, RankedPlan] = field(default_factory=dict)
+    final: list[RankedPlan] = field(default_factory=list)
+    left_out: dict[Candidate, str] = field(default_factory=dict)
+    refused: dict[Candidate, int] = field(default_factory=dict)
+    stopped: str = ""
+    layers: str | None = None
+    option: str = ""
+    estimates: list[float] = field(default_factory=list)
+    run_files: list[str] = field(default_factory=list)
+    traces: Mapping[Candidate, Trace] = field(default_factory=dict)
+    num_reused: int | None = None
+    interrupted: bool = False
+
+    @property
+    def num_legal(self) -> int:
+        """Candidates in all."""
+        return 1 + len(self.space.around(self.written)) if self.written else count_of(self.space)
+
+    @property
+    def ranked_predictions(self) -> list[Prediction]:
+        """Predictions that fit or may fit, the fastest first; then those that do not fit, the smallest first.
+
+        Of those that are too near to the fastest to be told apart, the one with the least memory comes first; of
+        several with about as little, the fastest. Memory that is known whole counts before an estimate.
+        """
+        usable = [prediction for prediction in self.predictions.values() if prediction.fits is not False]
+        too_large = [prediction for prediction in self.predictions.values() if prediction.fits is False]
+        usable.sort(key=lambda prediction: 1 / prediction.tokens_per_s)
+        too_large.sort(key=lambda prediction: prediction.reserved_bytes)
+        near = [prediction for prediction in usable if prediction.step_s <= (1 + CLOSE) * usable[0].step_s]
+        near = [prediction for prediction in near if prediction.is_whole] or near
+        if near:
+            least = min(prediction.reserved_bytes for prediction in near)
+            best = next(prediction for prediction in near if prediction.reserved_bytes <= (1 + CLOSE) * least)
+            usable = [best, *(prediction for prediction in usable if prediction is not best)]
+        return [*usable, *too_large]
+
+    @property
+    def fastest_measured(self) -> list[RankedPlan]:
+        """Measured plans by time."""
+        return sorted(self.measured.values(), key=lambda plan: plan.step_s)
+
+    @property
+    def ranked_measured(self) -> list[RankedPlan]:
+        """Plans of the last round first, then all others by time."""
+        final = {plan.candidate for plan in self.final}
+        return [*self.final, *(plan for plan in self.fastest_measured if plan.candidate not in final)]
+
+
+@dataclass(frozen=True)
+class Change:
+    """One change of the plan as written, and what it does.
+
+    Args:
+        imports, code: lines that make it, after the plan as written; none where they could not be asked for.
+        time_share: of the step as written that it adds; negative where it is faster.
+        memory_bytes: that it adds; None where that is not known.
+    """
+
+    imports: Sequence[str]
+    code: Sequence[str]
+    time_share: float
+    memory_bytes: float | None
+    plan: RankedPlan
+
+
+def changes_of(
+    plans: Sequence[RankedPlan], as_written: Candidate | None, codes: Mapping[Candidate, PlanCode]
+) -> list[Change]:
+    """Every plan but the one as written, compared with that one, the most worth making first."""
+    written_plan = next((plan for plan in plans if plan.candidate == as_written), None)
+    if written_plan is None:
+        return []
+    changes = []
+    for plan in plans:
+        if plan is written_plan:
+            continue
+        more = None
+        if plan.memory_bytes is not None and written_plan.memory_bytes is not None:
+            more = plan.memory_bytes - written_plan.memory_bytes
+        code = codes.get(plan.candidate, PlanCode([], [], []))
+        is_moved = plan.candidate.sizes != written_plan.candidate.sizes
+        lines = [f"mesh = {plan.candidate.mesh!r}"] if is_moved else code.changes
+        changes.append(Change(code.imports, lines, plan.step_s / written_plan.step_s - 1, more, plan))
+    return sorted(changes, key=lambda change: (change.plan.fits is False, change.time_share))
+
+
+def _layouts(prediction: Prediction) -> list[str]:
+    """Redistributions that nobody asked for, and what could be saved at most by keeping what they undo."""
+    ranked = sorted(prediction.implicit_s.items(), key=lambda item: -item[1])
+    return [
+        f"{owner or 'the root'}: {moved or 'a redistribution'} is implicit; at most "
+        f"{100 * seconds / prediction.step_s:.1f} % of the step could be saved by keeping the layout between the two "
+        "modules (use_local_output=False)"
+        for (owner, moved), seconds in ranked[:3]
+        if seconds > LEAST_SHARE * prediction.step_s
+    ]
 
 
 @dataclass(frozen=True)
@@ -21,22 +281,21 @@ class SweepResult:
     """What a sweep ends with.
 
     Args:
-        title: of the whole.
         plans: the best first; what does not fit last.
         where: "predicted on h100", "measured on this machine".
         world: devices.
-        capacity_bytes: memory of one, where it counts.
-        reserve_bytes: of that, what is left free.
         unit: what is counted a second: "tokens" or "samples".
         code: Python to paste.
         command: to measure the recommended plan.
+        capacity_bytes: memory of a device, where it counts.
+        reserve_bytes: of that, what is left free.
         notes: what was assumed, tried and left out.
         changes: of the plan as written, each on its own, where that was asked for.
         written_sizes: of the mesh of the plan as written, where that was asked for.
         layouts: what else could be changed in it.
         traces: what measured plans communicate, where that was traced.
-        estimates: estimated memory over that of all layers, of each plan for which both are known.
         predicted: where `plans` are the best of predicted ones, measured: all of those.
+        estimates: estimated memory over that of all layers, of each plan for which both are known.
     """
 
     title: str
@@ -49,7 +308,7 @@ class SweepResult:
     capacity_bytes: float | None = None
     reserve_bytes: float = 0.0
     price: float | None = None
-    notes: Sequence[str] = field(default_factory=list)
+    notes: Sequence[str] = ()
     changes: Sequence[Change] = ()
     written_sizes: tuple[tuple[str, int], ...] = ()
     layouts: Sequence[str] = ()
@@ -75,14 +334,9 @@ def plans_of(state: SweepState, hardware: Hardware | None) -> list[RankedPlan]:
     without a hardware file all that were measured."""
     if hardware is None:
         return state.ranked_measured
-    if not state.final:
-        return [plan_of(prediction) for prediction in state.ranked_predictions]
-    return [
-        replace(
-            plan, predicted_s=state.predictions[plan.candidate].step_s, prediction=state.predictions[plan.candidate]
-        )
-        for plan in state.final
-    ]
+    if state.final:
+        return [replace(plan, prediction=state.predictions[plan.candidate]) for plan in state.final]
+    return [plan_of(prediction) for prediction in state.ranked_predictions]
 
 
 def result_of(
@@ -101,20 +355,20 @@ def result_of(
     plans = plans_of(state, hardware)
     predicted = [plan_of(prediction) for prediction in state.ranked_predictions]
     is_measured = hardware is None or bool(state.final)
-    scenario, ranks, num_plans = setup.entry.name, count_text(setup.world, "rank"), count_text(len(plans), "plan")
+    title = f"{setup.entry.name} on {count_text(setup.world, 'rank' if is_measured else 'device')}: "
     if hardware is None:
-        title = f"{scenario} on {ranks}: {num_plans}, measured on this machine"
+        title += f"{count_text(len(plans), 'plan')}, measured on this machine"
     elif is_measured:
         best_of = "it" if len(predicted) == 1 else f"the best {len(plans)}"
-        num_predicted = count_text(len(predicted), "plan")
-        title = f"{scenario} on {ranks}: {num_predicted} predicted, {best_of} measured on this machine"
+        title += f"{count_text(len(predicted), 'plan')} predicted, {best_of} measured on this machine"
     else:
-        title = f"{scenario} on {count_text(setup.world, 'device')}: {num_plans}, predicted on {hardware.name}"
+        title += f"{count_text(len(plans), 'plan')}, predicted on {hardware.name}"
     compared = predicted
     if hardware is None and state.written:  # two changes together are no neighbour of the plan as written
         near = {state.written, *state.space.around(state.written)}
         compared = [plan for plan in plans if plan.candidate in near]
     best, memory = plans[0].candidate, hardware if hardware is not None and not is_measured else None
+    written_prediction = state.predictions.get(state.written) if state.written and memory else None
     return SweepResult(
         title=title,
         plans=plans,
@@ -129,7 +383,7 @@ def result_of(
         notes=_notes(setup, state, hardware),
         changes=changes_of(compared, state.written, codes),
         written_sizes=state.written.sizes if state.written else (),
-        layouts=layouts_of(state.predictions.get(state.written)) if state.written and memory else (),
+        layouts=_layouts(written_prediction) if written_prediction else (),
         traces=state.traces,
         predicted=predicted if is_measured else (),
         estimates=state.estimates,
@@ -144,22 +398,19 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
         if state.interrupted:
             notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
         elif not state.final:
-            notes.insert(
-                0, "no plan of the last round, which checks them, came out right: the one recommended is unchecked"
-            )
+            unchecked = "no plan of the last round, which checks them, came out right: the one recommended is unchecked"
+            notes.insert(0, unchecked)
         notes.append(
             f"measured: {len(state.measured)} of {count_text(count_of(state.space), 'plan')}, the best third of each "
             "round in the next; those with a verdict took turns in the last"
         )
     else:
-        tried_text = (
-            "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
-        )
+        order = "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
         if state.written is not None:
-            tried_text = "the plan as written, and those that differ from it by one change or by one factor of the mesh"
+            order = "the plan as written, and those that differ from it by one change or by one factor of the mesh"
         num_tried = len({*state.predictions, *state.left_out})
         stopped = f"; {state.stopped}" if state.stopped else ""
-        notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')}: {tried_text}{stopped}")
+        notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')}: {order}{stopped}")
         notes += [setup.note] if setup.note else []
     if state.refused:
         notes.append(f"meshes that were refused unrecorded, since their shards alone do not fit: {len(state.refused)}")

@@ -6,35 +6,41 @@ from math import inf
 from typing import TYPE_CHECKING, Any
 
 from distbench.report.trace_diff import path_changes
-from distbench.search.ranking import (
-    MAX_REASONS,
+from distbench.search.sweep_result import (
+    BUBBLE,
+    CLOSE,
+    COMPUTE,
+    IDLE,
+    LEAST_SHARE,
     Change,
     RankedPlan,
-    cost_a_billion,
-    cost_a_step,
-    is_tight,
-    memory_text,
-    reasons,
-    record_of,
-    takes_reserve,
+    SweepResult,
     undominated,
 )
-from distbench.search.simulated_plan import CLOSE
-from distbench.search.sweep_result import SweepResult
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.plots import Spot, hover
-from distbench.show.units import brief_time_text, rate_text, ratio_text, size_text, time_text
+from distbench.show.units import NOTHING, brief_time_text, rate_text, ratio_text, size_text, time_text
 from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MAX_ROWS = 20
-MAX_FRONT = 8
-NUM_CHANGES = 10
-# Estimated memory over that of all layers, less one, of the nine plans in docs/sweep.md.
-SAMPLED = (-0.10, 0.11)
+MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED = 20, 8, 10, 4, 6
+HOUR_S = 3600.0
+MIB, GIB = 1 << 20, 1 << 30
+# Estimated memory over that of all layers, less one, of the plans in docs/sweep.md.
+SAMPLED = "-7 to +21 % off on 25 plans of three models"
+
+
+def cost_a_step(price: float, world: int, step_s: float) -> float:
+    """Of all devices, in the price's unit; the price is an hour's of one."""
+    return price * world * step_s / HOUR_S
+
+
+def cost_a_billion(price: float, world: int, tokens_per_s: float) -> float:
+    """Of a billion tokens (or samples)."""
+    return price * world / HOUR_S * 1e9 / tokens_per_s if tokens_per_s else inf
 
 
 def recommendation(result: SweepResult) -> str:
@@ -56,12 +62,23 @@ def recommendation(result: SweepResult) -> str:
 
 def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
     capacity_bytes = result.capacity_bytes
-    if is_tight(plan) and capacity_bytes:
+    if plan.is_tight and capacity_bytes:
         need, room = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - result.reserve_bytes)
         return f"{need} at the peak, squeezed into {room} because the allocator gives back what it cached"
     of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
     reserve_text = f" ({size_text(result.reserve_bytes)} are kept free)" if of and result.reserve_bytes else ""
     return f"{memory_text(plan)}{of} at the peak{reserve_text}"
+
+
+def memory_text(plan: RankedPlan) -> str:
+    """`61.2 GiB`, with ~ where it is an estimate, and a word where it does not fit or leaves no reserve."""
+    if plan.memory_bytes is None:
+        return NOTHING
+    about = "~" if plan.memory_basis == "about" else ""
+    word = " (tight)" if plan.is_tight else ""
+    if plan.fits is False:
+        word = " (reserve)" if plan.takes_reserve else " (no)"
+    return f"{about}{size_text(plan.memory_bytes)}{word}"
 
 
 def why(result: SweepResult) -> list[str]:
@@ -71,35 +88,42 @@ def why(result: SweepResult) -> list[str]:
         return [
             "no other plan that was tried fits" if result.plans[1:] else "there is no other plan to hold it against"
         ]
-    sentences = []
+    text = f"next, {next_plan.candidate.text}: "
     if next_plan.measured is not None:
-        sentences.append(
-            f"next, {next_plan.candidate.text}: {ratio_text(*next_plan.measured)} times its time ({next_plan.verdict})"
-        )
+        text += f"{ratio_text(*next_plan.measured)} times its time ({next_plan.verdict})"
     else:
         more = next_plan.step_s / best.step_s - 1
-        near = ", too near to tell: measure both" if abs(more) <= CLOSE else ""
-        sentences.append(
-            f"next, {next_plan.candidate.text}: {100 * more:+.1f} % time{near}{_more_memory(best, next_plan)}"
-        )
-    if differences := _other_paths(result, best, next_plan) or reasons(best, next_plan):
-        sentences.append("against the recommended plan it has " + "; ".join(differences))
-    return sentences
+        text += f"{100 * more:+.1f} % time{', too near to tell: measure both' if abs(more) <= CLOSE else ''}"
+        more_bytes = (next_plan.memory_bytes or 0) - (best.memory_bytes or 0)
+        if more <= 0 < more_bytes and best.memory_bytes:
+            text += f"; it takes {size_text(more_bytes)} more memory"
+    theirs, ours = result.traces.get(next_plan.candidate), result.traces.get(best.candidate)
+    differences = path_changes(theirs, ours)[:MAX_REASONS] if theirs is not None and ours is not None else []
+    differences = differences or reasons(best, next_plan)
+    return [text, *(["against the recommended plan it has " + "; ".join(differences)] if differences else [])]
 
 
-def _more_memory(best: RankedPlan, next_plan: RankedPlan) -> str:
-    """What decides between plans whose times are too near to tell."""
-    more = (next_plan.memory_bytes or 0) - (best.memory_bytes or 0)
-    if next_plan.step_s > best.step_s or more <= 0 or not best.memory_bytes:
-        return ""
-    return f"; it takes {size_text(more)} more memory"
-
-
-def _other_paths(result: SweepResult, best: RankedPlan, next_plan: RankedPlan) -> list[str]:
-    """What the other one communicates more or less of, where both were traced."""
-    if best.candidate not in result.traces or next_plan.candidate not in result.traces:
+def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
+    """Where the other one spends more or less, the largest differences first."""
+    ours, theirs = best.prediction, other_plan.prediction
+    if ours is None or theirs is None or not (ours.exposed_s or theirs.exposed_s or ours.parts_s):
         return []
-    return path_changes(result.traces[next_plan.candidate], result.traces[best.candidate])[:MAX_REASONS]
+    parts = {
+        COMPUTE: "compute",
+        IDLE: "idle time, in which the host has issued nothing yet",
+        BUBBLE: "bubble, in which another stage is waited for",
+    }
+    changes = [(theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called) for name, called in parts.items()]
+    for key in {*ours.exposed_s, *theirs.exposed_s}:
+        mesh_dim, kind, owner = key
+        change = theirs.exposed_s.get(key, 0.0) - ours.exposed_s.get(key, 0.0)
+        changes.append((change, f"exposed {kind} over {mesh_dim} of {owner or 'the root'}"))
+    changes.sort(key=lambda item: -abs(item[0]))
+    return [
+        f"{brief_time_text(abs(change))} {'more' if change > 0 else 'less'} {called}"
+        for change, called in changes[:MAX_REASONS]
+        if abs(change) > LEAST_SHARE * best.step_s
+    ]
 
 
 def record_of_result(result: SweepResult) -> dict[str, Any]:
@@ -130,6 +154,34 @@ def record_of_result(result: SweepResult) -> dict[str, Any]:
     }
 
 
+def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, Any]:
+    """A plan as plain data."""
+    record: dict[str, Any] = {
+        "mesh": plan.candidate.mesh,
+        "changes": dict(plan.candidate.choices),
+        "step_s": plan.step_s,
+        "tokens_per_s": plan.tokens_per_s,
+        "memory_bytes": plan.memory_bytes,
+        "memory_basis": plan.memory_basis,
+        "fits": plan.fits,
+        "is_tight": plan.is_tight,
+        "takes_reserve": plan.takes_reserve,
+        "verdict": plan.verdict,
+        "ratio": plan.measured,
+        "predicted_s": plan.predicted_s,
+    }
+    if plan.prediction is not None:
+        record["parts_s"] = dict(plan.prediction.parts_s)
+        record["exposed_s"] = [
+            {"mesh_dim": mesh_dim, "kind": kind, "owner": owner, "exposed_s": seconds}
+            for (mesh_dim, kind, owner), seconds in plan.prediction.exposed_s.items()
+        ]
+    if price is not None:
+        record["cost_a_step"] = cost_a_step(price, world, plan.step_s)
+        record["cost_a_billion"] = cost_a_billion(price, world, plan.tokens_per_s)
+    return record
+
+
 def blocks_of(result: SweepResult) -> list[Block]:
     """Everything."""
     return [
@@ -149,32 +201,29 @@ def blocks_of(result: SweepResult) -> list[Block]:
 def _changes(result: SweepResult) -> list[Block]:
     if not result.changes:
         return []
-    rows = result.changes[:NUM_CHANGES]
-    numbers = {id(change): number for number, change in enumerate(rows, start=1)}
+
+    def changed(change: Change) -> str:
+        candidate = change.plan.candidate
+        return candidate.mesh_text if candidate.sizes != result.written_sizes else candidate.changes_text
+
+    def more_memory(change: Change) -> str:
+        more = change.memory_bytes
+        return NOTHING if more is None else f"{'-' if more < 0 else '+'}{size_text(abs(round(more)))}"
+
+    rows = list(enumerate(result.changes[:NUM_CHANGES], start=1))
     columns: TableColumns = (
-        ("", lambda change: str(numbers[id(change)])),
-        ("<change", lambda change: _called(change, result)),
-        ("step", lambda change: f"{100 * change.time_share:+.1f} %"),
-        ("memory", _memory_change),
-        ("<verdict", lambda change: "does not fit" if change.plan.fits is False else change.plan.verdict or "-"),
+        ("", lambda row: str(row[0])),
+        ("<change", lambda row: changed(row[1])),
+        ("step", lambda row: f"{100 * row[1].time_share:+.1f} %"),
+        ("memory", lambda row: more_memory(row[1])),
+        ("<verdict", lambda row: "does not fit" if row[1].plan.fits is False else row[1].plan.verdict or NOTHING),
     )
     title = f"{count_text(len(rows), 'change')} of the plan as written, each on its own, the most worth making first"
     table = table_of(title, columns, rows, (), (), ("verdict",))
-    imports = dict.fromkeys(line for change in rows for line in change.imports)
-    lines = [f"{line}  # {number}" for number, change in enumerate(rows, start=1) for line in change.code]
+    imports = dict.fromkeys(line for _, change in rows for line in change.imports)
+    lines = [f"{line}  # {number}" for number, change in rows for line in change.code]
     code = [Code((*imports, *([""] if imports else []), *lines))] if lines else []
     return [table, *code, *([Lines(tuple(result.layouts))] if result.layouts else [])]
-
-
-def _called(change: Change, result: SweepResult) -> str:
-    """As the other tables call it: another mesh, or changes of the plan."""
-    candidate = change.plan.candidate
-    return candidate.mesh_text if candidate.sizes != result.written_sizes else candidate.changes_text
-
-
-def _memory_change(change: Change) -> str:
-    more = change.memory_bytes
-    return "-" if more is None else f"{'-' if more < 0 else '+'}{size_text(abs(round(more)))}"
 
 
 def _front(result: SweepResult) -> list[Block]:
@@ -191,55 +240,44 @@ def _front(result: SweepResult) -> list[Block]:
     return [capped(table_of(title, columns, front), MAX_FRONT, "more: see the picture")]
 
 
-def _of_estimates(estimates: Sequence[float]) -> str:
-    """How far memory that was extended from few layers is off: on nine sampled plans, and on those of this sweep."""
-    low, high = SAMPLED
-    sampled = f"{100 * low:+.0f} to {100 * high:+.0f} % off on nine plans of Llama 3 8B"
-    text = f"memory with ~ is extended from few layers: {sampled}"
-    if estimates:
-        own_range = f"{100 * (min(estimates) - 1):+.0f} to {100 * (max(estimates) - 1):+.0f} %"
-        text += f", {own_range} on the {count_text(len(estimates), 'plan')} of this sweep that were recorded whole"
-    return text
-
-
 def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Table:
-    best = plans[0]
-    columns: list[tuple[str, object]] = [
+    price, world, unit = result.price, result.world, result.unit
+    costs: TableColumns = ()
+    if price is not None:
+        costs = (
+            ("a step", lambda plan: f"{cost_a_step(price, world, plan.step_s):.3g}"),
+            (f"a billion {unit}", lambda plan: f"{cost_a_billion(price, world, plan.tokens_per_s):,.4g}"),
+        )
+    columns: TableColumns = (
         ("<mesh", lambda plan: plan.candidate.mesh_text),
         ("<changes", lambda plan: plan.candidate.changes_text),
         ("step", lambda plan: time_text(plan.step_s)),
-        ("to best", lambda plan: f"{plan.step_s / best.step_s:.2f}"),
-        (f"{result.unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
+        ("to best", lambda plan: f"{plan.step_s / plans[0].step_s:.2f}"),
+        (f"{unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
         ("memory", memory_text),
-    ]
-    if result.price is not None:
-        price = result.price
-        columns.append(("a step", lambda plan: f"{cost_a_step(price, result.world, plan.step_s):.3g}"))
-        columns.append(
-            (f"a billion {result.unit}", lambda plan: f"{cost_a_billion(price, result.world, plan.tokens_per_s):,.4g}")
-        )
-    if any(plan.predicted_s for plan in plans):
-        columns.append(("predicted", lambda plan: time_text(plan.predicted_s) if plan.predicted_s else "-"))
-    if any(plan.verdict for plan in plans):
-        columns.append(("<verdict", lambda plan: plan.verdict or "-"))
+        *costs,
+        ("predicted", lambda plan: time_text(plan.predicted_s) if plan.predicted_s else NOTHING),
+        ("<verdict", lambda plan: plan.verdict or NOTHING),
+    )
     notes = []
     if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
-        notes.append(_of_estimates(result.estimates))
+        note = f"memory with ~ is extended from few layers: {SAMPLED}"
+        if estimates := result.estimates:
+            own_range = f"{100 * (min(estimates) - 1):+.0f} to {100 * (max(estimates) - 1):+.0f} %"
+            note += f", {own_range} on the {count_text(len(estimates), 'plan')} of this sweep that were recorded whole"
+        notes.append(note)
     if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
         notes.append("without a verdict: times of an earlier, shorter round, which are not held against the last one's")
-    if any(plan.fits is False and not takes_reserve(plan) for plan in plans):
+    if any(plan.fits is False and not plan.takes_reserve for plan in plans):
         notes.append("(no): it does not fit")
-    if any(map(takes_reserve, plans)):
+    if any(plan.takes_reserve for plan in plans):
         reserve = size_text(result.reserve_bytes)
         notes.append(f"(reserve): not recommended, it leaves less than the {reserve} that are kept free")
-    if any(map(is_tight, plans)):
+    if any(plan.is_tight for plan in plans):
         notes.append("(tight): it fits because the allocator gives back what it cached, whose time is not counted")
-    table = table_of(title, columns, plans, notes, (), (f"{result.unit}/s", "a step", "predicted", "to best"))  # type: ignore[arg-type]
+    optional = (f"{unit}/s", "a step", "predicted", "to best")
+    table = table_of(title, columns, plans, notes, (), optional, where_known=("predicted", "<verdict"))
     return capped(table, MAX_ROWS, "more rows: --format json")
-
-
-GIB = 1 << 30
-MAX_NAMED = 6
 
 
 def pareto_figures(
@@ -249,32 +287,24 @@ def pareto_figures(
     sized_plans = [plan for plan in plans if plan.memory_bytes is not None]
     if not sized_plans:
         return
-    front = undominated(sized_plans)
     figure, (axes,) = style.new_figure(1, 9.5, 5.4)
     scale, unit = (1.0, "s") if best.step_s >= 1 else (1e-3, "ms")
-    size, memory_unit = _memory_unit(max(float(plan.memory_bytes or 0) for plan in sized_plans))
+    most_bytes = max(plan.memory_bytes or 0 for plan in sized_plans)
+    size, memory_unit = (GIB, "GiB") if most_bytes >= GIB else (MIB, "MiB")
 
     def place(plan: RankedPlan) -> tuple[float, float]:
-        return float(plan.memory_bytes or 0) / size, plan.step_s / scale
+        return (plan.memory_bytes or 0) / size, plan.step_s / scale
 
+    front = undominated(sized_plans)
     dominated = [plan for plan in sized_plans if plan not in front]
-    beyond = [
-        other_plan
-        for other_plan in dominated
-        if other_plan.fits is not False and float(other_plan.memory_bytes or 0) > (capacity_bytes or inf)
-    ]
+    refused = [plan for plan in dominated if plan.fits is False]
+    fitting = [plan for plan in dominated if plan.fits is not False]
+    beyond = [plan for plan in fitting if (plan.memory_bytes or 0) > (capacity_bytes or inf)]
+    within = [plan for plan in fitting if plan not in beyond]
     layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
-        (
-            "does not fit",
-            [other_plan for other_plan in dominated if other_plan.fits is False],
-            {"marker": "x", "color": style.LIGHT, "s": 34},
-        ),
+        ("does not fit", refused, {"marker": "x", "color": style.LIGHT, "s": 34}),
         ("may not fit", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
-        (
-            "dominated",
-            [other_plan for other_plan in dominated if other_plan.fits is not False and other_plan not in beyond],
-            {"color": style.GREY, "s": 26},
-        ),
+        ("dominated", within, {"color": style.GREY, "s": 26}),
         ("none is both faster and smaller", front, {"color": style.BLUE, "s": 46}),
         ("recommended", [best], {"color": style.RED, "s": 130, "marker": "*", "zorder": 4}),
     )
@@ -282,18 +312,15 @@ def pareto_figures(
         if chosen:
             x, y = zip(*map(place, chosen), strict=True)
             axes.scatter(x, y, label=f"{label} ({len(chosen)})", **look)
-    hover(axes, [Spot(*place(plan), _said(plan)) for plan in sized_plans])
-    steps = sorted(front, key=lambda plan: float(plan.memory_bytes or 0))
-    if len(steps) > 1:
-        x, y = zip(*map(place, steps), strict=True)
+    hover(axes, [Spot(*place(plan), _hover_text(plan)) for plan in sized_plans])
+    if len(front) > 1:
+        x, y = zip(*map(place, reversed(front)), strict=True)
         axes.step(x, y, where="post", color=style.BLUE, linewidth=1, alpha=0.5, zorder=0)
-    numbered = front[:MAX_NAMED]
-    for number, plan in enumerate(numbered, start=1):
+    numbered = list(enumerate(front[:MAX_NAMED], start=1))
+    for number, plan in numbered:
         axes.annotate(str(number), place(plan), xytext=(0, -15), textcoords="offset points", ha="center", fontsize=9)
-    style.caption(
-        figure, "\n".join(f"{number}: {plan.candidate.text}" for number, plan in enumerate(numbered, start=1))
-    )
-    if capacity_bytes is not None and max(x for x, _ in map(place, sized_plans)) > 0.6 * capacity_bytes / size:
+    style.caption(figure, "\n".join(f"{number}: {plan.candidate.text}" for number, plan in numbered))
+    if capacity_bytes is not None and most_bytes > 0.6 * capacity_bytes:
         axes.axvline(capacity_bytes / size, color=style.ORANGE, linewidth=1.2, linestyle="--")
         axes.annotate(
             "memory", (capacity_bytes / size, 1), xycoords=("data", "axes fraction"), color=style.ORANGE, ha="right",
@@ -303,21 +330,17 @@ def pareto_figures(
     axes.set_xlabel(f"peak memory a device ({memory_unit})")
     axes.set_ylabel(f"time a step ({unit})")
     axes.set_xlim(left=0, right=axes.get_xlim()[1] * 1.15)
-    if max(plan.step_s for plan in sized_plans) > 6 * best.step_s:
+    low, high = (choose(plan.step_s for plan in sized_plans) / scale for choose in (min, max))
+    if high * scale > 6 * best.step_s:
         axes.set_yscale("log")
         style.label_axis(axes.yaxis, lambda value: f"{value:g}")
     else:
-        low, high = (choose(plan.step_s for plan in sized_plans) / scale for choose in (min, max))
         axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # room for the numbers
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5, handletextpad=0.3)
     style.title(figure, title)
     yield "plans", figure
 
 
-def _memory_unit(most: float) -> tuple[float, str]:
-    return (GIB, "GiB") if most >= GIB else (1 << 20, "MiB")
-
-
-def _said(plan: RankedPlan) -> str:
-    lines = [plan.candidate.mesh_text, plan.candidate.changes_text, f"step: {brief_time_text(plan.step_s)}"]
-    return "\n".join([*lines, f"memory: {memory_text(plan)}"])
+def _hover_text(plan: RankedPlan) -> str:
+    step, memory = f"step: {brief_time_text(plan.step_s)}", f"memory: {memory_text(plan)}"
+    return "\n".join([plan.candidate.mesh_text, plan.candidate.changes_text, step, memory])

@@ -7,6 +7,7 @@ also gives back pages in its middle before memory runs out.
 """
 
 import bisect
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -23,11 +24,11 @@ Pool = tuple[int, bool]
 
 
 class OutOfMemory(Exception):
-    """The device cannot hold what is asked for, also without what is cached."""
+    """The device cannot hold `asked_bytes` more, also without what is cached."""
 
-    def __init__(self, asked_bytes: int, reserved_bytes: int) -> None:
-        super().__init__(asked_bytes, reserved_bytes)
-        self.asked_bytes, self.reserved_bytes = asked_bytes, reserved_bytes
+    def __init__(self, asked_bytes: int) -> None:
+        super().__init__(asked_bytes)
+        self.asked_bytes = asked_bytes
 
 
 @dataclass(eq=False)
@@ -89,10 +90,9 @@ class CachingAllocator:
         """Take a block back into the pool of its stream, merged with free neighbours."""
         block = self._given.pop(number)
         self.allocated_bytes -= block.num_bytes
-        if block.before is not None and block.before.is_free:
-            self._absorb(block, block.before)
-        if block.after is not None and block.after.is_free:
-            self._absorb(block, block.after)
+        for neighbour in (block.before, block.after):
+            if neighbour is not None and neighbour.is_free:
+                self._absorb(block, neighbour)
         self._put(block)
 
     def _best_fit(self, pool: Pool, size: int) -> _Piece | None:
@@ -107,7 +107,7 @@ class CachingAllocator:
         return piece
 
     def _segment(self, pool: Pool, size: int) -> _Piece:
-        """A new segment, as `get_allocation_size` sizes it."""
+        """A free block that is a new segment, as `get_allocation_size` sizes it."""
         segment_bytes = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
         if size >= MIN_LARGE_BYTES:
             segment_bytes = -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
@@ -145,7 +145,7 @@ class CachingAllocator:
             self.num_retries += 1
             self._give_back()
             if self.reserved_bytes + num_bytes > limit:
-                raise OutOfMemory(num_bytes, self.reserved_bytes)
+                raise OutOfMemory(num_bytes)
         self.reserved_bytes += num_bytes
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
@@ -234,59 +234,46 @@ class MemoryUse:
     live_bytes: int
     alive: dict[tuple[str, str], int]
     num_segments: int
-    num_retries: int = 0
-    out_of_memory: int | None = None
+    num_retries: int
+    out_of_memory: int | None
 
 
 def replay_memory(events: Iterable[Event], *, expandable: bool = False, capacity_bytes: int | None = None) -> MemoryUse:
     """Replay every allocation of a recording; nothing is computed."""
-    allocator = CachingAllocator(expandable, capacity_bytes)
-    alive: dict[int, Allocated] = {}
-    live = peak = 0
-    at_peak: dict[int, Allocated] = {}
+    allocator, events = CachingAllocator(expandable, capacity_bytes), list(events)
     failed: int | None = None
-    events = list(events)
-    where_peak = _peak_of(events)
+    sizes: dict[int, int] = {}
+    live = peak = where_peak = 0
     for place, event in enumerate(events):
         if isinstance(event, Allocated):
-            alive[event.block] = event
+            sizes[event.block] = event.num_bytes
             live += event.num_bytes
-            peak = max(peak, live)
+            if live >= peak:
+                peak, where_peak = live, place
             if failed is None:
                 try:
                     allocator.allocate(event.block, event.num_bytes, event.stream)
                 except OutOfMemory as error:
                     failed = error.asked_bytes
         elif isinstance(event, Freed):
-            live -= alive.pop(event.block).num_bytes
+            live -= sizes.pop(event.block)
             if failed is None:
                 allocator.free(event.block)
-        if place == where_peak:
-            at_peak = dict(alive)
-    bytes_alive: dict[tuple[str, str], int] = {}
+    at_peak: dict[int, Allocated] = {}
+    for event in events[: where_peak + 1]:
+        if isinstance(event, Allocated):
+            at_peak[event.block] = event
+        elif isinstance(event, Freed):
+            del at_peak[event.block]
+    alive: dict[tuple[str, str], int] = defaultdict(int)
     for block in at_peak.values():
-        bytes_alive[block.held, block.owner] = bytes_alive.get((block.held, block.owner), 0) + block.num_bytes
+        alive[block.held, block.owner] += block.num_bytes
     return MemoryUse(
         allocator.peak_reserved_bytes,
         allocator.peak_allocated_bytes,
         peak,
-        bytes_alive,
+        alive,
         allocator.num_segments,
         allocator.num_retries,
         failed,
     )
-
-
-def _peak_of(events: Iterable[Event]) -> int:
-    """Where the most is alive."""
-    live = peak = where = 0
-    sizes: dict[int, int] = {}
-    for place, event in enumerate(events):
-        if isinstance(event, Allocated):
-            sizes[event.block] = event.num_bytes
-            live += event.num_bytes
-            if live >= peak:
-                peak, where = live, place
-        elif isinstance(event, Freed):
-            live -= sizes.pop(event.block)
-    return where

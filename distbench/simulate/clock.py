@@ -1,5 +1,5 @@
-"""When each operator, collective and message of a recorded step begins: one host, streams, events, a queue a
-communicator.
+"""When each operator, collective and message of a recorded step begins, and how long it takes: one host, streams,
+events, a queue a communicator.
 
 The host issues one thing after another and is never ahead of what it waits for. What is issued to a stream begins when
 the host has issued it, when what was issued to the stream before has ended, and when what the stream waits for has
@@ -13,71 +13,224 @@ import itertools
 from collections import Counter, defaultdict
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from statistics import NormalDist
 from typing import NamedTuple
 
-from distbench.simulate.compiled import fused_bytes
-from distbench.simulate.hardware_file import Hardware, HostFigures
-from distbench.simulate.operator_costs import collective_s, on_host, operator_s
-from distbench.simulate.recording import Collective, Event, EventRecorded, EventWaited, HostWaited, Operator, Recording
+from distbench.simulate.compile_float8 import FLOAT8, HALF, fused_bytes
+from distbench.simulate.hardware_file import Curve, Hardware, HostFigures
+from distbench.simulate.recording import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    MATMUL,
+    Collective,
+    Event,
+    EventRecorded,
+    EventWaited,
+    HostWaited,
+    Operator,
+    Recording,
+    ranks_of,
+)
 from distbench.spec.errors import UserError
+from distbench.spec.mesh import group_shape
+from distbench.spec.printable_text import count_text
 from distbench.spec.time_spans import Cover, union
 
-# Messages between ranks of a pipeline: which send is whose receive, when both ends are there, how long it takes.
+FSDP, DDP = "fsdp", "ddp"
+WORTH_SAYING = 0.01  # of a share of the step that is extrapolated
 
 
-@dataclass
-class MessageEnds:
-    """One message: when each end that is there was ready for it, s, by kind ("send", "recv")."""
+def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None, world_size: int = 1) -> float:
+    """Seconds that an operator runs: its floating point operations, or its bytes, whichever take longer.
 
-    num_bytes: int
-    ready_s: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def has_both(self) -> bool:
-        """Whether both ends are there."""
-        return len(self.ready_s) > 1
-
-    @property
-    def start_s(self) -> float:
-        """When it begins: NCCL sends nothing before somebody receives it."""
-        return max(self.ready_s.values())
-
-
-class Exchanges:
-    """Sends and receives of all ranks; between two ranks, in one direction, they match by their order."""
-
-    def __init__(self) -> None:
-        self.num_posted = 0
-        self._posted: Counter[tuple[int, int, str]] = Counter()
-        self._found: defaultdict[tuple[int, int], list[MessageEnds]] = defaultdict(list)
-
-    def post(self, rank: int, message: Collective, ready_s: float) -> MessageEnds:
-        """One end of a message is ready.
-
-        Raises:
-            UserError: the other end has another size.
-        """
-        assert message.peer is not None
-        ends = (rank, message.peer) if message.kind == "send" else (message.peer, rank)
-        place = self._posted[*ends, message.kind]
-        self._posted[*ends, message.kind] += 1
-        self.num_posted += 1
-        if place == len(self._found[ends]):
-            self._found[ends].append(MessageEnds(message.payload_bytes))
-        exchange = self._found[ends][place]
-        if exchange.num_bytes != message.payload_bytes:
-            sizes = f"{exchange.num_bytes:,} bytes on one end and {message.payload_bytes:,} on the other"
-            raise UserError(f"message {place} from rank {ends[0]} to {ends[1]} has {sizes}; record the step anew")
-        exchange.ready_s[message.kind] = ready_s
-        return exchange
+    Args:
+        fused: bytes of the one kernel that it became with others, 0 where another one stands for it; None for its own.
+        world_size: of the devices that wait for one another.
+    """
+    num_bytes = operator.num_bytes if fused is None else fused
+    bytes_s = num_bytes / (hardware["memory_bytes_per_s"] * hardware["memory_share"])
+    if operator.kind == MATMUL:
+        name = "fp8" if operator.dtype == FLOAT8 else "bf16" if operator.dtype in HALF else "f32"
+        return max(operator.flops / hardware[f"matmul_{name}_flops"] * slowest(hardware, world_size), bytes_s)
+    if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
+        # By shape: causal or not, forward or backward, and slower where sequences are short.
+        queries, keys, is_causal = operator.attention or (0, 0, 1)
+        name = "attention_backward" if operator.kind == ATTENTION_BACKWARD else "attention"
+        rate = hardware[f"{name}_flops" if is_causal else f"{name}_full_flops"]
+        if length := min(queries, keys):
+            rate = rate * length / (length + hardware["attention_half_length"])
+        return operator.flops / rate * slowest(hardware, world_size)
+    return bytes_s + hardware["operator_s"] if num_bytes else 0.0
 
 
-def message_s(message: Collective, rank: int, hardware: Hardware) -> float:
+def slowest(hardware: Hardware, world_size: int) -> float:
+    """How much longer the slowest of so many devices computes than the mean one.
+
+    All wait for it in every step, so a larger world is slower. Speeds are taken as normally distributed with the
+    hardware file's spread, and the largest of n as Blom's approximation has it (Statistical Estimates, 1958).
+    """
+    return 1 + hardware["device_spread"] * _largest_of(world_size)
+
+
+@lru_cache(maxsize=64)
+def _largest_of(count: int) -> float:
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def collective_s(collective: Collective, hardware: Hardware) -> float:
+    """Seconds of one collective that has its links to itself.
+
+    Bytes over bus bandwidth, as nccl-tests defines it: factor x S / busbw, with 2(n-1)/n for an all-reduce and (n-1)/n
+    for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once for
+    every device of the group that is there, so their network links add up, to no more than the node's own. In an
+    all-to-all they do not: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks of
+    the group share its node. Bus bandwidth is then the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267).
+    Where nodes have different numbers of the group's ranks, the node with the fewest is the slowest.
+    """
+    size = collective.group_size
+    if size == 1:
+        return 0.0
+    on_nodes = ranks_by_node(tuple(map(tuple, collective.ranks)), hardware.devices_per_node)
+    nodes = len(on_nodes)
+    if is_rotation(collective):
+        within = "peer_bytes_per_s" if size == 2 else "ring_bytes_per_s"
+        fixed = hardware["node_base_s" if nodes == 1 else "network_base_s"]
+        return fixed + collective.payload_bytes / hardware[within if nodes == 1 else "network_bytes_per_s"]
+    turns = 2 if collective.kind == "all_reduce" else 1
+    moved = turns * (size - 1) / size * collective.payload_bytes
+    if collective.kind in ("broadcast", "send", "recv"):
+        moved = float(collective.payload_bytes)
+    if nodes == 1:
+        return hardware["node_base_s"] + moved / hardware["node_bytes_per_s"]
+    num_here = min(on_nodes)
+    num_links = (size - 1) / (size - num_here) if collective.kind == "all_to_all" else num_here
+    bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * num_links)
+    fixed = hardware["network_base_s"] + turns * (nodes - 2) * hardware["network_hop_s"]
+    return fixed + moved / bandwidth
+
+
+def is_rotation(collective: Collective) -> bool:
+    """Whether ring attention passes a block on: each device sends to one other, which fewer links carry.
+
+    Ulysses exchanges heads and sequence by DTensor, each device with all others.
+    """
+    return collective.source == "cp" and collective.kind == "all_to_all" and not collective.redistribution
+
+
+@lru_cache(maxsize=1024)
+def ranks_by_node(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> tuple[int, ...]:
+    """Return how many ranks of a group each node has that the group spans. Ranks are numbered node by node."""
+    return tuple(Counter(rank // devices_per_node for rank in ranks_of(ranks)).values())
+
+
+def _message_s(message: Collective, rank: int, hardware: Hardware) -> float:
     """Seconds of one message that has its links to itself: a fixed part, and its bytes from one device to another."""
     assert message.peer is not None
     is_near = rank // hardware.devices_per_node == message.peer // hardware.devices_per_node
     rate = hardware["peer_bytes_per_s" if is_near else "network_bytes_per_s"]
     return hardware["node_base_s" if is_near else "network_base_s"] + message.payload_bytes / rate
+
+
+def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, float]:
+    """Seconds of the host's own work before the event, and of the event itself, the file's factors included; both 0 for
+    what does nothing."""
+    factor = host["step_factor"]
+    if isinstance(event, Collective):
+        if event.group_size == 1:
+            return 0.0, 0.0
+        # The host's own time by who issues it: DDP's reducer does so in C++, like an operator.
+        name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, "redistribution_s")
+        return host[name] * factor, collective_on_host(event, host) * factor
+    if not event.num_bytes and not event.flops:
+        return 0.0, 0.0
+    host_s = host["listed_s"] * num_listed(event) if is_listed(event) else host["operator_s"]
+    return host_s * factor, operator_on_host(event, host) * host["operator_factor"] * factor
+
+
+def operator_on_host(operator: Operator, host: HostFigures) -> float:
+    """Seconds of an operator by itself."""
+    name, amount = _curve_of(operator)
+    return num_listed(operator) * host.operators[name].seconds(amount) if amount else 0.0
+
+
+def _curve_of(operator: Operator) -> tuple[str, float]:
+    """Which of OPERATOR_CURVES an operator is on, and where."""
+    if operator.kind == MATMUL:
+        return ("matmul_bf16" if operator.dtype in HALF else "matmul_f32"), operator.flops
+    if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
+        return operator.kind, operator.flops
+    return "memory", operator.num_bytes / num_listed(operator) if operator.num_bytes else 0.0
+
+
+def num_listed(operator: Operator) -> int:
+    """Tensors in the lists of an operator of the optimizer, which a host goes through one by one; 1 for others."""
+    return max(len(operator.reads), 1) if is_listed(operator) else 1
+
+
+def is_listed(operator: Operator) -> bool:
+    """Whether a device would run it once for lists of tensors, and torch's optimizers on CPU once for each."""
+    return operator.phase == "optimizer" and "_foreach" in operator.name
+
+
+def collective_on_host(collective: Collective, host: HostFigures) -> float:
+    """Seconds of a collective; one of a group size that was not measured goes by the nearest one that was.
+
+    On CPU DTensor runs its all-to-alls as all-gathers of the whole tensor.
+    """
+    kind, payload = collective.kind, float(collective.payload_bytes)
+    if kind == "all_to_all" and collective.redistribution:
+        kind, payload = "all_gather", payload * collective.group_size
+    curve, size = _curve_of_group(kind, collective, host)
+    share = (collective.group_size - 1) / collective.group_size / ((size - 1) / size)
+    return curve.seconds(payload) * share
+
+
+def _curve_of_group(kind: str, collective: Collective, host: HostFigures) -> tuple[Curve, int]:
+    """The curve of a kind (an all-gather's for one that was not measured), and the group size that it is of: for a
+    group as it lies on hosts, where such groups were measured; else for the nearest size."""
+    if (curve := host.by_shape.get((kind, _shape_of(collective, host)))) is not None:
+        return curve, collective.group_size
+    if not any(of_kind == kind for of_kind, _ in host.collectives):
+        kind = "all_gather"
+    measured = [size for of_kind, size in host.collectives if of_kind == kind]
+    size = min(measured, key=lambda size: abs(size - collective.group_size))
+    return host.collectives[kind, size], size
+
+
+def _shape_of(collective: Collective, host: HostFigures) -> str:
+    """How its group lies on the hosts that were measured; empty where they do not say."""
+    ranks = ranks_of(collective.ranks) if host.hosts else [0]
+    return group_shape(ranks, host.hosts) if max(ranks) < len(host.hosts) else ""
+
+
+@dataclass
+class _Message:
+    """When each end of a message that is there was ready for it, s, by kind ("send", "recv")."""
+
+    num_bytes: int
+    ready_s: dict[str, float] = field(default_factory=dict)
+
+
+class _Exchanges:
+    """Sends and receives of all ranks; between two ranks, in one direction, they match by their order."""
+
+    def __init__(self) -> None:
+        self.posted: Counter[tuple[int, int, str]] = Counter()
+        self._messages: dict[tuple[int, int, int], _Message] = {}
+
+    def post(self, rank: int, message: Collective, ready_s: float) -> _Message:
+        """One end of a message is ready; UserError where the other end has another size."""
+        assert message.peer is not None
+        sender, receiver = (rank, message.peer) if message.kind == "send" else (message.peer, rank)
+        place = self.posted[sender, receiver, message.kind]
+        self.posted[sender, receiver, message.kind] += 1
+        exchange = self._messages.setdefault((sender, receiver, place), _Message(message.payload_bytes))
+        if exchange.num_bytes != message.payload_bytes:
+            sizes = f"{exchange.num_bytes:,} bytes on one end and {message.payload_bytes:,} on the other"
+            raise UserError(f"message {place} from rank {sender} to {receiver} has {sizes}; record the step anew")
+        exchange.ready_s[message.kind] = ready_s
+        return exchange
 
 
 class TimedEvent(NamedTuple):
@@ -135,11 +288,6 @@ class Parts:
     bubble_s: float = 0.0
 
 
-def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
-    """Run the recorded step of one rank on a clock. Raises as `replay_together`."""
-    return replay_together([recording], hardware)[0]
-
-
 def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list[TimedStep]:
     """Run the steps of some ranks on one clock: all ranks of a pipeline, or one that is alone.
 
@@ -153,30 +301,27 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
                 "--hardware an accelerator's"
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
-    exchanges = Exchanges()
+    exchanges = _Exchanges()
     steps: dict[int, TimedStep] = {}
     running = [_replay(recording, hardware, exchanges, steps) for recording in recordings]
     while running:
-        before = exchanges.num_posted, len(running)
+        before = exchanges.posted.total(), len(running)
         running = [rank for rank in running if next(rank, None) is not None]
-        if before == (exchanges.num_posted, len(running)):
+        if before == (exchanges.posted.total(), len(running)):
             lacking = ", ".join(str(of_rank.head.rank) for of_rank in recordings if of_rank.head.rank not in steps)
             raise UserError(
                 f"rank {lacking} waits for a message whose other end is not recorded, or stands behind one that waits "
                 "for it; record the step anew, all ranks of its pipeline together"
             )
     last_s = max(timed.step_s for timed in steps.values())
-    return [_until(steps[recording.head.rank], last_s) for recording in recordings]
-
-
-def _until(timed: TimedStep, last_s: float) -> TimedStep:
-    if timed.step_s == last_s:
-        return timed
-    return replace(timed, step_s=last_s, awaited=[*timed.awaited, (timed.step_s, last_s)])
+    for rank, timed in steps.items():
+        if timed.step_s < last_s:
+            steps[rank] = replace(timed, step_s=last_s, awaited=[*timed.awaited, (timed.step_s, last_s)])
+    return [steps[recording.head.rank] for recording in recordings]
 
 
 def _replay(
-    recording: Recording, hardware: Hardware, exchanges: Exchanges, steps: dict[int, TimedStep]
+    recording: Recording, hardware: Hardware, exchanges: _Exchanges, steps: dict[int, TimedStep]
 ) -> Iterator[bool]:
     """Replay one rank into `steps`; yields whenever it cannot go on before other ranks have."""
     events, rank = recording.step, recording.head.rank
@@ -235,59 +380,51 @@ def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
 
 
 def _passed_on(
-    batch: Sequence[Collective], rank: int, ready_s: float, exchanges: Exchanges, hardware: Hardware
+    batch: Sequence[Collective], rank: int, ready_s: float, exchanges: _Exchanges, hardware: Hardware
 ) -> Generator[bool, None, list[TimedEvent]]:
     """When a rank's messages begin and end that it is ready for together; yields while an end is not there."""
     posted = [exchanges.post(rank, message, ready_s) for message in batch]
-    while not all(exchange.has_both for exchange in posted):
+    while not all(len(exchange.ready_s) > 1 for exchange in posted):
         yield True
-    events = []
-    for message, exchange in zip(batch, posted, strict=True):
-        events.append(TimedEvent(exchange.start_s, exchange.start_s + message_s(message, rank, hardware), message))
-    return events
+    starts = [max(exchange.ready_s.values()) for exchange in posted]  # NCCL sends nothing before somebody receives it
+    return [
+        TimedEvent(start, start + _message_s(message, rank, hardware), message)
+        for message, start in zip(batch, starts, strict=True)
+    ]
 
 
 def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
-    """One thing after another: on a CPU the host runs the operators itself, and waits for each collective."""
+    """One thing after another: the host runs the operators itself, and waits for each collective."""
     now = waited = 0.0
     spans = []
     for event in events:
         if isinstance(event, Operator | Collective):
-            took = on_host(event, host)
-            start = now + took.host_s
-            now, waited = start + took.seconds, waited + took.host_s
-            if took.seconds > 0:
+            host_s, seconds = on_host(event, host)
+            start = now + host_s
+            now, waited = start + seconds, waited + host_s
+            if seconds > 0:
                 spans.append(TimedEvent(start, now, event))
     return TimedStep(now, waited, spans)
 
 
 def parts_of(timed: TimedStep) -> Parts:
     """Where the time of a step went."""
-    operators = [span for span in timed.spans if isinstance(span.what, Operator)]
-    collectives = [span for span in timed.spans if isinstance(span.what, Collective)]
-    computing = computing_of(timed)
+    by_kind: dict[str, float] = defaultdict(float)
+    communication: dict[str, float] = defaultdict(float)
     exposed: dict[Exposed, float] = defaultdict(float)
+    for span in timed.spans:
+        if isinstance(span.what, Operator):
+            by_kind[span.what.kind] += span.end_s - span.start_s
+        else:
+            communication[span.what.mesh_dim] += span.end_s - span.start_s
     for span, alone_s in exposed_spans(timed):
         assert isinstance(span.what, Collective)
         exposed[Exposed(span.what.mesh_dim, span.what.kind, span.what.source, span.what.owner)] += alone_s
-    compute_s = sum(end - start for start, end in computing)
-    by_kind: dict[str, float] = defaultdict(float)
-    for span in operators:
-        assert isinstance(span.what, Operator)
-        by_kind[span.what.kind] += span.end_s - span.start_s
-    communication: dict[str, float] = defaultdict(float)
-    for span in collectives:
-        assert isinstance(span.what, Collective)
-        communication[span.what.mesh_dim] += span.end_s - span.start_s
-    bubble_s = _bubble_s(timed)
+    compute_s = sum(end - start for start, end in computing_of(timed))
+    busy = Cover((span.start_s, span.end_s) for span in timed.spans)
+    bubble_s = sum(end - start - busy.seconds((start, end)) for start, end in union(timed.awaited))
     idle_s = timed.step_s - compute_s - sum(exposed.values()) - bubble_s
     return Parts(compute_s, dict(exposed), idle_s, dict(by_kind), dict(communication), bubble_s)
-
-
-def _bubble_s(timed: TimedStep) -> float:
-    """Seconds in which another rank is waited for, and nothing runs."""
-    busy = Cover((span.start_s, span.end_s) for span in timed.spans)
-    return sum(end - start - busy.seconds((start, end)) for start, end in union(timed.awaited))
 
 
 def computing_of(timed: TimedStep) -> list[tuple[float, float]]:
@@ -301,13 +438,55 @@ def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
     Of several at once, that is the one that began first.
     """
     computed, exposed, until = Cover(computing_of(timed)), [], 0.0
-    for span in sorted(
-        (timed_event for timed_event in timed.spans if isinstance(timed_event.what, Collective)),
-        key=lambda timed_event: timed_event.start_s,
-    ):
+    collectives = [span for span in timed.spans if isinstance(span.what, Collective)]
+    for span in sorted(collectives, key=lambda span: span.start_s):
         start, alone_s = max(span.start_s, until), 0.0
         if span.end_s > start:
             until = span.end_s
             alone_s = max(span.end_s - start - computed.seconds((start, span.end_s)), 0.0)
         exposed.append((span, alone_s))
     return exposed
+
+
+def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
+    """What a reader must know of a step on such a machine: what is extrapolated, and by how much of the step."""
+    sentences = []
+    if recording.world_size != host.num_ranks:
+        sentences.append(
+            f"its times are those of {count_text(host.num_ranks, 'rank')} that share this machine, and this step has "
+            f"{recording.world_size}: a guess; calibrate with as many ranks"
+        )
+    if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
+        sentences.append("a CPU reduces DDP's buckets beside backward, not after it: the step may be shorter than this")
+    beyond: dict[str, float] = defaultdict(float)
+    total = 0.0
+    for event in recording.step:
+        if not isinstance(event, Operator | Collective):
+            continue
+        host_s, seconds = on_host(event, host)
+        total += host_s + seconds
+        if part := _beyond(event, host):
+            beyond[part] += seconds
+    return sentences + [
+        f"extrapolated: {part} ({100 * seconds / total:.0f} % of the step)"
+        for part, seconds in beyond.items()
+        if seconds > WORTH_SAYING * total
+    ]
+
+
+def _beyond(event: Operator | Collective, host: HostFigures) -> str:
+    if isinstance(event, Operator):
+        name, amount = _curve_of(event)
+        most = host.operators[name].points[-1][0]
+        unit = "bytes" if name == "memory" else "operations"
+        return f"{name} of over {most:.3g} {unit}, the most that was measured" if amount > most else ""
+    if event.group_size == 1:
+        return ""
+    curve, size = _curve_of_group(event.kind, event, host)
+    shape = _shape_of(event, host)
+    if "+" in shape and (event.kind, shape) not in host.by_shape:
+        return f"{event.kind} of {shape} ranks on {shape.count('+') + 1} hosts, by groups of {size} neighbours"
+    if size != event.group_size or ((event.kind, event.group_size) not in host.collectives and not shape):
+        return f"{event.kind} in groups of {event.group_size}, which was not measured, by groups of {size}"
+    most = curve.points[-1][0]
+    return f"{event.kind} of over {most:.3g} bytes, the most that was measured" if event.payload_bytes > most else ""

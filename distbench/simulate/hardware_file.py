@@ -1,5 +1,4 @@
-"""A hardware file: JSON, every figure with its value, basis and source, `host` figures included; checked when it is
-read.
+"""A hardware file: JSON, every figure with its value, basis and source; checked when it is read.
 
 On a CPU there are no streams: an operator, and a collective that FSDP2 or DTensor waits for, ends before the next thing
 begins. Times are those of a rank while all ranks of the machine run, so what they share is in them.
@@ -7,9 +6,8 @@ begins. Times are those of a rank while all ranks of the machine run, so what th
 
 import bisect
 import math
-from collections.abc import Callable, Collection, Container, Iterable, Mapping
+from collections.abc import Callable, Collection, Container, Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -20,7 +18,10 @@ from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import read_json
 from distbench.spec.json_decoder import Format, Name, Size, decode, document
 
-OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
+VERSION = 1
+FORMAT = Format("hardware file", "docs/simulation.md says what each figure is", "hardware_version", VERSION)
+MAX_NAME = 100  # folders of results are called by it
+FOLDER = Path(__file__).parent / "hardware"
 
 
 def number_within(low: float, high: float) -> Any:
@@ -28,19 +29,77 @@ def number_within(low: float, high: float) -> Any:
     return Annotated[float, Meta(ge=low, le=high, description=f"a number from {low:g} to {high:g}")]
 
 
-# s; a figure below zero or above a second an operator is a mistake, as is a step a hundred times its parts.
-_HOST_S = number_within(0, 1)
+OPERATOR_CURVES = ("matmul_f32", "matmul_bf16", "memory", "attention", "attention_backward")
+_SECONDS = number_within(0, 1)  # more for one operator is a mistake
 _FACTOR = number_within(0.1, 10)
 HOST_FIGURES: Mapping[str, Any] = {
-    "operator_s": _HOST_S,
-    "listed_s": _HOST_S,
-    "fsdp_s": _HOST_S,
-    "redistribution_s": _HOST_S,
-    "operator_factor": _FACTOR,
-    "step_factor": _FACTOR,
+    **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
+    **dict.fromkeys(("operator_factor", "step_factor"), _FACTOR),
 }
 # What may be left out, and what is taken then: older files have one factor over the whole step instead.
 LEFT_OUT = {"operator_factor": 1.0, "step_factor": 1.0}
+_RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to what no device reaches
+_BANDWIDTH = number_within(1e6, 1e14)  # bytes a second
+FIGURES: Mapping[str, Any] = {
+    "memory_bytes": number_within(1 << 28, 1 << 44),
+    "peak_bf16_flops": _RATE,
+    "matmul_bf16_flops": _RATE,
+    "matmul_f32_flops": _RATE,
+    "attention_flops": _RATE,
+    "attention_backward_flops": _RATE,
+    "memory_bytes_per_s": _BANDWIDTH,
+    "memory_share": number_within(0.01, 1),
+    "operator_s": _SECONDS,
+    "launch_s": _SECONDS,
+    "host_s": _SECONDS,
+    "devices_per_node": Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")],
+    "node_bytes_per_s": _BANDWIDTH,
+    "node_base_s": _SECONDS,
+    "network_bytes_per_s": _BANDWIDTH,
+    "network_base_s": _SECONDS,
+    "network_hop_s": _SECONDS,
+    "peak_fp8_flops": _RATE,
+    "matmul_fp8_flops": _RATE,
+    "attention_full_flops": _RATE,
+    "attention_backward_full_flops": _RATE,
+    "attention_half_length": number_within(0, 1e6),
+    "peer_bytes_per_s": _BANDWIDTH,
+    "ring_bytes_per_s": _BANDWIDTH,
+    "device_spread": number_within(0, 0.5),
+    "reserve_bytes": number_within(0, 1 << 44),
+}
+# Of memory, outside of torch's allocator: on 8 H100 1.06 GB before a process's first all-to-all and 4.34 GB after it
+# (NCCL issue 1685). NCCL takes less on devices with fewer links, which have less memory.
+RESERVE_BYTES, RESERVE_SHARE = 4.34e9, 0.1
+# What may be left out: what is taken instead, in words and as a number.
+EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
+    "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
+    "matmul_fp8_flops": (
+        "the share of peak_fp8_flops that matmuls reach of peak_bf16_flops",
+        lambda known: known["peak_fp8_flops"] * known["matmul_bf16_flops"] / known["peak_bf16_flops"],
+    ),
+    "attention_full_flops": ("attention_flops", lambda known: known["attention_flops"]),
+    "attention_backward_full_flops": ("attention_backward_flops", lambda known: known["attention_backward_flops"]),
+    "attention_half_length": ("0: as fast at all lengths", lambda _: 0.0),
+    "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
+    "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
+    "device_spread": ("0: all devices equally fast", lambda _: 0.0),
+    "reserve_bytes": (
+        "4.34 GB for the context, NCCL's buffers and workspaces (NCCL issue 1685, on 8 H100), a tenth of the memory at "
+        "most",
+        lambda known: min(RESERVE_BYTES, RESERVE_SHARE * known["memory_bytes"]),
+    ),
+}
+# Rates and the peak that none of them is above; on a CPU, whose peak is measured, only the first two.
+PEAKS = (
+    ("matmul_bf16_flops", "peak_bf16_flops"),
+    ("matmul_fp8_flops", "peak_fp8_flops"),
+    ("matmul_f32_flops", "peak_bf16_flops"),
+    ("attention_flops", "peak_bf16_flops"),
+    ("attention_full_flops", "peak_bf16_flops"),
+    ("attention_backward_flops", "peak_bf16_flops"),
+    ("attention_backward_full_flops", "peak_bf16_flops"),
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +117,7 @@ class Curve:
 
     def seconds(self, amount: float) -> float:
         """Of one operator or collective of this amount."""
-        place = bisect.bisect_right(self._amounts, amount)
+        place = bisect.bisect_right(self.points, amount, key=lambda point: point[0])
         if place == 0 and self.has_floor:
             return self.points[0][1]
         if place in (0, len(self.points)):
@@ -66,15 +125,6 @@ class Curve:
             return seconds * amount / nearest_amount
         (low, low_s), (high, high_s) = self.points[place - 1 : place + 1]
         return low_s * (high_s / low_s) ** (math.log(amount / low) / math.log(high / low))
-
-    @cached_property
-    def _amounts(self) -> list[float]:
-        return [amount for amount, _ in self.points]
-
-    @property
-    def most(self) -> float:
-        """The largest amount that was measured."""
-        return self.points[-1][0]
 
 
 @dataclass(frozen=True)
@@ -148,8 +198,7 @@ class HostPart(Struct):
 
     def __post_init__(self) -> None:
         """Check names and figures, that amounts ascend, and that there is what kinds that were not measured go by."""
-        _require_names(self.figures, HOST_FIGURES, LEFT_OUT, "figures")
-        _require_values(self.figures, HOST_FIGURES)
+        _require_figures(self.figures, HOST_FIGURES, LEFT_OUT)
         _require_names(self.operators, OPERATOR_CURVES, (), "operators")
         curves = {f"operators.{name}": points for name, points in self.operators.items()}
         curves |= {f"collectives[{place}].points": line.points for place, line in enumerate(self.collectives)}
@@ -160,23 +209,23 @@ class HostPart(Struct):
             raise ValueError("collectives lacks all_gather in groups of 2 or more")
 
 
-def _require_names(names: Iterable[str], allowed: Collection[str], can_lack: Container[str], where: str) -> None:
+def _require_names(names: Collection[str], allowed: Collection[str], can_lack: Container[str], where: str) -> None:
     """Raise a ValueError for a name that is unknown, or missing."""
     for name in names:
         if name not in allowed:
             raise ValueError(f"{where}.{name} is unknown ({nearest(name, allowed)})")
-    if lacking := next((name for name in allowed if name not in {*names} and name not in can_lack), None):
+    if lacking := next((name for name in allowed if name not in names and name not in can_lack), None):
         raise ValueError(f"{where}.{lacking} is missing")
 
 
-def _require_values(figures: Mapping[str, Figure], types: Mapping[str, Any]) -> None:
-    """Raise a ValueError for a figure that is not of its type."""
+def _require_figures(figures: Mapping[str, Figure], types: Mapping[str, Any], can_lack: Container[str]) -> None:
+    """Raise a ValueError for a figure that is unknown, missing or not of its type."""
+    _require_names(figures, types, can_lack, "figures")
     for name, figure in figures.items():
         decode(figure.value, types[name], f"figures.{name}.value")
 
 
-def host_figures(part: HostPart) -> HostFigures:
-    """Return the figures and curves of the part, for look-ups."""
+def _host_figures(part: HostPart) -> HostFigures:
     lines = [(line, Curve(line.points, has_floor=True)) for line in part.collectives]
     return HostFigures(
         part.num_ranks,
@@ -189,81 +238,6 @@ def host_figures(part: HostPart) -> HostFigures:
     )
 
 
-# A hardware file: JSON, every figure with its value, its basis and its source; checked when it is read.
-
-VERSION = 1
-FORMAT = Format("hardware file", "docs/simulation.md says what each figure is", "hardware_version", VERSION)
-MAX_NAME = 100  # folders of results are called by it
-FOLDER = Path(__file__).parent / "hardware"
-_RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to what no device reaches
-_BANDWIDTH = number_within(1e6, 1e14)  # bytes a second
-_LATENCY = number_within(0, 1)  # s
-_SHARE = number_within(0.01, 1)
-FIGURES: Mapping[str, Any] = {
-    "memory_bytes": number_within(1 << 28, 1 << 44),
-    "peak_bf16_flops": _RATE,
-    "matmul_bf16_flops": _RATE,
-    "matmul_f32_flops": _RATE,
-    "attention_flops": _RATE,
-    "attention_backward_flops": _RATE,
-    "memory_bytes_per_s": _BANDWIDTH,
-    "memory_share": _SHARE,
-    "operator_s": _LATENCY,
-    "launch_s": _LATENCY,
-    "host_s": _LATENCY,
-    "devices_per_node": Annotated[int, Meta(ge=1, le=1024, description="a whole number from 1 to 1024")],
-    "node_bytes_per_s": _BANDWIDTH,
-    "node_base_s": _LATENCY,
-    "network_bytes_per_s": _BANDWIDTH,
-    "network_base_s": _LATENCY,
-    "network_hop_s": _LATENCY,
-    "peak_fp8_flops": _RATE,
-    "matmul_fp8_flops": _RATE,
-    "attention_full_flops": _RATE,
-    "attention_backward_full_flops": _RATE,
-    "attention_half_length": number_within(0, 1e6),
-    "peer_bytes_per_s": _BANDWIDTH,
-    "ring_bytes_per_s": _BANDWIDTH,
-    "device_spread": number_within(0, 0.5),
-    "reserve_bytes": number_within(0, 1 << 44),
-}
-# Of memory, outside of torch's allocator: on 8 H100 1.06 GB before a process's first all-to-all and 4.34 GB after it
-# (NCCL issue 1685). NCCL takes less on devices with fewer links, which have less memory.
-RESERVE_BYTES, RESERVE_SHARE = 4.34e9, 0.1
-# What may be left out: what is taken instead, in words and as a number.
-EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
-    "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
-    "matmul_fp8_flops": (
-        "the share of peak_fp8_flops that matmuls reach of peak_bf16_flops",
-        lambda known: known["peak_fp8_flops"] * known["matmul_bf16_flops"] / known["peak_bf16_flops"],
-    ),
-    "attention_full_flops": ("attention_flops", lambda known: known["attention_flops"]),
-    "attention_backward_full_flops": (
-        "attention_backward_flops",
-        lambda known: known["attention_backward_flops"],
-    ),
-    "attention_half_length": ("0: as fast at all lengths", lambda _: 0.0),
-    "peer_bytes_per_s": ("node_bytes_per_s", lambda known: known["node_bytes_per_s"]),
-    "ring_bytes_per_s": ("peer_bytes_per_s", lambda known: known["peer_bytes_per_s"]),
-    "device_spread": ("0: all devices equally fast", lambda _: 0.0),
-    "reserve_bytes": (
-        "4.34 GB for the context, NCCL's buffers and workspaces (NCCL issue 1685, on 8 H100), a tenth of the memory at "
-        "most",
-        lambda known: min(RESERVE_BYTES, RESERVE_SHARE * known["memory_bytes"]),
-    ),
-}
-# Rates and the peak that none of them is above; on a CPU, whose peak is measured, only the first two.
-PEAKS = (
-    ("matmul_bf16_flops", "peak_bf16_flops"),
-    ("matmul_fp8_flops", "peak_fp8_flops"),
-    ("matmul_f32_flops", "peak_bf16_flops"),
-    ("attention_flops", "peak_bf16_flops"),
-    ("attention_full_flops", "peak_bf16_flops"),
-    ("attention_backward_flops", "peak_bf16_flops"),
-    ("attention_backward_full_flops", "peak_bf16_flops"),
-)
-
-
 class HardwareFile(Struct):
     """A hardware file."""
 
@@ -274,8 +248,7 @@ class HardwareFile(Struct):
 
     def __post_init__(self) -> None:
         """Check names and figures, and that no rate is above its peak."""
-        _require_names(self.figures, FIGURES, EXTRAPOLATED, "figures")
-        _require_values(self.figures, FIGURES)
+        _require_figures(self.figures, FIGURES, EXTRAPOLATED)
         values = {name: figure.value for name, figure in self.figures.items()}
         for reached, peak in PEAKS if self.host is None else PEAKS[:2]:
             if values.get(reached, 0) > values.get(peak, math.inf):
@@ -345,4 +318,4 @@ def load_hardware(name: str) -> Hardware:
 def hardware_of(record: Any, where: str, advice: str = FORMAT.advice) -> Hardware:
     """The machine that a file's record describes; UserError, which names `where`, for what is wrong with it."""
     part = document(record, HardwareFile, where, FORMAT._replace(advice=advice))
-    return Hardware(part.name, part.summary, part.figures, host_figures(part.host) if part.host is not None else None)
+    return Hardware(part.name, part.summary, part.figures, _host_figures(part.host) if part.host else None)

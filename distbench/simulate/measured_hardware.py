@@ -1,10 +1,13 @@
-"""A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there."""
+"""A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there.
 
-import itertools
+Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
+whole steps of two kinds say how much longer operators take there than alone.
+"""
+
 import json
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -17,6 +20,7 @@ from distbench.records.run_file import Run
 from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, size_text, time_text
+from distbench.simulate.clock import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
 from distbench.simulate.hardware_file import (
     HOST_FIGURES,
     LEFT_OUT,
@@ -27,20 +31,31 @@ from distbench.simulate.hardware_file import (
     HostFigures,
     hardware_of,
 )
-from distbench.simulate.operator_costs import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
 from distbench.simulate.recording import Collective, Operator, Recording
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.spec.printable_text import count_text
 
-# Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
-# whole steps of two kinds say how much longer operators take there than alone.
-
 Points = list[tuple[float, float]]
 # Of scenario `calibrate_steps`: steps that are the host's time alone, and those that operators are held against.
 TINY, WHOLE = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp")
 OPTIMIZER = "optimizer"
-HOST_COSTS = ("operator_s", "fsdp_s", "redistribution_s")
+ABSURD, ADVICE = "what was measured here", "calibrate again on a machine that does nothing else"
+GUESSED_NETWORK = "one machine was measured: taken as within it"
+DIGITS = 4  # of points: as many as a measurement has
+CALLED = {
+    "matmul_f32": "matmul, f32",
+    "matmul_bf16": "matmul, bf16",
+    "memory": "elementwise, f32",
+    "attention": "attention, f32",
+    "attention_backward": "attention's backward, f32",
+}
+HOST = {
+    "operator_s": "an operator, its module and its autograd node",
+    "fsdp_s": "a collective of FSDP2, its hooks and copies",
+    "redistribution_s": "a collective of DTensor, its dispatch",
+    "listed_s": "a tensor of the optimizer's lists",
+}
 
 
 class MeasuredStep(NamedTuple):
@@ -51,7 +66,7 @@ class MeasuredStep(NamedTuple):
     recording: Recording
 
 
-def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, str], Points]]:
+def _measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, str], Points]]:
     """Points of operators by name, and of collectives by kind, group size and how a group lies on several hosts."""
     operators: dict[str, Points] = {name: [] for name in OPERATOR_CURVES}
     collectives: dict[tuple[str, int, str], Points] = {}
@@ -65,14 +80,13 @@ def measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, s
             collectives.setdefault(key, []).append(point)
         else:
             operators[params["what"]].append(point)
-    for name, points in operators.items():
-        if not points:
-            raise UserError(f"{run.path} has no {name}; measure it with distbench calibrate")
-    rising_operators = {name: rising(points) for name, points in operators.items()}
-    return rising_operators, {key: rising(points) for key, points in collectives.items()}
+    if missing := next((name for name, points in operators.items() if not points), None):
+        raise UserError(f"{run.path} has no {missing}; measure it with distbench calibrate")
+    rising_operators = {name: _rising(points) for name, points in operators.items()}
+    return rising_operators, {key: _rising(points) for key, points in collectives.items()}
 
 
-def rising(points: Iterable[tuple[float, float]]) -> Points:
+def _rising(points: Points) -> Points:
     """Ascending, one of an amount; more never takes less."""
     longest_s, by_amount = 0.0, dict[float, float]()
     for amount, seconds in sorted(points):
@@ -80,7 +94,7 @@ def rising(points: Iterable[tuple[float, float]]) -> Points:
     return list(by_amount.items())
 
 
-def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, MeasuredStep]:
+def _measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, MeasuredStep]:
     """Each part of scenario `calibrate_steps`: measured, and recorded."""
     by_variant = {recording.head.variant: recording for recording in recordings}
     steps = {}
@@ -92,36 +106,37 @@ def measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Measu
             step_s = statistics.median(record["samples_s"])
             # Each phase is that of its slowest rank, which is not always the same one.
             share = step_s / sum(phases.values())
-            phases = {name: seconds * share for name, seconds in phases.items()}
-            steps[variant.rpartition("=")[2]] = MeasuredStep(phases, step_s, by_variant[variant])
+            scaled = {name: seconds * share for name, seconds in phases.items()}
+            steps[variant.rpartition("=")[2]] = MeasuredStep(scaled, step_s, by_variant[variant])
     if missing := [part for part in (*TINY, *WHOLE) if part not in steps]:
         raise UserError(f"{run.path} has no step {missing[0]}; measure it with distbench calibrate")
     return steps
 
 
-def host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[str, float]:
+def _host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[str, float]:
     """What the host takes for itself: an operator, a collective of FSDP2, of DTensor, a tensor of the optimizer."""
     rows, values = [], []
-    for part in TINY:
-        step = steps[part]
-        model_s = sum(seconds for name, seconds in step.phases_s.items() if name != OPTIMIZER)
-        host_s = model_s - parts_s(step.recording, blank, optimizer=False)
-        rows.append([count / model_s for count in _counts(step.recording)])
-        values.append(max(host_s, 0.0) / model_s)
-    solution, _ = nonnegative_least_squares(np.array(rows, dtype=float), np.array(values))
-    costs = dict(zip(HOST_COSTS, map(float, solution), strict=True))
     listed = left_s = 0.0
     for part in TINY:
         step = steps[part]
-        if any(event.phase == OPTIMIZER for event in _communicating(step.recording)):
-            continue  # its time is that of its collectives
-        listed += sum(num_listed(event) for event in _operators(step.recording) if is_listed(event))
-        others_s = parts_s(step.recording, blank, optimizer=True)
-        left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - others_s, 0.0)
+        model_events = [event for event in _events(step.recording) if event.phase != OPTIMIZER]
+        operators = sum(isinstance(event, Operator) for event in model_events)
+        of_fsdp = sum(isinstance(event, Collective) and event.source == FSDP for event in model_events)
+        model_s = sum(seconds for name, seconds in step.phases_s.items() if name != OPTIMIZER)
+        counts = (operators, of_fsdp, len(model_events) - operators - of_fsdp)
+        rows.append([count / model_s for count in counts])
+        values.append(max(model_s - _parts_s(model_events, blank), 0.0) / model_s)
+        optimizer_events = [event for event in _events(step.recording) if event.phase == OPTIMIZER]
+        if not any(isinstance(event, Collective) for event in optimizer_events):  # else its time is that of these
+            lists = [event for event in optimizer_events if isinstance(event, Operator) and is_listed(event)]
+            listed += sum(map(num_listed, lists))
+            left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - _parts_s(optimizer_events, blank), 0.0)
+    solution, _ = nonnegative_least_squares(np.array(rows, dtype=float), np.array(values))
+    costs = dict(zip(("operator_s", "fsdp_s", "redistribution_s"), map(float, solution), strict=True))
     return {**costs, "listed_s": left_s / max(listed, 1)}
 
 
-def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> dict[str, float]:
+def _operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> dict[str, float]:
     """By whole step, how many times as long as alone its operators took: what collectives and the host's own time,
     which were measured in steps or among waiting ranks, leave of it; 0 where they leave nothing.
 
@@ -130,53 +145,27 @@ def operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> di
     """
     factors = {}
     for part in WHOLE:
-        events = [event for event in steps[part].recording.step if isinstance(event, Operator | Collective)]
-        took = [on_host(event, host) for event in events]
-        operators_s = sum(
-            event_times.seconds for event, event_times in zip(events, took, strict=True) if isinstance(event, Operator)
-        )
-        rest_s = sum(event_times.host_s + event_times.seconds for event_times in took) - operators_s
+        took = [(event, on_host(event, host)) for event in _events(steps[part].recording)]
+        operators_s = sum(seconds for event, (_, seconds) in took if isinstance(event, Operator))
+        rest_s = sum(host_s + seconds for _, (host_s, seconds) in took) - operators_s
         factors[part] = max(steps[part].step_s - rest_s, 0.0) / operators_s
     return factors
 
 
-def parts_s(recording: Recording, host: HostFigures, optimizer: bool) -> float:
-    """Operators and collectives of the optimizer, or of the rest, seconds without the host's own."""
-    operators = (
-        operator_on_host(event, host) for event in _operators(recording) if _is_of_optimizer(event) == optimizer
-    )
-    collectives = (
-        collective_on_host(event, host) for event in _communicating(recording) if _is_of_optimizer(event) == optimizer
-    )
+def _parts_s(events: Sequence[Operator | Collective], host: HostFigures) -> float:
+    """Seconds without the host's own."""
+    operators = (operator_on_host(event, host) for event in events if isinstance(event, Operator))
+    collectives = (collective_on_host(event, host) for event in events if isinstance(event, Collective))
     return sum(operators) + sum(collectives)
 
 
-def _is_of_optimizer(event: Operator | Collective) -> bool:
-    return event.phase == OPTIMIZER
-
-
-def _operators(recording: Recording) -> list[Operator]:
-    return [event for event in recording.step if isinstance(event, Operator)]
-
-
-def _communicating(recording: Recording) -> list[Collective]:
-    return [collective for collective in recording.collectives if collective.group_size > 1]
-
-
-def _counts(recording: Recording) -> tuple[int, int, int]:
-    """Operators, FSDP2's collectives, others; the optimizer's left out."""
-    operators = sum(event.phase != OPTIMIZER for event in _operators(recording))
-    collectives = [event for event in _communicating(recording) if event.phase != OPTIMIZER]
-    of_fsdp = sum(event.source == FSDP for event in collectives)
-    return operators, of_fsdp, len(collectives) - of_fsdp
-
-
-# The record of a measured hardware file: every figure with its basis, checked as its reader checks it.
-
-ABSURD, ADVICE = "what was measured here", "calibrate again on a machine that does nothing else"
-GUESSED_NETWORK = "one machine was measured: taken as within it"
-# Points are written with as many digits as a measurement has.
-DIGITS = 4
+def _events(recording: Recording) -> list[Operator | Collective]:
+    """Operators, and collectives that move something."""
+    return [
+        event
+        for event in recording.step
+        if isinstance(event, Operator) or (isinstance(event, Collective) and event.group_size > 1)
+    ]
 
 
 def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[Recording]) -> Hardware:
@@ -185,7 +174,7 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
     Raises:
         UserError: a part was not measured, a figure is absurd, or the file cannot be written.
     """
-    record = hardware_record(operators, steps, recordings)
+    record = _hardware_record(operators, steps, recordings)
     hardware = hardware_of(record, ABSURD, ADVICE)
     figures, host = record.pop("figures"), record.pop("host")
     head = json.dumps(record)[1:-1]
@@ -205,21 +194,25 @@ def _by_line(part: Any) -> str:
     return "[\n" + ",\n".join(f"    {json.dumps(entry)}" for entry in part) + "]"
 
 
-def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
+def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
     """The record of a hardware file; its last factor is the geometric mean of those of the whole steps."""
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
-    operators, collectives = measured_curves(of_operators)
+    ranks = count_text(num_ranks, "rank")
+    operators, collectives = _measured_curves(of_operators)
     world_points = next((points for (*of, _), points in collectives.items() if of == ["all_gather", num_ranks]), None)
     if world_points is None:
-        collective = f"all_gather of all {count_text(num_ranks, 'rank')}"
-        raise UserError(f"{of_operators.path} has no {collective}; measure it with distbench calibrate")
-    steps, hosts = measured_steps(of_steps, recordings), hosts_of(of_operators)
+        raise UserError(f"{of_operators.path} has no all_gather of all {ranks}; measure it with distbench calibrate")
+    steps, hosts = _measured_steps(of_steps, recordings), hosts_of(of_operators)
     source = f"distbench calibrate, run {of_operators.header['run_id']}"
+    # Neighbours first: a group on fewer hosts has fewer plus signs in its shape.
+    in_order = sorted(
+        (kind, size, shape.count("+"), shape, points) for (kind, size, shape), points in collectives.items()
+    )
     record: dict[str, Any] = {
         "hardware_version": VERSION,
         "name": str(environment["machine"]),
-        "summary": f"{environment.get('cpu_model') or environment['device']}, {count_text(num_ranks, 'rank')} on "
+        "summary": f"{environment.get('cpu_model') or environment['device']}, {ranks} on "
         f"{count_text(environment['num_cpus'], 'core')}, {environment['backend']}, torch {environment['torch']}",
         "figures": _device_figures(environment, operators, world_points, source),
         "host": {
@@ -229,38 +222,31 @@ def hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recor
             **({"hosts": list(hosts)} if len(set(hosts)) > 1 else {}),
             "collectives": [
                 {"kind": kind, "group_size": size, **({"hosts": shape} if shape else {}), "points": _rounded(points)}
-                # Neighbours first: a group on fewer hosts has fewer plus signs in its shape.
-                for kind, size, _, shape, points in sorted(
-                    (kind, size, shape.count("+"), shape, points) for (kind, size, shape), points in collectives.items()
-                )
+                for kind, size, _, shape, points in in_order
             ],
         },
     }
     blank = hardware_of(record, ABSURD, ADVICE)
     assert blank.host is not None
-    costs = host_costs(steps, blank.host)
-    factors = operator_factors(steps, replace(blank.host, figures=LEFT_OUT | costs))
-    parts = ", ".join(f"{_what(steps[part])} {factor:.2f}" for part, factor in factors.items())
+    costs = _host_costs(steps, blank.host)
+    factors = _operator_factors(steps, replace(blank.host, figures=LEFT_OUT | costs))
+    parts = []
+    for part, factor in factors.items():
+        head = steps[part].recording.head
+        parts.append(f"{head.label} ({head.num_parameters / 1e6:.1f} M parameters) {factor:.2f}")
     factor_source = (
-        f"operators in whole steps over alone: {parts}; their geometric mean; run {of_steps.header['run_id']}"
+        f"operators in whole steps over alone: {', '.join(parts)}; their geometric mean; run "
+        f"{of_steps.header['run_id']}"
     )
-    factor = _figure(math.prod(factors.values()) ** (1 / len(factors)), "fitted", factor_source)
-    record["host"]["figures"] = {**_figures(costs, "measured", source), "operator_factor": factor}
+    mean_factor = {"operator_factor": math.prod(factors.values()) ** (1 / len(factors))}
+    fitted = _figures(mean_factor, "fitted", factor_source)
+    record["host"]["figures"] = _figures(costs, "measured", source) | fitted
     record["figures"]["host_s"]["value"] = _short(costs["operator_s"])
     return record
 
 
-def _what(step: MeasuredStep) -> str:
-    head = step.recording.head
-    return f"{head.scenario}/{head.variant} ({head.num_parameters / 1e6:.1f} M parameters)"
-
-
-def _figure(value: float, basis: str, source: str) -> dict[str, Any]:
-    return {"value": _short(value), "basis": basis, "source": source}
-
-
 def _figures(values: Mapping[str, float], basis: str, source: str) -> dict[str, Any]:
-    return {name: _figure(value, basis, source) for name, value in values.items()}
+    return {name: {"value": _short(value), "basis": basis, "source": source} for name, value in values.items()}
 
 
 def _device_figures(
@@ -304,21 +290,6 @@ def _short(value: float) -> float:
     return value if isinstance(value, int) else float(f"{value:.{DIGITS}g}")
 
 
-CALLED = {
-    "matmul_f32": "matmul, f32",
-    "matmul_bf16": "matmul, bf16",
-    "memory": "elementwise, f32",
-    "attention": "attention, f32",
-    "attention_backward": "attention's backward, f32",
-}
-HOST = {
-    "operator_s": "an operator, its module and its autograd node",
-    "fsdp_s": "a collective of FSDP2, its hooks and copies",
-    "redistribution_s": "a collective of DTensor, its dispatch",
-    "listed_s": "a tensor of the optimizer's lists",
-}
-
-
 def hardware_text(hardware: Hardware) -> str:
     """What was measured, as text."""
     assert hardware.host is not None
@@ -339,9 +310,8 @@ def hardware_text(hardware: Hardware) -> str:
 
 def _row(name: str, curve: Curve, is_of_operations: bool = False) -> tuple[str, ...]:
     """A curve's name, its smallest and largest amount, what each takes, and its best rate."""
-    ends = (
-        (f"{amount / 1e6:,.1f} MFLOP" if is_of_operations else size_text(int(amount)), time_text(seconds))
-        for amount, seconds in (curve.points[0], curve.points[-1])
-    )
+    cells = [name]
+    for amount, seconds in (curve.points[0], curve.points[-1]):
+        cells += [f"{amount / 1e6:,.1f} MFLOP" if is_of_operations else size_text(int(amount)), time_text(seconds)]
     best = max(amount / seconds for amount, seconds in curve.points)
-    return name, *itertools.chain(*ends), f"{best / 1e9:,.1f} {'GFLOP/s' if is_of_operations else 'GB/s'}"
+    return (*cells, f"{best / 1e9:,.1f} {'GFLOP/s' if is_of_operations else 'GB/s'}")

@@ -1,20 +1,20 @@
-"""Writes down what a step does on the simulated device, in program order: operators and their costs, collectives,
-messages, memory."""
+"""A device `sim` without hardware, and a recorder of what a step does on it, in program order: operators and their
+costs, collectives, messages, waits, memory."""
 
 import contextlib
 import importlib
+import itertools
+import math
 import sys
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
-from distbench.observe.module_attribution import CollectiveTracker, IssueContext
-from distbench.plans.parallelize import shards_sequence
-from distbench.plans.training_step import TrainingStep
-from distbench.ranks.context import RankContext, dtype_name
+from distbench.observe.module_attribution import CollectiveTracker, Communication, IssueContext
+from distbench.ranks.context import dtype_name
 from distbench.simulate.recording import (
     ATTENTION,
     ATTENTION_BACKWARD,
@@ -23,13 +23,15 @@ from distbench.simulate.recording import (
     Allocated,
     Collective,
     Event,
+    EventRecorded,
+    EventWaited,
     Freed,
+    HostWaited,
     Operator,
     StepBegun,
     Touched,
+    ranks_of,
 )
-from distbench.simulate.sim_device import DEVICE_TYPE, STREAMS, SimEvent, SimStream
-from distbench.spec.plan import ULYSSES
 from distbench.torch_private import (
     NAMESPACES,
     Block,
@@ -44,24 +46,176 @@ from distbench.torch_private import (
     has_values,
     is_async,
     is_attention,
-    is_strided_shard,
     messages_of_stages,
     reducers_on_host,
     replaced,
+    simulated_device,
     tensors_in,
     waited_for_when_used,
     with_values_again,
     written_by,
 )
 
-# What an operator's time depends on: its floating point operations, and the bytes it reads and writes.
-
-# Makes a tensor and writes nothing into it, or only tells of one.
+DEVICE_TYPE = "sim"
+# Makes a tensor and writes nothing into it, or only reports something of one.
 MAKES_OR_TELLS = ("empty", "new_empty", "lift_fresh", "is_same_size", "sym_", "record_stream", "set_", "resize_")
 # In place, and what was there before is not read.
 OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
 # FlashAttention-2's backward holds, while it runs, dQ in fp32 and a number a row of the softmax.
 WORKSPACE_BYTES = 4
+WRAPS = "_wrap_tensor_autograd"  # a collective's result under another tensor, which is not waited for yet
+WAITS_ITSELF = "shard_dim_alltoall"  # DTensor's all-to-all returns what has arrived: its caller waits for nothing
+STEPS_TAKEN = 2.0  # what Adam asks for: how many steps it has taken, which no time depends on
+CPU = torch.device("cpu")
+PINNED = "pin_memory"  # memory that a copy to the device may be read from while the host goes on: of a host alone, any
+
+
+class Streams:
+    """The streams of a process.
+
+    Args:
+        tell: called with each event that is recorded or waited for; drops it to begin with.
+        stream_numbers, event_numbers: of those to come.
+        entered: streams whose contexts are open, the current one last; the first is the default one.
+    """
+
+    def __init__(self) -> None:
+        self.tell: Callable[[Event], None] = lambda _: None
+        self.stream_numbers, self.event_numbers = itertools.count(), itertools.count()
+        self.entered = [SimStream(of=self)]
+
+    @property
+    def default(self) -> "SimStream":
+        """The one that is current where nothing else is said."""
+        return self.entered[0]
+
+    @property
+    def current(self) -> "SimStream":
+        """The innermost that was entered."""
+        return self.entered[-1]
+
+    @current.setter
+    def current(self, stream: "SimStream") -> None:
+        self.entered[-1] = stream
+
+
+class SimStream:
+    """A stream as torch's device modules have them; `number` is its name in a recording, 0 the default stream's."""
+
+    def __init__(self, device: Any = None, priority: int = 0, of: Streams | None = None) -> None:
+        self._of = of if of is not None else STREAMS
+        self.number = next(self._of.stream_numbers)
+        self.priority = priority
+        # How torch names a stream where it hands one on; since 2.15 FSDP2 does. 20 is PrivateUse1.
+        self.stream_id, self.device_index, self.device_type = self.number, 0, 20
+
+    def record_event(self, event: "SimEvent | None" = None) -> "SimEvent":
+        """An event that has happened when all that was issued to this stream has."""
+        event = event or SimEvent()
+        event.record(self)
+        return event
+
+    def wait_event(self, event: "SimEvent | None") -> None:
+        """Nothing that is issued to this stream from now on begins before the event; one never recorded is no event."""
+        if event is not None and event.number is not None:
+            self._of.tell(EventWaited(self.number, event.number))
+
+    def wait_stream(self, other: "SimStream") -> None:
+        """Wait for all that was issued to another stream."""
+        self.wait_event(other.record_event())
+
+    def synchronize(self) -> None:
+        """The host waits for all that was issued to this stream."""
+        self._of.tell(HostWaited(self.number))
+
+    def __enter__(self) -> "SimStream":
+        self._of.entered.append(self)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._of.entered.pop()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, SimStream) and other.number == self.number
+
+    def __hash__(self) -> int:
+        return hash(self.number)
+
+
+class SimEvent:
+    """An event as torch's device modules have them; `number` is None until it is recorded."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.number: int | None = None
+
+    def record(self, stream: SimStream | None = None) -> None:
+        """It has happened when all that was issued to the stream (the current one) has."""
+        self.number = next(STREAMS.event_numbers)
+        STREAMS.tell(EventRecorded((stream or STREAMS.current).number, self.number))
+
+    def wait(self, stream: SimStream | None = None) -> None:
+        """Have a stream (the current one) wait for it."""
+        (stream or STREAMS.current).wait_event(self)
+
+    def synchronize(self) -> None:
+        """The host waits for it: taken as a wait for the stream that is current."""
+        STREAMS.current.synchronize()
+
+    def query(self) -> bool:
+        """It has happened: no time passes while a step is recorded."""
+        return True
+
+
+STREAMS = Streams()
+
+
+def _returning(value: Any) -> Callable[..., Any]:
+    return lambda self, *_: value
+
+
+class SimModule:
+    """What `torch.get_device_module("sim")` is: one device, its streams, no kernels."""
+
+    Stream = SimStream
+    Event = SimEvent
+    is_initialized = is_available = _returning(True)
+    device_count = _returning(1)
+    current_device = _returning(0)
+    set_device = _returning(None)
+    _is_in_bad_fork = _returning(False)
+    get_amp_supported_dtype = _returning([torch.bfloat16, torch.float16, torch.float32])
+    manual_seed_all = set_rng_state = _returning(None)
+    memory_allocated = _returning(0)  # memory is accounted for when a recording is replayed
+
+    def current_stream(self, device: Any = None) -> SimStream:
+        """As torch's device modules have it, like all that follows."""
+        return STREAMS.current
+
+    def default_stream(self, device: Any = None) -> SimStream:
+        """The one that is current where nothing else is said."""
+        return STREAMS.default
+
+    def stream(self, stream: SimStream | None) -> contextlib.AbstractContextManager[Any]:
+        """Make a stream current for as long as the context is open."""
+        return stream if stream is not None else contextlib.nullcontext()
+
+    def set_stream(self, stream: SimStream) -> None:
+        """Make a stream current."""
+        STREAMS.current = stream
+
+    def get_rng_state(self, device: Any = None) -> torch.Tensor:
+        """The state of a generator that is never drawn from; checkpointing keeps it."""
+        return torch.zeros(16, dtype=torch.uint8)
+
+    def synchronize(self, device: Any = None) -> None:
+        """The host waits for the device."""
+        STREAMS.default.synchronize()
+
+
+def simulate_device() -> torch.device:
+    """The device, known to torch from now on; Unsupported where this torch cannot know one."""
+    simulated_device(DEVICE_TYPE, SimModule())
+    return torch.device(DEVICE_TYPE, 0)
 
 
 def _flop_formulas() -> Mapping[Any, Any]:
@@ -86,19 +240,16 @@ def _flop_formulas() -> Mapping[Any, Any]:
 FLOP_FORMULAS = _flop_formulas()
 
 
-def costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], writes: bool) -> bool:
-    """Whether an operator launches nothing: it makes room, tells of a tensor, or gives another view of one."""
-    name = func.overloadpacket.__name__
-    if func.is_view or any(name.startswith(prefix) for prefix in MAKES_OR_TELLS):
+def _costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], writes: bool) -> bool:
+    """Whether an operator launches nothing: it makes room, reports something, or gives another view of a tensor."""
+    if func.is_view or func.overloadpacket.__name__.startswith(MAKES_OR_TELLS):
         return True
-    if writes or not outputs:
-        return False
-    storages = {id(tensor.untyped_storage()) for tensor in inputs}
-    return all(id(tensor.untyped_storage()) in storages for tensor in outputs)
+    return not writes and bool(outputs) and {*map(_key, outputs)} <= {*map(_key, inputs)}
 
 
-def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str]:
-    """Floating point operations as torch's FlopCounterMode counts them, and the operator's kind.
+def _costs(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str, list[int], int]:
+    """Of an operator: floating point operations as torch's FlopCounterMode counts them; its kind; of attention queries,
+    keys, and 1 where it is causal; and bytes that attention's backward allocates for itself while it runs.
 
     Attention is counted by its formula: 4 b h s_q s_k d forward, 2.5 times that backward (FlashAttention computes the
     scores again; Dao 2023), and half where it is causal.
@@ -107,33 +258,18 @@ def flops_of(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str]:
     if forward or backward:
         arguments = arguments_of(func, args, kwargs)
         batch, heads, queries, head_dim = arguments["query"].shape
-        keys = arguments["key"].shape[-2]
-        flops = 4 * batch * heads * queries * keys * head_dim
-        if arguments.get("is_causal", False):
-            flops //= 2
-        return (flops * 5 // 2, ATTENTION_BACKWARD) if backward else (flops, ATTENTION)
+        keys, is_causal = arguments["key"].shape[-2], int(arguments.get("is_causal", False))
+        flops = 4 * batch * heads * queries * keys * head_dim // (2 if is_causal else 1)
+        if forward:
+            return flops, ATTENTION, [queries, keys, is_causal], 0
+        workspace_bytes = batch * heads * queries * (head_dim + 1) * WORKSPACE_BYTES
+        return flops * 5 // 2, ATTENTION_BACKWARD, [queries, keys, is_causal], workspace_bytes
     if func.overloadpacket in FLOP_FORMULAS:
-        return int(FLOP_FORMULAS[func.overloadpacket](*args, **kwargs, out_val=out)), MATMUL
-    return 0, MEMORY
+        return int(FLOP_FORMULAS[func.overloadpacket](*args, **kwargs, out_val=out)), MATMUL, [], 0
+    return 0, MEMORY, [], 0
 
 
-def shape_of_attention(func: Any, args: Any, kwargs: Any) -> list[int]:
-    """Queries, keys, and 1 where it is causal; nothing of other operators."""
-    if not any(is_attention(func)):
-        return []
-    arguments = arguments_of(func, args, kwargs)
-    return [arguments["query"].shape[-2], arguments["key"].shape[-2], int(arguments.get("is_causal", False))]
-
-
-def workspace_bytes(func: Any, args: Any, kwargs: Any) -> int:
-    """What attention's backward allocates for itself while it runs; 0 for other operators."""
-    if not is_attention(func)[1]:
-        return 0
-    batch, heads, queries, head_dim = arguments_of(func, args, kwargs)["query"].shape
-    return int(batch * heads * queries * (head_dim + 1) * WORKSPACE_BYTES)
-
-
-def bytes_touched(
+def _bytes_touched(
     func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> int:
     """Bytes that an operator reads and writes: each tensor once, one that it changes in place twice.
@@ -141,98 +277,35 @@ def bytes_touched(
     Operators that touch only a part of what they are given are counted by that part.
     """
     name = f"{func.namespace}::{func.overloadpacket.__name__}"
-    output_bytes = sum(map(num_bytes, outputs))
+    output_bytes = sum(map(_num_bytes, outputs))
     if name == "fsdp::all_gather_copy_in":
         # Its outputs are the whole gathered buffer, and this rank's part of it, which is what is copied.
-        return 2 * (output_bytes - max(map(num_bytes, outputs)))
+        return 2 * (output_bytes - max(map(_num_bytes, outputs)))
     if name in {"aten::embedding", "aten::index"}:
         return 2 * output_bytes
     if name == "aten::nll_loss_backward":
         return output_bytes
     if name == "aten::nll_loss_forward":
-        return sum(map(num_bytes, inputs[1:])) * 2
-    seen_keys, touched = set(), 0
+        return sum(map(_num_bytes, inputs[1:])) * 2
+    tensors: dict[tuple[Any, ...], torch.Tensor] = {}
     for tensor in (*inputs, *outputs):
-        key = (id(tensor.untyped_storage()), tensor.storage_offset(), tuple(tensor.shape))
-        if key not in seen_keys:
-            seen_keys.add(key)
-            touched += num_bytes(tensor)
-    if name not in OVERWRITES:
-        touched += sum(map(num_bytes, written_by(func, args, kwargs)))
-    return touched
+        tensors.setdefault((_key(tensor), tensor.storage_offset(), tuple(tensor.shape)), tensor)
+    written = () if name in OVERWRITES else written_by(func, args, kwargs)
+    return sum(map(_num_bytes, (*tensors.values(), *written)))
 
 
-def num_bytes(tensor: torch.Tensor) -> int:
+def _num_bytes(tensor: torch.Tensor) -> int:
     """Bytes of a tensor's elements; what is expanded counts once."""
-    elements = 1
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        elements *= size if stride else 1
-    return elements * tensor.element_size()
+    sizes = zip(tensor.shape, tensor.stride(), strict=True)
+    return math.prod(size for size, stride in sizes if stride) * tensor.element_size()
 
 
-# Which ranks may run another step than rank 0: with smaller shards, none, or another part of the sequence.
-
-Cut = tuple[tuple[int, ...], int]  # ranks along a mesh dim, and the length of what they share out
-
-
-def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
-    """Of each mesh dim along which ranks differ from rank 0, the last rank: it has least, or of causal work most.
-
-    Args:
-        inputs: of the global batch, (batch, sequence, ...).
-    """
-    lengths: dict[tuple[int, ...], set[int]] = {}
-    for ranks, length in (*_cuts_of_parameters(step), *_cuts_of_sequence(step, inputs, context)):
-        lengths.setdefault(ranks, set()).add(length)
-    last_ranks = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
-    return tuple(sorted({*last_ranks, *busier_ranks(step, context)}))
+def _key(tensor: torch.Tensor) -> int:
+    return id(tensor.untyped_storage())
 
 
-def busier_ranks(step: TrainingStep, context: RankContext) -> tuple[int, ...]:
-    """Ranks that have more to do than rank 0, which has no smaller shard than any other."""
-    plan = step.plan.cp
-    if plan is None or plan.rotate == ULYSSES or not shards_sequence(plan, context) or plan.balances:
-        return ()
-    # Causal attention: the first rank sees one block of keys, the last one all of them.
-    return (_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1],)
-
-
-def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]:
-    """The first of the ranks for each other set of shard sizes than the first rank's, as torch.chunk gives them.
-
-    >>> differing_along((0, 1, 2, 3), {10})
-    [3]
-    """
-    first_ranks: dict[tuple[int, ...], int] = {}
-    for place, rank in enumerate(ranks):
-        chunks = ((length, -(-length // len(ranks))) for length in sorted(lengths))
-        first_ranks.setdefault(tuple(min(max(length - place * chunk, 0), chunk) for length, chunk in chunks), rank)
-    return [rank for rank in first_ranks.values() if rank != ranks[0]]
-
-
-def _cuts_of_parameters(step: TrainingStep) -> Iterator[Cut]:
-    for parameter in step.model.parameters():
-        placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
-        # In the order in which they share a tensor dim out: TP's shards are cut by FSDP2, whose mesh dim is the outer.
-        order = sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim]))
-        local_shape = list(parameter.shape)
-        for mesh_dim in order:
-            tensor_dim = getattr(placements[mesh_dim], "dim", None)
-            if mesh is not None and tensor_dim is not None:
-                yield _ranks_along(mesh.mesh, mesh_dim), local_shape[tensor_dim]
-                local_shape[tensor_dim] = -(-local_shape[tensor_dim] // mesh.size(mesh_dim))
-
-
-def _cuts_of_sequence(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> Iterator[Cut]:
-    """Sequence parallel modules share the sequence out over the ranks of TP."""
-    dims = [name for name in step.plan.tp_dims if context.size(name) > 1]
-    if step.plan.tp and inputs.ndim > 1 and len(dims) == 1:
-        yield _ranks_along(context.mesh.mesh, context.mesh_dims.index(dims[0])), inputs.shape[1]
-
-
-def _ranks_along(mesh: torch.Tensor, mesh_dim: int) -> tuple[int, ...]:
-    """The global ranks along one mesh dim, the others' first."""
-    return tuple(mesh.movedim(mesh_dim, -1).reshape(-1, mesh.shape[mesh_dim])[0].tolist())
+def _on_device(tree: Any) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors_in(tree) if tensor.device.type == DEVICE_TYPE]
 
 
 def nested_ranks(ranks: Sequence[int]) -> Touched:
@@ -240,43 +313,24 @@ def nested_ranks(ranks: Sequence[int]) -> Touched:
 
     Groups along a mesh dim are alike on all ranks but for where they begin.
     """
-    lowest = min(ranks)
-    ordered = [rank - lowest for rank in sorted(ranks)]
+    ordered = [rank - min(ranks) for rank in sorted(ranks)]
     loops: list[tuple[int, int]] = []
-    ranks_left = ordered
-    while len(ranks_left) > 1:
-        stride = ranks_left[1] - ranks_left[0]
-        count = next(
-            (at for at in range(1, len(ranks_left)) if ranks_left[at] != ranks_left[0] + at * stride), len(ranks_left)
-        )
-        if len(ranks_left) % count:
-            return [(1, rank) for rank in ordered]
+    left = ordered
+    while len(left) > 1:
+        stride = left[1] - left[0]
+        count = next((at for at, rank in enumerate(left) if rank != left[0] + at * stride), len(left))
         loops.insert(0, (count, stride))
-        ranks_left = ranks_left[::count]
-    again = [0]
-    for count, stride in loops:
-        again = [base + at * stride for base in again for at in range(count)]
-    return loops if again == ordered else [(1, rank) for rank in ordered]
-
-
-# The host's side of DDP's reducers, which are C++, while a step is recorded.
-#
-# Gradients, buckets and copies between them have no values, like all tensors of a recorded step. What a reducer
-# counts on
-# the host (how many parameters there are, of which shapes, which of them make a bucket, which were used) it reads from
-# memory: those tensors are real ones. Ranks are taken to count what this one does, so what it sends is what it
-# receives.
-
-Operation = Callable[[Any, Any, Any], Any]
-CPU = torch.device("cpu")
-# What is copied to the host has arrived before the host goes on.
-COPIES, ASKS = "copy_", "_local_scalar_dense"
-# Memory that a copy to the device may be read from while the host goes on: of a host alone, any.
-PINNED, IS_PINNED = "pin_memory", "is_pinned"
+        left = left[::count]
+    return loops if ranks_of(loops) == ordered else [(1, rank) for rank in ordered]
 
 
 class ReducersOnHost:
-    """Between DDP's reducers and who records the step.
+    """Between DDP's reducers, which are C++, and who records the step.
+
+    Gradients, buckets and copies between them have no values, like all tensors of a recorded step. What a reducer
+    counts on the host (how many parameters there are, of which shapes, which of them make a bucket, which were used) it
+    reads from memory: those tensors are real ones. Ranks are taken to count what this one does, so what it sends is
+    what it receives.
 
     Args:
         use: is told of tensors that are used now, so that the current stream waits for their collective.
@@ -295,35 +349,30 @@ class ReducersOnHost:
         self._running: dict[int, EndedWork] = {}
         self._works: list[EndedWork] = []
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self) -> contextlib.AbstractContextManager[None]:
         """Notice reducers that are made or count inside."""
-        with reducers_on_host(self._counting):
-            yield
+        return reducers_on_host(self._counting)
 
-    @contextlib.contextmanager
-    def _counting(self) -> Iterator[None]:
-        before, self._count, self._are_there = self._count, True, True
-        try:
-            yield
-        finally:
-            self._count = before
+    def _counting(self) -> contextlib.AbstractContextManager[None]:
+        self._are_there = True
+        return replaced(self, "_count", True)
 
-    def run(self, func: Any, args: Any, kwargs: Any, record: Operation) -> Any:
+    def run(self, func: Any, args: Any, kwargs: Any, record: Callable[[Any, Any, Any], Any]) -> Any:
         """An operator: on what is counted here it runs with values, all others are `record`ed."""
         if not self._are_there:
             return record(func, args, kwargs)
         if func.namespace == "c10d":
-            return self._communicate(func, args, kwargs, record)
+            return self._in_background(func, args, kwargs, record(func, args, kwargs))
         tensors, name = tensors_in([args, kwargs]), func.overloadpacket.__name__
-        host_tensors = [tensor for tensor in tensors if id(tensor.untyped_storage()) in self._on_host]
+        host_tensors = [tensor for tensor in tensors if _key(tensor) in self._on_host]
         if self._is_counted(host_tensors, tensors, kwargs):
             return self._with_values(func, args, kwargs)
         for tensor in tensors:
-            if (work := self._running.get(id(tensor.untyped_storage()))) is not None:
+            if (work := self._running.get(_key(tensor))) is not None:
                 work.wait()
-        is_copied_back = name == COPIES and host_tensors and host_tensors[0] is args[0]
-        if self._sent is not None and (is_copied_back or (name == ASKS and self._count)):
+        is_copied_back = name == "copy_" and host_tensors and host_tensors[0] is args[0]
+        if self._sent is not None and (is_copied_back or (name == "_local_scalar_dense" and self._count)):
+            # What is copied to the host has arrived before the host goes on.
             STREAMS.current.synchronize()
             return self._with_values(func, (*args[:1], self._sent) if is_copied_back else (self._sent,), {})
         if host_tensors:
@@ -345,23 +394,21 @@ class ReducersOnHost:
         return bool(host_tensors) or self._count or bool(kwargs.get(PINNED) and kwargs.get("dtype") is torch.int32)
 
     def _with_values(self, func: Any, args: Any, kwargs: Any) -> Any:
-        if func.overloadpacket.__name__ == IS_PINNED:
+        if func.overloadpacket.__name__ == "is_pinned":
             return True
         with with_values_again():
             out = func(*args, **{name: value for name, value in kwargs.items() if name != PINNED})
         for tensor in tensors_in(out):
-            storage = tensor.untyped_storage()
-            self._on_host[id(storage)] = storage
+            self._on_host[_key(tensor)] = tensor.untyped_storage()
         return out
 
-    def _communicate(self, func: Any, args: Any, kwargs: Any, record: Operation) -> Any:
-        """A collective; one that runs beside has a work that is waited for when C++ asks, or, of the future that it
-        asks for instead, where it looks into the result."""
-        out = record(func, args, kwargs)
-        outputs = [tensor for tensor in tensors_in(out) if tensor.device.type == DEVICE_TYPE]
+    def _in_background(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
+        """What a collective returns; one that runs beside has a work that is waited for when C++ asks, or, of the
+        future that it asks for instead, where it looks into the result."""
+        outputs = _on_device(out)
         if not outputs or not is_async(func, args, kwargs):
             return out
-        keys = [id(tensor.untyped_storage()) for tensor in outputs]
+        keys = [*map(_key, outputs)]
 
         def wait() -> None:
             self._use(outputs)
@@ -374,21 +421,11 @@ class ReducersOnHost:
         return (*out[:-1], work.boxed())
 
 
-# Writes down what a step does on the simulated device, in program order: operators, collectives, waits, memory.
-#
-# Memory is that of storages: one is allocated when an operator first returns it, and freed when nothing holds it any
-# more. FSDP2 frees and fills storages that it keeps by resizing them, which no operator tells of.
-
-# A collective's result under another tensor, which is not waited for yet.
-WRAPS = "_wrap_tensor_autograd"
-# DTensor's all-to-all returns what has arrived: its caller waits for nothing.
-WAITS_ITSELF = "shard_dim_alltoall"
-# What Adam asks for: how many steps it has taken, which no time depends on.
-STEPS_TAKEN = 2.0
-
-
 class Recorder:
     """Everything that is issued while `on()` is open, as events.
+
+    Memory is that of storages: one is allocated when an operator first returns it, and freed when nothing holds it any
+    more. FSDP2 frees and fills storages that it keeps by resizing them, which no operator reports.
 
     Args:
         at_once: as what is compiled does, wait for a functional collective as soon as it is issued: its wait stands
@@ -423,7 +460,7 @@ class Recorder:
         with (
             replaced(STREAMS, "tell", self.events.append),
             self._storages.resizing(),
-            global_metadata(self._unseen),
+            global_metadata(lambda: replaced(self, "_is_metadata", True)),
             waited_for_when_used(self._at_once) as unwaited,
             self.reducers.on(),
             each_operator(partial(self.reducers.run, record=self._handle), unwaited),
@@ -452,14 +489,6 @@ class Recorder:
         """The block that a tensor's memory is now; None where it has none on the device."""
         return self._storages.number_of(tensor.untyped_storage())
 
-    @contextlib.contextmanager
-    def _unseen(self) -> Iterator[None]:
-        before, self._is_metadata = self._is_metadata, True
-        try:
-            yield
-        finally:
-            self._is_metadata = before
-
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
         if self._is_metadata or func.namespace in ("prim", "profiler"):
             return func(*args, **kwargs)
@@ -468,24 +497,40 @@ class Recorder:
         if func.overloadpacket.__name__ == "_local_scalar_dense" and not has_values(args[0]):
             return self._value_of(args[0])
         out = func(*args, **kwargs)
-        outputs = [tensor for tensor in tensors_in(out) if tensor.device.type == DEVICE_TYPE]
-        inputs = [tensor for tensor in tensors_in([args, kwargs]) if tensor.device.type == DEVICE_TYPE]
+        outputs, inputs = _on_device(out), _on_device([args, kwargs])
         if not outputs and not inputs:
             return out
-        writes = bool(written_by(func, args, kwargs))
-        if self.tracker is None or costs_nothing(func, inputs, outputs, writes):
+        if self.tracker is None or _costs_nothing(func, inputs, outputs, bool(written_by(func, args, kwargs))):
             for tensor in outputs:
                 self._see(tensor)
             return out
         self._await(inputs)
-        self._operate(func, args, kwargs, inputs, outputs, out)
+        reads, writes = self._touched(inputs), self._touched(outputs)
+        issued_in = self.tracker.issue_context()
+        flops, kind, attention, workspace_bytes = _costs(func, args, kwargs, out)
+        if workspace_bytes:
+            self.events.append(Freed(self._allocate(workspace_bytes)))
+        self.events.append(
+            Operator(
+                stream=STREAMS.current.number,
+                name=str(func),
+                kind=kind,
+                flops=flops,
+                dtype=dtype_name((inputs or outputs)[0].dtype),
+                num_bytes=_bytes_touched(func, args, kwargs, inputs, outputs),
+                reads=reads,
+                writes=writes,
+                phase=issued_in.phase,
+                owner=self._owner(issued_in),
+                attention=attention,
+            )
+        )
         return out
 
     def _await(self, tensors: Sequence[torch.Tensor]) -> None:
         """Whoever uses what a functional collective makes waits for it, if nobody has."""
         for tensor in tensors:
-            if event := self._pending.pop(id(tensor.untyped_storage()), None):
-                STREAMS.current.wait_event(event)
+            STREAMS.current.wait_event(self._pending.pop(_key(tensor), None))
 
     def _value_of(self, tensor: torch.Tensor) -> float | int | bool:
         """A number that the optimizer asks for on the host; nobody else may: its time would depend on it."""
@@ -495,82 +540,43 @@ class Recorder:
             raise NeedsValues("asks for a tensor's value, which a simulated step does not have")
         return STEPS_TAKEN if tensor.is_floating_point() else int(STEPS_TAKEN)
 
-    def _operate(
-        self,
-        func: Any,
-        args: Any,
-        kwargs: Any,
-        inputs: Sequence[torch.Tensor],
-        outputs: Sequence[torch.Tensor],
-        out: Any,
-    ) -> None:
-        reads, writes = self._touched(inputs), self._touched(outputs)
-        flops, kind = flops_of(func, args, kwargs, out)
-        stream = STREAMS.current.number
-        assert self.tracker is not None
-        issued_in = self.tracker.issue_context()
-        if workspace := workspace_bytes(func, args, kwargs):
-            self.events.append(Freed(self._allocate(workspace)))
-        self.events.append(
-            Operator(
-                stream=stream,
-                name=str(func),
-                kind=kind,
-                flops=flops,
-                dtype=dtype_name((inputs or outputs)[0].dtype),
-                num_bytes=bytes_touched(func, args, kwargs, inputs, outputs),
-                reads=reads,
-                writes=writes,
-                phase=issued_in.phase,
-                owner=self._owner(issued_in),
-                attention=shape_of_attention(func, args, kwargs),
-            )
-        )
-
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
-        tensors = [tensor for tensor in tensors_in([args, kwargs]) if tensor.device.type == DEVICE_TYPE]
-        if func.overloadpacket.__name__ in ("wait_tensor", WRAPS):
+        name, tensors = func.overloadpacket.__name__, _on_device([args, kwargs])
+        if name in ("wait_tensor", WRAPS):
             out = func(*args, **kwargs)
             self._see(out)
-            event = self._pending.pop(id(args[0].untyped_storage()), None)
-            if event and func.overloadpacket.__name__ == WRAPS:
-                self._pending[id(out.untyped_storage())] = event
-            elif event:
+            event = self._pending.pop(_key(args[0]), None)
+            if event and name == WRAPS:
+                self._pending[_key(out)] = event
+            else:
                 STREAMS.current.wait_event(event)
             return out
         call = call_of(func, args, kwargs)
         # Asked before it runs: what it makes has no owner yet.
-        communication = (
-            self.tracker.communication(call, self.tracker.issue_context()) if self.tracker and call else None
-        )
+        tracker = self.tracker
+        communication = tracker.communication(call, tracker.issue_context()) if tracker and call else None
         self.use(tensors)
         out = func(*args, **kwargs)
-        outputs = [tensor for tensor in tensors_in(out) if tensor.device.type == DEVICE_TYPE]
+        outputs = _on_device(out)
         for tensor in outputs:
             self._see(tensor)
         if call is None or communication is None or not tensors:
             return out
-        fields = {name: getattr(communication, name) for name in Collective._fields if hasattr(communication, name)}
-        issued = Collective(stream=STREAMS.current.number, ranks=nested_ranks(call.ranks), **fields)
+        issued = _collective(communication, STREAMS.current, call.ranks)
         if func.namespace == "c10d" and not is_async(func, args, kwargs):
             self.events.append(issued)  # FSDP2 issues its own on streams that it made for them
         else:
-            self._issue_aside(issued, call.ranks, outputs)
-            if func.overloadpacket.__name__ == WAITS_ITSELF:
+            # As NCCL does: on a stream of the communicator's, after what was issued before; who waits, waits for it.
+            stream = self._of_groups.setdefault(call.ranks, SimStream())
+            stream.wait_stream(STREAMS.current)
+            self.events.append(issued._replace(stream=stream.number))
+            self._pending.update(dict.fromkeys(map(_key, outputs), stream.record_event()))
+            if name == WAITS_ITSELF:
                 self._await(outputs)
         return out
 
-    def _issue_aside(self, issued: Collective, ranks: tuple[int, ...], outputs: Sequence[torch.Tensor]) -> None:
-        """As NCCL does: on a stream of the communicator's, after what was issued before; who waits, waits for it."""
-        stream = self._of_groups.setdefault(ranks, SimStream())
-        stream.wait_stream(STREAMS.current)
-        self.events.append(issued._replace(stream=stream.number))
-        event = stream.record_event()
-        for tensor in outputs:
-            self._pending[id(tensor.untyped_storage())] = event
-
     def _touched(self, tensors: Sequence[torch.Tensor]) -> Touched:
-        return [(self._see(tensor), num_bytes(tensor)) for tensor in tensors]
+        return [(self._see(tensor), _num_bytes(tensor)) for tensor in tensors]
 
     def _see(self, tensor: torch.Tensor) -> int:
         """The block of a tensor's storage, allocated now if it was not before."""
@@ -594,15 +600,21 @@ class Recorder:
         """The module's name; a node of backward belongs to one, found among all that have run once."""
         if issued_in is None or self.tracker is None:
             return ""
-        if issued_in.position is None or issued_in.fsdp_owner is not None or issued_in.finished is not None:
+        position = issued_in.position
+        if position is None or issued_in.fsdp_owner is not None or issued_in.finished is not None:
             return self.tracker.owner_of(issued_in) or ""
-        if issued_in.position not in self._owners:
-            self._owners[issued_in.position] = self.tracker.owner_of(issued_in) or ""
-        return self._owners[issued_in.position]
+        if position not in self._owners:
+            self._owners[position] = self.tracker.owner_of(issued_in) or ""
+        return self._owners[position]
+
+
+def _collective(communication: Communication, stream: SimStream, ranks: Sequence[int]) -> Collective:
+    fields = {name: getattr(communication, name) for name in Collective._fields if hasattr(communication, name)}
+    return Collective(stream=stream.number, ranks=nested_ranks(ranks), **fields)
 
 
 def _held(issued_in: IssueContext | None) -> str:
-    """What lies in a block that is not held between two steps: told by who asked for it."""
+    """What lies in a block that is not held between two steps, by who asked for it."""
     if issued_in is None or issued_in.phase == "optimizer":
         return "other" if issued_in is None else "optimizer"
     if issued_in.label is not None and issued_in.label.source == "fsdp":
@@ -640,11 +652,9 @@ class StageMessages:
         self._last: dict[tuple[int, ...], Sent] = {}
         self._num_batches = 0
 
-    @contextlib.contextmanager
-    def on(self) -> Iterator[None]:
+    def on(self) -> contextlib.AbstractContextManager[None]:
         """Write down what is inside; the recorder must be on around it."""
-        with messages_of_stages(self._issue):
-            yield
+        return messages_of_stages(self._issue)
 
     def _issue(self, tensors: Sequence[torch.Tensor], messages: Sequence[CollectiveCall]) -> list[Sent]:
         if len({message.kind for message in messages}) > 1:
@@ -667,9 +677,7 @@ class StageMessages:
         for message in messages:
             assert message.peer is not None
             communication = tracker.communication(message, tracker.issue_context(message))
-            fields = {name: getattr(communication, name) for name in Collective._fields if hasattr(communication, name)}
-            ends = nested_ranks((self._rank, message.peer))
-            issued = Collective(stream=stream.number, ranks=ends, **fields)
+            issued = _collective(communication, stream, (self._rank, message.peer))
             recorder.events.append(issued._replace(peer=message.peer, batch=self._num_batches))
         # NCCL's watchdog drops what an earlier work keeps once it has ended, which nobody may have waited for.
         if (last := self._last.get(communicator)) is not None:

@@ -1,7 +1,8 @@
 """A variant's step, its plan applied as for a measured one, recorded on the simulated device as one rank runs it."""
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -13,16 +14,16 @@ from distbench.cases.step import step_case
 from distbench.observe.module_attribution import tracked_collectives
 from distbench.plans.batch import batch_of
 from distbench.plans.model import allocate, blueprint, place_attributes, tensors_of
-from distbench.plans.parallelize import fused_modules
+from distbench.plans.parallelize import fused_modules, shards_sequence
 from distbench.plans.plan_check import problems
 from distbench.plans.training_step import TrainingStep, state_of, step_of
 from distbench.ranks.context import RankContext
 from distbench.ranks.failure import one_line_and_place, raised_at
 from distbench.ranks.measure import no_stamp
-from distbench.simulate.operator_recorder import Recorder, StageMessages, busier_ranks, differing_ranks
+from distbench.simulate.operator_recorder import DEVICE_TYPE, Recorder, StageMessages, simulate_device
 from distbench.simulate.recording import MAX_RANKS, Head, PipelineFacts, Recording, ranks_of_pipeline
-from distbench.simulate.sim_device import DEVICE_TYPE, simulate_device
 from distbench.spec import Scenario, UserError
+from distbench.spec.plan import ULYSSES
 from distbench.spec.versions import outside_of_support
 from distbench.torch_private import (
     NeedsValues,
@@ -31,6 +32,7 @@ from distbench.torch_private import (
     chunks_when_asked_for,
     fake_ranks,
     forget_layouts_of_backward,
+    is_strided_shard,
     meshes_with_values,
     tensors_in,
 )
@@ -79,11 +81,14 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         UserError: the scenario has no step, its plan cannot work, or the step asks for what only values tell.
         Unsupported: this torch cannot simulate a device.
     """
-    _require_simulable(scenario, name)
+    if scenario.build_model is None or scenario.make_batch is None:
+        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
+    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
+        raise UserError("CPU offload is not simulated; leave it out")
     # What inductor compiles is recorded operator by operator, and made one kernel when it is replayed.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
-    assert scenario.build_model is not None and scenario.make_batch is not None
+    assert scenario.build_model is not None
     device = simulate_device()
     with fake_ranks(mesh, DEVICE_TYPE, rank) as devices:
         assert dist.group.WORLD is not None
@@ -127,13 +132,6 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     return RecordedRank(Recording(head, recorder.events), differing, busier)
 
 
-def _require_simulable(scenario: Scenario, name: str) -> None:
-    if scenario.build_model is None or scenario.make_batch is None:
-        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
-    if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
-        raise UserError("CPU offload is not simulated; leave it out")
-
-
 @contextlib.contextmanager
 def _one_sentence_errors() -> Iterator[None]:
     """Why a step cannot be simulated, whatever it raises."""
@@ -147,14 +145,8 @@ def _one_sentence_errors() -> Iterator[None]:
     except UserError as error:
         raise UserError(f"it cannot be simulated: {error}") from error
     except Exception as error:
-        reason = f"its step raises {one_line_and_place(error)}{untested(torch.__version__)}"
-        raise UserError(f"it cannot be simulated, {reason}") from error
-
-
-def untested(version: str) -> str:
-    """What to think of an error under a torch that simulating was not tested with; empty for a tested one."""
-    outside = outside_of_support(version)
-    return f" ({outside})" if outside else ""
+        untested = f" ({outside})" if (outside := outside_of_support(torch.__version__)) else ""
+        raise UserError(f"it cannot be simulated, its step raises {one_line_and_place(error)}{untested}") from error
 
 
 def _built(
@@ -209,3 +201,62 @@ def _blocks(recorder: Recorder, tree: Any, kind: str) -> dict[int, str]:
     tensors: list[Any] = tensors_in(tree)
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return {number: kind for tensor in local if (number := recorder.block_of(tensor)) is not None}
+
+
+def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
+    """Ranks that may run another step than rank 0: with smaller shards, none, or another part of the sequence. Of each
+    mesh dim along which ranks differ from rank 0, the last rank: it has least, or of causal work most.
+
+    Args:
+        inputs: of the global batch, (batch, sequence, ...).
+    """
+    lengths: dict[tuple[int, ...], set[int]] = defaultdict(set)
+    for ranks, length in _cuts_of_parameters(step):
+        lengths[ranks].add(length)
+    # Sequence parallel modules share the sequence out over the ranks of TP.
+    dims = [name for name in step.plan.tp_dims if context.size(name) > 1]
+    if step.plan.tp and inputs.ndim > 1 and len(dims) == 1:
+        lengths[_ranks_along(context.mesh.mesh, context.mesh_dims.index(dims[0]))].add(inputs.shape[1])
+    last_ranks = {rank for ranks, of_ranks in lengths.items() for rank in differing_along(ranks, of_ranks)[-1:]}
+    return tuple(sorted({*last_ranks, *busier_ranks(step, context)}))
+
+
+def busier_ranks(step: TrainingStep, context: RankContext) -> tuple[int, ...]:
+    """Ranks that have more to do than rank 0, which has no smaller shard than any other."""
+    plan = step.plan.cp
+    if plan is None or plan.rotate == ULYSSES or not shards_sequence(plan, context) or plan.balances:
+        return ()
+    # Causal attention: the first rank sees one block of keys, the last one all of them.
+    return (_ranks_along(context.mesh.mesh, context.mesh_dims.index(plan.mesh_dim))[-1],)
+
+
+def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]:
+    """The first of the ranks for each other set of shard sizes than the first rank's, as torch.chunk gives them.
+
+    >>> differing_along((0, 1, 2, 3), {10})
+    [3]
+    """
+    first_ranks: dict[tuple[int, ...], int] = {}
+    for place, rank in enumerate(ranks):
+        chunks = ((length, -(-length // len(ranks))) for length in sorted(lengths))
+        first_ranks.setdefault(tuple(min(max(length - place * chunk, 0), chunk) for length, chunk in chunks), rank)
+    return [rank for rank in first_ranks.values() if rank != ranks[0]]
+
+
+def _cuts_of_parameters(step: TrainingStep) -> Iterator[tuple[tuple[int, ...], int]]:
+    """Ranks along a mesh dim, and the length of what they share out."""
+    for parameter in step.model.parameters():
+        placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
+        # In the order in which they share a tensor dim out: TP's shards are cut by FSDP2, whose mesh dim is the outer.
+        order = sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim]))
+        local_shape = list(parameter.shape)
+        for mesh_dim in order:
+            tensor_dim = getattr(placements[mesh_dim], "dim", None)
+            if mesh is not None and tensor_dim is not None:
+                yield _ranks_along(mesh.mesh, mesh_dim), local_shape[tensor_dim]
+                local_shape[tensor_dim] = -(-local_shape[tensor_dim] // mesh.size(mesh_dim))
+
+
+def _ranks_along(mesh: torch.Tensor, mesh_dim: int) -> tuple[int, ...]:
+    """The global ranks along one mesh dim, the others' first."""
+    return tuple(mesh.movedim(mesh_dim, -1).reshape(-1, mesh.shape[mesh_dim])[0].tolist())

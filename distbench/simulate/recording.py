@@ -1,9 +1,19 @@
-"""A recording of one rank's step (operators, streams, allocations in program order), its file, and the child that
-makes it."""
+"""A recording of one rank's step, its file, and the child that makes it.
+
+It has what the rank issued to which stream, and what it allocated, in the order of the program. docs/simulation.md says
+what each field means. The file is JSON line by line, the first its `Head`, each further one an event; of several ranks,
+one recording after another.
+
+History of recording_version; a reader of version N reads all older ones:
+    1: first version.
+    2: more ranks than rank 0, each with a head of its own and its `rank`; `case_id` and `params`; a collective's `op`.
+    3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
+"""
 
 import json
 import math
 import tempfile
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -17,20 +27,15 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
 
-# A recording of one rank's step: what it issued to which stream, and what it allocated, in the order of the program.
-#
-# docs/simulation.md says what each field means.
-
+VERSION = 3
+TIMEOUT_S = 1800.0
+MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
+MAX_WORLD_SIZE = 65_536  # as --mesh has it
 # Of an operator: what its time depends on.
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
-KINDS_OF_OPERATORS = (MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY)
 # Of a block of memory: what lies in it.
 HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
-# Of a collective that is a message between two stages.
-MESSAGES = ("send", "recv")
-# The phase of a pipeline in which forward and backward take turns.
-SCHEDULE = "schedule"
-MAX_WORLD_SIZE = 65_536  # as --mesh has it
+SCHEDULE = "schedule"  # the phase of a pipeline in which forward and backward take turns
 Pair = Annotated[Sequence[Count], Meta(min_length=2, max_length=2, description="a pair of whole numbers")]
 Touched = Sequence[Pair]
 GroupSize = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE, description=f"1 to {MAX_WORLD_SIZE}")]
@@ -62,12 +67,9 @@ class Head:
     Args:
         variant: the axes of the scenario's variant, as its label has them; empty where nothing is swept.
         mesh: mesh dim name to ranks, outermost first; the last one's ranks are neighbours.
-        torch: torch's version.
-        num_parameters: of the whole model.
-        batch_size: samples of the global batch.
-        num_tokens: tokens of the global batch; None where the scenario names none.
+        torch: its version.
+        batch_size, num_tokens: of the global batch; no tokens where the scenario names none.
         microbatches: parts that a rank's batch is split into.
-        phases: of the step, in order.
         compiled: names of the modules that the plan compiles; their operators are recorded as they run uncompiled.
         rank: whose step it is.
         case_id: of the case that a measured run of the same step has; `params` are that case's.
@@ -87,7 +89,7 @@ class Head:
     rank: Count = 0
     case_id: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
-    pipeline: "PipelineFacts | None" = None
+    pipeline: PipelineFacts | None = None
 
     @property
     def label(self) -> str:
@@ -106,9 +108,7 @@ class Operator(NamedTuple):
 
     Args:
         name: as torch dispatches it, such as "aten.mm.default".
-        kind: out of KINDS_OF_OPERATORS.
         flops: floating point operations; causal attention counts half.
-        dtype: of what it computes in.
         num_bytes: read and written.
         reads, writes: (block, bytes) of each tensor.
         phase: "forward", "backward" or "optimizer".
@@ -118,7 +118,7 @@ class Operator(NamedTuple):
 
     stream: Count
     name: Name
-    kind: Annotated[str, among(KINDS_OF_OPERATORS)]
+    kind: Annotated[str, among((MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY))]
     flops: Count
     dtype: Name
     num_bytes: Count
@@ -181,12 +181,7 @@ class HostWaited(NamedTuple):
 
 
 class Allocated(NamedTuple):
-    """A block of memory is asked for on a stream.
-
-    Args:
-        held: what lies in it, out of HELD.
-        owner: the module's name; empty for the root, and where none is known.
-    """
+    """A block of memory is asked for on a stream; `owner` as of an `Operator`."""
 
     block: Count
     num_bytes: Count
@@ -216,6 +211,16 @@ def ranks_of_pipeline(mesh: Mapping[str, int], mesh_dim: str, rank: int) -> list
     return [first + place * stride for place in range(mesh[mesh_dim])]
 
 
+def ranks_of(loops: Touched) -> list[int]:
+    """The ranks of `Collective.ranks`."""
+    if loops and all(count == 1 for count, _ in loops):
+        return [rank for _, rank in loops]
+    ranks = [0]
+    for count, stride in loops:
+        ranks = [base + at * stride for base in ranks for at in range(count)]
+    return ranks
+
+
 @dataclass(frozen=True)
 class Recording:
     """One rank's step."""
@@ -237,23 +242,9 @@ class Recording:
     @property
     def world_size(self) -> int:
         """Ranks of the whole mesh."""
-        num_ranks = 1
-        for size in self.head.mesh.values():
-            num_ranks *= size
-        return num_ranks
+        return math.prod(self.head.mesh.values())
 
 
-# The file of a recording: JSON line by line, the first its `Head`, each further one an event; of several ranks, one
-# recording after another.
-#
-# History of recording_version; a reader of version N reads all older ones:
-#     1: first version.
-#     2: more ranks than rank 0, each with a head of its own and its `rank`; `case_id` and `params`; a collective's
-# `op`.
-#     3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
-
-VERSION = 3
-MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
 # Event in a file to its type.
 TYPES: dict[str, type[Event]] = {
     "step": StepBegun,
@@ -276,13 +267,12 @@ class HeadLine(Struct):
 
 def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
     """Write those of one step's ranks as JSON lines."""
-    write_whole(path, "".join(line + "\n" for recording in recordings for line in _lines_of(recording)))
-
-
-def _lines_of(recording: Recording) -> Iterator[str]:
-    counts = {"recording_version": VERSION, "num_events": len(recording.events)}
-    yield json.dumps({**counts, **asdict(recording.head)})
-    yield from (json.dumps({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events)
+    lines = []
+    for recording in recordings:
+        counts = {"recording_version": VERSION, "num_events": len(recording.events)}
+        lines.append(json.dumps({**counts, **asdict(recording.head)}))
+        lines += [json.dumps({"is": NAMES[type(event)], **event._asdict()}) for event in recording.events]
+    write_whole(path, "\n".join([*lines, ""]))
 
 
 def load_recordings(path: Path) -> list[Recording]:
@@ -291,16 +281,14 @@ def load_recordings(path: Path) -> list[Recording]:
     Raises:
         UserError: the file cannot be read, is no recording, or a line of it is damaged.
     """
-    ranks: list[tuple[int, Head, list[Event]]] = []
-    counts: list[int | None] = []
+    ranks: list[tuple[int, Head, int | None, list[Event]]] = []
     with opened(path, "recording") as file:
         for number, record in _lines(file, path):
             try:
                 if ranks and "recording_version" not in record:
-                    ranks[-1][2].append(_event(record))
+                    ranks[-1][-1].append(_event(record))
                     continue
-                ranks.append((number, _head(record, path), []))
-                counts.append(decode(record, HeadLine).num_events)
+                ranks.append((number, _head(record, path), decode(record, HeadLine).num_events, []))
             except ValueError as error:
                 raise _damaged(path, number, str(error)) from error
             if len(ranks) > MAX_RANKS:
@@ -308,18 +296,13 @@ def load_recordings(path: Path) -> list[Recording]:
     if not ranks:
         raise UserError(f"{path} {_NO_RECORDING}")
     first = ranks[0][1]
-    for (number, head, events), count in zip(ranks, counts, strict=True):
+    for number, head, count, events in ranks:
         if count is not None and len(events) != count:
             raise _damaged(path, number, f"{len(events):,} of its {count:,} events are there: it was cut short")
         if (head.scenario, head.variant, head.mesh) != (first.scenario, first.variant, first.mesh):
             raise _damaged(path, number, f"{head.label} is another step than {first.label}, a file holds one")
         _require_order(events, path, number + 1)
-    return [Recording(head, events) for _, head, events in ranks]
-
-
-def load_recording(path: Path) -> Recording:
-    """The first rank's. Raises as `load_recordings`."""
-    return load_recordings(path)[0]
+    return [Recording(head, events) for _, head, _, events in ranks]
 
 
 _NO_RECORDING = "is no recording; write one with distbench simulate SCENARIO --save FILE"
@@ -334,9 +317,9 @@ def _head(record: dict[str, Any], path: Path) -> Head:
     head = decode(record, Head)
     if head.pipeline is not None and head.pipeline.mesh_dim not in head.mesh:
         raise ValueError("pipeline: mesh_dim is not one of the mesh")
-    if math.prod(head.mesh.values()) > MAX_WORLD_SIZE:
+    if (world_size := math.prod(head.mesh.values())) > MAX_WORLD_SIZE:
         raise ValueError(f"its mesh has more than {MAX_WORLD_SIZE:,} ranks")
-    if math.prod(head.mesh.values()) <= head.rank:
+    if head.rank >= world_size:
         raise ValueError(f"rank is {head.rank}, not one of the mesh's")
     return head
 
@@ -360,16 +343,14 @@ def _event(record: dict[str, Any]) -> Event:
         raise ValueError("it is no event of a recording")
     values = [record.get(name, kind._field_defaults.get(name)) for name in kind._fields]
     event = decode(values, kind)
-    if isinstance(event, Collective) and _num_ranks(event) != event.group_size:
-        raise ValueError(f"ranks has {_num_ranks(event)} ranks, not group_size, {event.group_size}")
-    if isinstance(event, Collective) and event.peer is not None and event.kind not in MESSAGES:
-        raise ValueError(f"peer is {event.peer}, and a message is a {' or a '.join(MESSAGES)}")
+    if isinstance(event, Collective):
+        counts = [count for count, _ in event.ranks]
+        num_ranks = len(counts) if {*counts} == {1} else math.prod(counts)
+        if num_ranks != event.group_size:
+            raise ValueError(f"ranks has {num_ranks} ranks, not group_size, {event.group_size}")
+        if event.peer is not None and event.kind not in ("send", "recv"):
+            raise ValueError(f"peer is {event.peer}, and a message is a send or a recv")
     return event
-
-
-def _num_ranks(event: Collective) -> int:
-    counts = [count for count, _ in event.ranks]
-    return len(counts) if counts and set(counts) == {1} else math.prod(counts)
 
 
 def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None:
@@ -392,16 +373,8 @@ def _damaged(path: Path, number: int, wrong: str) -> UserError:
     return UserError(f"recording {path}, line {number}: {wrong}; record the step anew")
 
 
-TIMEOUT_S = 1800.0
-
-
 class RecordedSteps(NamedTuple):
-    """What came of recording a job's variants.
-
-    Args:
-        recordings: of each variant those of its ranks, one after another.
-        left_out: a variant's label to why it cannot be simulated.
-    """
+    """Of each variant of a job the recordings of its ranks, one after another; or, by its label, why it has none."""
 
     recordings: list[Recording]
     left_out: dict[str, str]
@@ -430,18 +403,16 @@ def record_steps(
         )
         steps = []
         for of_job in answer:
-            left_out = {one["label"]: one["left_out"] for one in of_job if "left_out" in one}
-            files = [Path(one["file"]) for one in of_job if "file" in one]
+            left_out = {variant["label"]: variant["left_out"] for variant in of_job if "left_out" in variant}
+            files = [Path(variant["file"]) for variant in of_job if "file" in variant]
             if not files:
                 raise UserError("; ".join(_reasons(left_out)))
-            steps.append(RecordedSteps([one for file in files for one in load_recordings(file)], left_out))
+            steps.append(RecordedSteps([ranks for file in files for ranks in load_recordings(file)], left_out))
         return steps
 
 
 def _reasons(left_out: Mapping[str, str]) -> Iterator[str]:
     """Each reason once, with the first variant that it is of and how many more."""
-    of_reason: dict[str, list[str]] = {}
-    for label, reason in left_out.items():
-        of_reason.setdefault(reason, []).append(label)
-    for reason, (first, *other_labels) in of_reason.items():
-        yield f"{first}{f' (and {len(other_labels)} more variants)' if other_labels else ''}: {reason}"
+    for reason, count in Counter(left_out.values()).items():
+        first = next(label for label in left_out if left_out[label] == reason)
+        yield f"{first}{f' (and {count - 1} more variants)' if count > 1 else ''}: {reason}"

@@ -7,16 +7,26 @@ from functools import cached_property
 from typing import Any
 
 from distbench.simulate.allocator import MemoryUse, replay_memory
-from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
-from distbench.simulate.compiled import compiled_memory
-from distbench.simulate.float8 import IS_A_RULE, in_float8_by
+from distbench.simulate.clock import Exposed, Parts, TimedStep, host_assumptions, parts_of, replay_together
+from distbench.simulate.compile_float8 import FLOAT8_RULE, compiled_memory, in_float8_by
 from distbench.simulate.hardware_file import Hardware
-from distbench.simulate.operator_costs import host_assumptions
 from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of_pipeline
 from distbench.spec.plan import folded
 
-# Of a step: forward once, and backward of twice its operations.
-PASSES_OF_FORWARD = 3
+NOT_SIMULATED = (
+    "each rank is simulated alone, as fast as the slowest device is: none waits for another within the step",
+    "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
+    "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
+)
+IN_PIPELINES = (
+    "ranks of a pipeline wait for one another's messages; each is as fast as the slowest device, and its other "
+    "collectives wait for nobody"
+)
+NOT_ON_HOST = (
+    "the host runs operators and collectives one after another, each as long as it took while all ranks ran it",
+    NOT_SIMULATED[0],
+    "memory is that of an accelerator's allocator: a CPU's has other rules",
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +50,7 @@ class Simulation:
     Args:
         expandable: whether the allocator runs with `expandable_segments:True`.
         float8: patterns of the modules that are in float8 in the recording, where it was changed so.
-        ranks: those of the rank's pipeline, of which it is one; None where there is none.
+        ranks: those of the rank's pipeline, of which it is one; None for it alone.
     """
 
     recording: Recording
@@ -55,16 +65,16 @@ class Simulation:
     ) -> "list[Simulation]":
         """Some ranks and variants, those of a pipeline together, with modules in float8 where any are named."""
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
-        pipelines = {name: SimulatedRanks(ranks, hardware) for name, ranks in _pipelines(changed).items()}
-        return [
-            cls(recording, hardware, expandable, float8, pipelines.get(_pipeline(recording))) for recording in changed
-        ]
+        together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
+        for recording in changed:
+            together[_pipeline(recording)].append(recording)
+        ranks = {pipeline: SimulatedRanks(of_ranks, hardware) for pipeline, of_ranks in together.items()}
+        return [cls(recording, hardware, expandable, float8, ranks[_pipeline(recording)]) for recording in changed]
 
     @cached_property
     def timed(self) -> TimedStep:
         """Every operator and collective with its times."""
-        together = self.ranks or SimulatedRanks([self.recording], self.hardware)
-        return together.timed[self.recording.head.rank]
+        return self._together.timed[self.recording.head.rank]
 
     @cached_property
     def parts(self) -> Parts:
@@ -89,9 +99,8 @@ class Simulation:
     def _memory_within(self, capacity_bytes: float) -> MemoryUse:
         if self.memory.reserved_bytes <= capacity_bytes:
             return self.memory
-        return replay_memory(
-            compiled_memory(self.recording), expandable=self.expandable, capacity_bytes=int(capacity_bytes)
-        )
+        events = compiled_memory(self.recording)
+        return replay_memory(events, expandable=self.expandable, capacity_bytes=int(capacity_bytes))
 
     @property
     def tokens_per_s(self) -> float | None:
@@ -104,13 +113,13 @@ class Simulation:
         """MFU: 3 times forward's operations (once, where nothing goes backward), of what the device could have done in
         bf16; of a pipeline, all of its ranks' by what all could have done. Causal attention is counted half, and
         nothing that is computed twice."""
-        passes = PASSES_OF_FORWARD if {"backward", SCHEDULE} & {*self.recording.head.phases} else 1
-        return passes * self._flops("forward") / self._possible
+        passes = 3 if {"backward", SCHEDULE} & {*self.recording.head.phases} else 1
+        return self._share("forward", passes)
 
     @property
     def hardware_share(self) -> float:
         """HFU: all operations that are done, also a second time."""
-        return self._flops() / self._possible
+        return self._share()
 
     @property
     def exposed_s(self) -> dict[Exposed, float]:
@@ -170,36 +179,28 @@ class Simulation:
     def not_simulated(self) -> tuple[str, ...]:
         """What a reader must know of the figures beside what was assumed."""
         host = self.hardware.host
-        rule = (IS_A_RULE.format(patterns=", ".join(self.float8)),) if self.float8 else ()
+        rule = (FLOAT8_RULE.format(patterns=", ".join(self.float8)),) if self.float8 else ()
         if self.recording.head.pipeline is not None:
             return (*rule, IN_PIPELINES, *NOT_SIMULATED[1:])
         return (*host_assumptions(self.recording, host), *NOT_ON_HOST) if host is not None else (*rule, *NOT_SIMULATED)
 
     @property
-    def _possible(self) -> float:
-        return self.timed.step_s * self.hardware["peak_bf16_flops"]
+    def _together(self) -> SimulatedRanks:
+        return self.ranks or SimulatedRanks([self.recording], self.hardware)
 
-    def _flops(self, phase: str | None = None) -> int:
-        """Of one rank; of a pipeline's ranks, the mean."""
-        ranks = self.ranks.recordings if self.ranks is not None else [self.recording]
+    def _share(self, phase: str | None = None, passes: int = 1) -> float:
+        """Operations so many times, of what the device could have done in bf16; of a pipeline's ranks, the mean."""
+        ranks = self._together.recordings
         operators = [event for recording in ranks for event in recording.step if isinstance(event, Operator)]
-        return sum(operator.flops for operator in operators if phase in (None, operator.phase)) // len(ranks)
+        flops = sum(operator.flops for operator in operators if phase in (None, operator.phase)) // len(ranks)
+        return passes * flops / (self.timed.step_s * self.hardware["peak_bf16_flops"])
 
 
-def _pipeline(recording: Recording) -> tuple[str, tuple[int, ...]] | None:
-    """The variant and the ranks of a recording's pipeline; None where it is none."""
+def _pipeline(recording: Recording) -> tuple[str, tuple[int, ...]]:
+    """The variant and the ranks of a recording's pipeline; its own rank alone where it is none."""
     head = recording.head
-    if head.pipeline is None:
-        return None
-    return head.label, tuple(ranks_of_pipeline(head.mesh, head.pipeline.mesh_dim, head.rank))
-
-
-def _pipelines(recordings: Sequence[Recording]) -> "dict[tuple[str, tuple[int, ...]] | None, list[Recording]]":
-    pipelines: dict[tuple[str, tuple[int, ...]] | None, list[Recording]] = defaultdict(list)
-    for recording in recordings:
-        if (name := _pipeline(recording)) is not None:
-            pipelines[name].append(recording)
-    return dict(pipelines)
+    ranks = ranks_of_pipeline(head.mesh, head.pipeline.mesh_dim, head.rank) if head.pipeline else [head.rank]
+    return head.label, tuple(ranks)
 
 
 def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
@@ -211,8 +212,7 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
 
 
 def slowest(simulations: Sequence[Simulation]) -> Simulation:
-    """The rank whose step takes longest, the first of several, out of those of one step: others wait for it. A
-    pipeline's ranks take as long."""
+    """The rank whose step takes longest, the first of several: others wait for it."""
     return max(simulations, key=lambda simulation: simulation.timed.step_s)
 
 
@@ -227,19 +227,3 @@ def steps_of(simulations: Sequence[Simulation]) -> list[list[Simulation]]:
     for simulation in simulations:
         by_label.setdefault(simulation.recording.head.label, []).append(simulation)
     return list(by_label.values())
-
-
-NOT_SIMULATED = (
-    "each rank is simulated alone, as fast as the slowest device is: none waits for another within the step",
-    "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
-    "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
-)
-IN_PIPELINES = (
-    "ranks of a pipeline wait for one another's messages; each is as fast as the slowest device, and its other "
-    "collectives wait for nobody"
-)
-NOT_ON_HOST = (
-    "the host runs operators and collectives one after another, each as long as it took while all ranks ran it",
-    NOT_SIMULATED[0],
-    "memory is that of an accelerator's allocator: a CPU's has other rules",
-)

@@ -19,7 +19,6 @@ from distbench.records.run_file import (
     append,
 )
 from distbench.simulate.clock import computing_of, exposed_spans
-from distbench.simulate.hardware_file import Hardware
 from distbench.simulate.recording import SCHEDULE, Collective, Head, Operator
 from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest, steps_of
 from distbench.spec.errors import UserError
@@ -50,32 +49,42 @@ def write_simulated_run(
     hardware, head = simulations[0].hardware, simulations[0].recording.head
     commit = str(environment.get("git_commit") or "nogit")[:8]
     run_id = unique_stem(started_at, commit, slug(head.scenario))
-    path = out / slug(_machine(hardware)) / f"{run_id}.jsonl"
-    records = [_header(simulations, run_id, environment, started_at, label), *_steps(simulations)]
+    machine = f"{SIMULATED}-{hardware.name}"
+    path = out / slug(machine) / f"{run_id}.jsonl"
+    of_steps = steps_of(simulations)
+    header = _header(simulations, machine, run_id, environment, started_at, label)
+    footer = {
+        "type": "footer",
+        "status": "complete",
+        "finished_at": time.time(),
+        "wall_s": max(time.time() - started_at, 0.0),
+        "num_by_status": {"ok": len(of_steps)},
+    }
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        append(path, *records, _footer(records, started_at))
+        append(path, header, *map(_case, of_steps), *map(_trace, of_steps), footer)
     except OSError as error:
         raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
     return path
 
 
-def _machine(hardware: Hardware) -> str:
-    return f"{SIMULATED}-{hardware.name}"
-
-
 def _header(
-    simulations: Sequence[Simulation], run_id: str, environment: Mapping[str, Any], started_at: float, label: str
+    simulations: Sequence[Simulation],
+    machine: str,
+    run_id: str,
+    environment: Mapping[str, Any],
+    started_at: float,
+    label: str,
 ) -> Record:
     hardware, recording = simulations[0].hardware, simulations[0].recording
-    head = recording.head
+    head, figures = recording.head, {name: asdict(figure) for name, figure in hardware.figures.items()}
     return {
         "type": "run",
         "schema_version": SCHEMA_VERSION,
         "run_id": run_id,
         "invocation_id": run_id,
         SIMULATED: {
-            "hardware": {"name": hardware.name, "summary": hardware.summary, "figures": _figures(hardware)},
+            "hardware": {"name": hardware.name, "summary": hardware.summary, "figures": figures},
             "expandable_segments": simulations[0].expandable,
             "ranks": sorted({simulation.recording.head.rank for simulation in simulations}),
             **{basis: sorted(hardware.of_basis(basis)) for basis in ("guess", "fitted")},
@@ -93,7 +102,7 @@ def _header(
         },
         "environment": {
             **{name: environment.get(name) for name in ("git_commit", "git_dirty", "python", "platform")},
-            "machine": _machine(hardware),
+            "machine": machine,
             "device": SIMULATED,
             "device_name": hardware.name,
             "num_devices": min(hardware.devices_per_node, recording.world_size),
@@ -105,35 +114,29 @@ def _header(
     }
 
 
-def _figures(hardware: Hardware) -> Record:
-    return {name: asdict(figure) for name, figure in hardware.figures.items()}
-
-
-def _steps(simulations: Sequence[Simulation]) -> list[Record]:
-    """A case and a trace for each variant."""
-    of_steps = steps_of(simulations)
-    return [*map(_case, of_steps), *map(_trace, of_steps)]
-
-
 def _case(ranks: Sequence[Simulation]) -> Record:
     step, memory = slowest(ranks), fullest(ranks)
     head, parts, used = step.recording.head, step.parts, memory.memory
+    phases: dict[str, float] = defaultdict(float)
+    for phase, start, end in _phase_spans(step):
+        phases[phase] += end - start
     by_kind: Counter[str] = Counter()
     for (kind, _), num_bytes in memory.alive.items():
         by_kind[kind] += num_bytes
     alive = sorted(memory.alive.items(), key=lambda item: -item[1])
-    fits = memory.memory_here.out_of_memory is None
+    params: Record = {"scenario": head.scenario, "variant": head.variant, "batch_size": head.batch_size}
+    params |= {} if head.num_tokens is None else {"num_tokens": head.num_tokens}
     return {
         "type": "case",
         SIMULATED: True,
-        "case": {"id": case_id(head), "kind": "step", "params": _params(head)},
+        "case": {"id": _case_id(head), "kind": "step", "params": {**params, **head.params}},
         "status": "ok",
         "samples_s": [],
         "group_size": step.recording.world_size,
         "mesh_dim": "x".join(head.mesh),
         "counters": {
             "predicted_s": step.timed.step_s,
-            "predicted_phases_s": _phases(step),
+            "predicted_phases_s": phases,
             "compute_s": parts.compute_s,
             "exposed_s": sum(parts.exposed_s.values()),
             "exposed_by_mesh_dim_s": by_mesh_dim(parts.exposed_s),
@@ -147,7 +150,7 @@ def _case(ranks: Sequence[Simulation]) -> Record:
             "peak_reserved_bytes": used.reserved_bytes,
             "peak_by_kind": dict(by_kind),
             "alive": [[kind, owner, num_bytes] for (kind, owner), num_bytes in alive[:MAX_ALIVE]],
-            "fits": fits,
+            "fits": memory.memory_here.out_of_memory is None,
             "num_retries": memory.memory_here.num_retries,
         },
         "error": None,
@@ -165,54 +168,42 @@ def _bubbles(ranks: Sequence[Simulation]) -> Record:
     }
 
 
-def case_id(head: Head) -> str:
+def _case_id(head: Head) -> str:
     """That of a measured run's case; recordings of version 1 do not say."""
     return head.case_id or f"step/{head.label}"
 
 
-def _params(head: Head) -> Record:
-    tokens = {} if head.num_tokens is None else {"num_tokens": head.num_tokens}
-    params = {"scenario": head.scenario, "variant": head.variant, "batch_size": head.batch_size, **tokens}
-    return {**params, **head.params}
-
-
-def _phases(step: Simulation) -> dict[str, float]:
-    """Seconds of each phase: until its last operator on the default stream has ended, and the next one's begins."""
-    seconds: dict[str, float] = defaultdict(float)
-    for phase, start, end in _phase_spans(step):
-        seconds[phase] += end - start
-    return dict(seconds)
-
-
 def _phase_spans(step: Simulation) -> list[tuple[str, float, float]]:
-    """(phase, start, end) one after another; together the step. Those of several micro-batches are in turn."""
-    spans: list[tuple[str, float, float]] = []
-    operator_spans = [span for span in step.timed.spans if isinstance(span.what, Operator) and span.what.stream == 0]
-    phases = [_phase(span.what.phase, step.recording.head) for span in operator_spans]
-    begun = 0.0
-    for span, phase, following in zip(operator_spans, phases, [*phases[1:], None], strict=True):
-        if following != phase:
-            end = step.timed.step_s if following is None else span.end_s
-            spans.append((phase, begun, end))
-            begun = end
-    return spans
-
-
-def _phase(of_operator: str, head: Head) -> str:
-    """Forward and backward of a pipeline take turns, and are one phase."""
-    return SCHEDULE if head.pipeline is not None and of_operator in ("forward", "backward") else of_operator
+    """(phase, start, end) one after another; together the step. Those of several micro-batches are in turn. A phase
+    ends with its last operator on the default stream."""
+    is_pipeline = step.recording.head.pipeline is not None
+    ends: list[tuple[str, float]] = []
+    for span in step.timed.spans:
+        if isinstance(span.what, Operator) and span.what.stream == 0:
+            phase = SCHEDULE if is_pipeline and span.what.phase in ("forward", "backward") else span.what.phase
+            if ends and ends[-1][0] == phase:
+                ends.pop()
+            ends.append((phase, span.end_s))
+    if ends:
+        ends[-1] = ends[-1][0], step.timed.step_s
+    begins = [0.0, *(end for _, end in ends)]
+    return [(phase, begin, end) for begin, (phase, end) in zip(begins, ends, strict=False)]
 
 
 def _trace(ranks: Sequence[Simulation]) -> Record:
     """As `observe.trace` has it, of the ranks that were simulated."""
+    head = ranks[0].recording.head
+    pipeline = {}
+    if head.pipeline is not None:
+        pipeline = {"pipeline": {**asdict(head.pipeline), "bubble_shares": _bubbles(ranks)["bubble_shares"]}}
     phases = [[_rank(simulation), 0, *span] for simulation in ranks for span in _phase_spans(simulation)]
     computing = [[_rank(simulation), 0, *stretch] for simulation in ranks for stretch in _computing(simulation)]
     return {
         "type": "trace",
         SIMULATED: True,
-        "case_id": case_id(ranks[0].recording.head),
+        "case_id": _case_id(head),
         "method": f"a simulation on {ranks[0].hardware.name}",
-        **_pipeline(ranks),
+        **pipeline,
         "clock_shared": True,
         "num_steps": 1,
         "steps_s": [slowest(ranks).timed.step_s],
@@ -221,13 +212,6 @@ def _trace(ranks: Sequence[Simulation]) -> Record:
         "columns": TRACE_COLUMNS,
         "rows": [row for simulation in ranks for row in _rows(simulation)],
     }
-
-
-def _pipeline(ranks: Sequence[Simulation]) -> Record:
-    """What `traces` says of a pipeline."""
-    if (pipeline := ranks[0].recording.head.pipeline) is None:
-        return {}
-    return {"pipeline": {**asdict(pipeline), "bubble_shares": _bubbles(ranks)["bubble_shares"]}}
 
 
 def _rank(step: Simulation) -> int:
@@ -253,11 +237,14 @@ def _rows(step: Simulation) -> list[list[Any]]:
     for span in step.timed.spans:
         if not isinstance(span.what, Collective):
             continue
-        group = _group(span.what, _rank(step))
+        rank, peer = _rank(step), span.what.peer
+        group = "+".join(f"{count}x{stride}" for count, stride in span.what.ranks)
+        if peer is not None:  # who sends it and who receives it
+            group = f"{rank},{peer}" if span.what.kind == "send" else f"{peer},{rank}"
         values = {
             **span.what._asdict(),
             "op": span.what.op or span.what.kind,
-            "rank": _rank(step),
+            "rank": rank,
             "step": 0,
             "group": group,
             "seq": counts[group],
@@ -270,17 +257,3 @@ def _rows(step: Simulation) -> list[list[Any]]:
         counts[group] += 1
         rows.append([values[name] for name in TRACE_COLUMNS])
     return rows
-
-
-def _group(what: Collective, rank: int) -> str:
-    """Of a message, who sends it and who receives it; else the loops that its ranks are."""
-    if what.peer is not None:
-        return f"{rank},{what.peer}" if what.kind == "send" else f"{what.peer},{rank}"
-    return "+".join(f"{count}x{stride}" for count, stride in what.ranks)
-
-
-def _footer(records: Sequence[Record], started_at: float) -> Record:
-    cases = sum(record["type"] == "case" for record in records)
-    wall_s = max(time.time() - started_at, 0.0)
-    footer = {"type": "footer", "status": "complete", "finished_at": time.time(), "wall_s": wall_s}
-    return {**footer, "num_by_status": {"ok": cases}}

@@ -1,12 +1,10 @@
 """A simulation as a person reads it: the step's time and its parts, memory and what is alive, what was assumed."""
 
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
 
 from distbench.show import units
 from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
 from distbench.show.units import brief_time_text, rate_text, size_text, time_text
-from distbench.simulate.clock import Exposed
 from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text
@@ -28,19 +26,6 @@ CALLED = {
 }
 
 
-class _Part(NamedTuple):
-    name: str
-    seconds: float
-    of: float
-
-
-PARTS: TableColumns = (
-    ("<part of the step", lambda part: part.name),
-    ("time", lambda part: time_text(part.seconds)),
-    ("of the step", lambda part: _share(part.seconds, part.of)),
-)
-
-
 def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
     """Everything about one simulated step, given as the ranks that were simulated: of the slowest one its time, of the
     fullest one its memory."""
@@ -51,15 +36,14 @@ def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
         Lines(_sentences(simulation, memory, ranks)),
         *([_ranks(ranks)] if len(ranks) > 1 else []),
         _time(simulation),
-        *_exposed(simulation.exposed_s, simulation.timed.step_s),
+        *_exposed(simulation),
         _memory(memory),
         Lines(assumptions(simulation)),
     ]
 
 
 def _ranks(ranks: Sequence[Simulation]) -> Table:
-    """Ranks that differ, side by side."""
-    bubble = ("bubble", lambda simulation: _share(simulation.parts.bubble_s, simulation.timed.step_s))
+    bubble = ("bubble", lambda simulation: _share(simulation.parts.bubble_s, simulation))
     is_pipeline = ranks[0].recording.head.pipeline is not None
     columns: TableColumns = (
         ("rank", lambda simulation: f"{simulation.recording.head.rank:,}"),
@@ -77,42 +61,29 @@ def _ranks(ranks: Sequence[Simulation]) -> Table:
 def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulation]) -> tuple[str, ...]:
     head, memory = simulation.recording.head, full.memory
     unit = "tokens" if head.num_tokens else "samples"
-    first = (
+    world_size, per_node = simulation.recording.world_size, simulation.hardware.devices_per_node
+    nodes = f"{count_text(-(-world_size // per_node), 'node')} of {per_node}" if world_size > per_node else "1 node"
+    full_rank = f"{full.recording.head.rank:,}"
+    sentences = [
         f"step {brief_time_text(simulation.timed.step_s)}: {rate_text(simulation.tokens_per_s)} {unit}/s a device, "
-        f"MFU {100 * simulation.model_share:.1f} %, HFU {100 * simulation.hardware_share:.1f} %"
-    )
-    second = (
+        f"MFU {100 * simulation.model_share:.1f} %, HFU {100 * simulation.hardware_share:.1f} %",
         f"memory: {size_text(memory.reserved_bytes)} reserved at the peak, {size_text(memory.live_bytes)} of it alive; "
-        f"{_fits(full)}"
-    )
-    where = (
-        f"mesh {format_mesh(head.mesh)} ({count_text(simulation.recording.world_size, 'device')}, {_nodes(simulation)})"
-    )
-    who: tuple[str, ...] = ()
-    if len(ranks) > 1 or head.rank:
+        f"{_fits(full)}",
+        f"mesh {format_mesh(head.mesh)} ({count_text(world_size, 'device')}, {nodes}): "
+        f"{units.count_text(head.num_parameters)} parameters, a batch of {head.batch_size:,}",
+    ]
+    if (pipeline := head.pipeline) is not None:
+        shares = [of_rank.parts.bubble_s / of_rank.timed.step_s for of_rank in ranks]
+        parts = count_text(pipeline.microbatches, "micro-batch", "micro-batches")
+        least = f"; {100 * least:.1f} % where stages take as long" if (least := pipeline.least_idle_share) else ""
+        sentences.append(
+            f"{pipeline.schedule} of {count_text(pipeline.num_stages, 'stage')} and {parts}: bubbles are "
+            f"{100 * sum(shares) / len(shares):.1f} % of the step on a rank{least}; the fullest rank is {full_rank}"
+        )
+    elif len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{of_rank.recording.head.rank:,}" for of_rank in ranks)
-        who = (f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full.recording.head.rank:,}",)
-    if head.pipeline is not None:
-        who = (_of_pipeline(ranks, full),)
-    size = units.count_text(head.num_parameters)
-    about = f"{where}: {size} parameters, a batch of {head.batch_size:,}"
-    return (first, second, about, *who)
-
-
-def _of_pipeline(ranks: Sequence[Simulation], full: Simulation) -> str:
-    pipeline = ranks[0].recording.head.pipeline
-    assert pipeline is not None
-    shares = [simulation.parts.bubble_s / simulation.timed.step_s for simulation in ranks]
-    parts = count_text(pipeline.microbatches, "micro-batch", "micro-batches")
-    stages = f"{pipeline.schedule} of {count_text(pipeline.num_stages, 'stage')} and {parts}"
-    least = f"; {100 * least:.1f} % where stages take as long" if (least := pipeline.least_idle_share) else ""
-    bubbles = f"bubbles are {100 * sum(shares) / len(shares):.1f} % of the step on a rank{least}"
-    return f"{stages}: {bubbles}; the fullest rank is {full.recording.head.rank:,}"
-
-
-def _nodes(simulation: Simulation) -> str:
-    count = -(-simulation.recording.world_size // simulation.hardware.devices_per_node)
-    return f"{count_text(count, 'node')} of {simulation.hardware.devices_per_node}" if count > 1 else "1 node"
+        sentences.append(f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full_rank}")
+    return tuple(sentences)
 
 
 def _fits(simulation: Simulation) -> str:
@@ -130,43 +101,40 @@ def _fits(simulation: Simulation) -> str:
 
 
 def _time(simulation: Simulation) -> Table:
-    parts, step_s = simulation.parts, simulation.timed.step_s
-    dims = by_mesh_dim(simulation.exposed_s)
+    parts, head = simulation.parts, simulation.recording.head
     # A group of one rank moves nothing.
     communication_s = {name: seconds for name, seconds in parts.communication_s.items() if seconds > LEAST_S}
-    rows = [
-        _Part("compute: some operator runs", parts.compute_s, step_s),
-        *(_Part(f"exposed communication over {name}", dims[name], step_s) for name in dims if name in communication_s),
-        _Part("idle: the host has issued nothing yet", max(parts.idle_s, 0.0), step_s),
+    exposed = [
+        (f"exposed communication over {name}", seconds)
+        for name, seconds in by_mesh_dim(simulation.exposed_s).items()
+        if name in communication_s
     ]
-    if simulation.recording.head.pipeline is not None:
-        rows.insert(-1, _Part("bubble: another stage is waited for", parts.bubble_s, step_s))
-    kinds = ", ".join(f"{_kind(kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items())
+    bubble = [("bubble: another stage is waited for", parts.bubble_s)] if head.pipeline is not None else []
+    rows = [
+        ("compute: some operator runs", parts.compute_s),
+        *exposed,
+        *bubble,
+        ("idle: the host has issued nothing yet", max(parts.idle_s, 0.0)),
+    ]
+    names = {"memory": "memory-bound", "attention_backward": "attention's backward"}
+    kinds = ", ".join(
+        f"{names.get(kind, kind)} {brief_time_text(seconds)}" for kind, seconds in parts.by_kind_s.items()
+    )
     moved = ", ".join(f"over {name} {brief_time_text(seconds)}" for name, seconds in communication_s.items())
     notes = [
         f"operators, on all streams: {kinds}",
         f"collectives, exposed or not: {moved or 'none'}",
         f"the host issues for {brief_time_text(simulation.timed.host_s)} of the step",
     ]
-    of = f", rank {simulation.recording.head.rank:,}" if simulation.recording.head.pipeline is not None else ""
-    return table_of(f"where the time goes{of}", PARTS, rows, notes)
+    of = f", rank {head.rank:,}" if head.pipeline is not None else ""
+    cells = [(name, time_text(seconds), _share(seconds, simulation)) for name, seconds in rows]
+    return Table(f"where the time goes{of}", ("<part of the step", "time", "of the step"), cells, notes)
 
 
-def _kind(kind: str) -> str:
-    return {"memory": "memory-bound", "attention_backward": "attention's backward"}.get(kind, kind)
-
-
-def _exposed(exposed: Mapping[Exposed, float], step_s: float) -> list[Block]:
-    ranked = sorted(exposed.items(), key=lambda item: -item[1])
+def _exposed(simulation: Simulation) -> list[Block]:
+    ranked = sorted(simulation.exposed_s.items(), key=lambda item: -item[1])
     rows = [
-        (
-            key.mesh_dim,
-            key.kind,
-            key.source,
-            key.owner or "(root)",
-            time_text(seconds),
-            f"{100 * seconds / step_s:.1f} %",
-        )
+        (key.mesh_dim, key.kind, key.source, key.owner or "(root)", time_text(seconds), _share(seconds, simulation))
         for key, seconds in ranked[:MAX_ROWS]
         if seconds > LEAST_S
     ]
@@ -177,13 +145,15 @@ def _exposed(exposed: Mapping[Exposed, float], step_s: float) -> list[Block]:
     return [Table("exposed communication by owner", columns, rows, notes)]
 
 
-def _share(seconds: float, step_s: float) -> str:
-    return f"{100 * seconds / step_s:.1f} %"
+def _share(seconds: float, simulation: Simulation) -> str:
+    return f"{100 * seconds / simulation.timed.step_s:.1f} %"
 
 
 def _memory(simulation: Simulation) -> Table:
-    ranked = sorted(simulation.alive.items(), key=lambda item: -item[1])
-    rows = [(_held(kind, owner), size_text(num_bytes)) for (kind, owner), num_bytes in ranked]
+    rows = []
+    for (kind, owner), num_bytes in sorted(simulation.alive.items(), key=lambda item: -item[1]):
+        of = f" {owner or 'the root and the loss'}" if kind in ("activations", "backward") else ""
+        rows.append((CALLED[kind] + of, size_text(num_bytes)))
     memory = simulation.memory
     mode = "expandable_segments:True" if simulation.expandable else "its default settings"
     note = (
@@ -194,29 +164,19 @@ def _memory(simulation: Simulation) -> Table:
     return capped(Table("alive at the peak", ("<what", "bytes"), rows, [note]), MAX_ROWS + 4, "more: --format json")
 
 
-def _held(held: str, owner: str) -> str:
-    if held not in ("activations", "backward"):
-        return CALLED[held]
-    return f"{CALLED[held]} {owner or 'the root and the loss'}"
-
-
 def assumptions(simulation: Simulation) -> tuple[str, ...]:
     """What a reader must know of the figures: what was guessed, fitted, and left out."""
     hardware = simulation.hardware
     sentences: list[str] = []
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
-        if names := _listed(sorted(hardware.of_basis(basis))):
-            sentences.append(f"{verb} in hardware file {hardware.name}: {names}")
+        if figures := hardware.of_basis(basis):
+            sentences.append(f"{verb} in hardware file {hardware.name}: {', '.join(sorted(figures))}")
     if hardware.extrapolated:
-        figures = ", ".join(f"{name} ({instead})" for name, instead in sorted(hardware.extrapolated.items()))
-        sentences.append(f"not in hardware file {hardware.name}, and extrapolated: {figures}")
+        taken = ", ".join(f"{name} ({instead})" for name, instead in sorted(hardware.extrapolated.items()))
+        sentences.append(f"not in hardware file {hardware.name}, and extrapolated: {taken}")
     if simulation.recording.head.compiled:
         sentences.append(
             "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; what backward "
             "does not need is not kept"
         )
     return (*sentences, *simulation.not_simulated)
-
-
-def _listed(names: Sequence[str]) -> str:
-    return ", ".join(names)

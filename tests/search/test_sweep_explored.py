@@ -12,13 +12,12 @@ import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
 from distbench.search import measured as measured_module
-from distbench.search import simulated_plan as prediction_module
+from distbench.search import predicted as prediction_module
 from distbench.search.measured import changes_of_best, combined, num_affordable, with_written
-from distbench.search.predicted import explore, no_plan_error
-from distbench.search.simulated_plan import Prediction, Predictor, layers_of
+from distbench.search.predicted import Predictor, explore, layers_of, no_plan_error
 from distbench.search.space import Candidate, Space, set_up
 from distbench.search.sweep_child import Question, SweepChild
-from distbench.search.sweep_state import Limits, SweepState
+from distbench.search.sweep_result import Limits, Prediction, SweepState
 from distbench.simulate.hardware_file import load_hardware
 from distbench.spec import UserError
 

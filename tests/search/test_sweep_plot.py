@@ -1,7 +1,7 @@
 """The picture of a sweep: what each mark stands for."""
 
-from distbench.search.ranking import RankedPlan
 from distbench.search.space import Candidate
+from distbench.search.sweep_result import RankedPlan
 from distbench.search.sweep_text import pareto_figures
 
 GIB = float(1 << 30)

@@ -7,26 +7,31 @@ from typing import Any, cast
 import pytest
 from sweep_plans import FACTS, measured, prediction, space
 
-from distbench.search.predicted import predict_around, take_in
-from distbench.search.ranking import (
-    changes_of,
-    cost_a_billion,
-    cost_a_step,
-    judged,
-    memory_text,
-    plan_of,
-    reasons,
-    record_of,
-    undominated,
-)
-from distbench.search.simulated_plan import Prediction, Predictor, no_plan_fits, require_same_work, with_memory
+from distbench.search.predicted import Predictor, no_plan_fits, other_work, predict_around, take_in, with_memory
 from distbench.search.space import Candidate, Space, set_up
 from distbench.search.sweep import is_here
 from distbench.search.sweep_child import PlanCode
-from distbench.search.sweep_result import SweepResult, result_of
-from distbench.search.sweep_state import Limits, SweepState
+from distbench.search.sweep_result import (
+    Limits,
+    Prediction,
+    SweepResult,
+    SweepState,
+    changes_of,
+    judged,
+    plan_of,
+    result_of,
+    undominated,
+)
 from distbench.search.sweep_text import blocks_of as sweep_blocks
-from distbench.search.sweep_text import recommendation, why
+from distbench.search.sweep_text import (
+    cost_a_billion,
+    cost_a_step,
+    memory_text,
+    reasons,
+    recommendation,
+    record_of,
+    why,
+)
 from distbench.show.terminal import text_of
 from distbench.simulate.hardware_file import HostFigures, load_hardware
 from distbench.spec import UserError
@@ -185,8 +190,8 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
 
 def test_what_computes_something_else_is_no_plan_to_compare() -> None:
     first = prediction(1.0)
-    assert require_same_work(first, replace(first, step_s=2.0)) is None
-    assert "has 50 tokens" in str(require_same_work(first, replace(first, num_tokens=50)))
+    assert not other_work(first, replace(first, step_s=2.0))
+    assert "has 50 tokens" in other_work(first, replace(first, num_tokens=50))
 
 
 def test_the_last_round_has_verdicts_against_its_fastest() -> None:

@@ -9,7 +9,7 @@ from distbench.plans.changed_plan import mesh_dims_of, sharding_dims_of
 from distbench.search.predicted import no_plan_error
 from distbench.search.space import Candidate, Space, all_of, count_of, factorizations, lower_bound_bytes, set_up
 from distbench.search.sweep import BYTES, SECONDS, amount
-from distbench.search.sweep_state import SweepState
+from distbench.search.sweep_result import SweepState
 from distbench.spec import ParallelPlan, UserError
 from distbench.spec.job import parse_choices
 from distbench.spec.plan_changes import brief_mesh, mesh_of, parse_brief_mesh, split_variant

@@ -8,10 +8,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from test_simulate_clock import replay_time
 
 from distbench.cases.calibration import compute_cases
 from distbench.records.run_file import Run, read_run
-from distbench.simulate.clock import parts_of, replay_time
+from distbench.simulate.clock import parts_of
 from distbench.simulate.hardware_file import Curve, Hardware, load_hardware
 from distbench.simulate.measured_hardware import hardware_text, write_hardware
 from distbench.simulate.recording import Collective, Event, Head, Operator, Recording, StepBegun

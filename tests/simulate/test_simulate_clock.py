@@ -10,9 +10,15 @@ import pytest
 from conftest import DATA
 
 from distbench.show.terminal import text_of
-from distbench.simulate.clock import Exposed, parts_of, replay_time
+from distbench.simulate.clock import (
+    Exposed,
+    TimedStep,
+    collective_s,
+    parts_of,
+    ranks_by_node,
+    replay_together,
+)
 from distbench.simulate.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
-from distbench.simulate.operator_costs import collective_s, ranks_by_node, ranks_of
 from distbench.simulate.recording import (
     Allocated,
     Collective,
@@ -25,8 +31,8 @@ from distbench.simulate.recording import (
     Operator,
     Recording,
     StepBegun,
-    load_recording,
     load_recordings,
+    ranks_of,
     save_recordings,
 )
 from distbench.simulate.replay import Simulation
@@ -65,6 +71,11 @@ def gather(stream: int, seconds: float, owner: str = "layers.0", ranks: Sequence
 
 def run(*events: Event, head: Head = HEAD, **values: float) -> Recording:
     return Recording(head, [StepBegun(2), *events])
+
+
+def replay_time(recording: Recording, hardware: Hardware) -> TimedStep:
+    """Of one rank alone."""
+    return replay_together([recording], hardware)[0]
 
 
 def spans(*events: Event, **values: float) -> list[tuple[float, float]]:
@@ -277,7 +288,6 @@ def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
     other = replace(recording, head=replace(HEAD, rank=7, case_id="step/f32[1]/mine", params={"batch_size": 16}))
     save_recordings([recording, other], tmp_path / "step.jsonl")
     assert load_recordings(tmp_path / "step.jsonl") == [recording, other]
-    assert load_recording(tmp_path / "step.jsonl") == recording
     save_recordings([other, replace(other, head=replace(HEAD, mesh={"dp_shard": 4}))], tmp_path / "two.jsonl")
     with pytest.raises(UserError, match=r"two.jsonl, line 10: mine is another step than mine, a file holds one"):
         load_recordings(tmp_path / "two.jsonl")
@@ -293,7 +303,7 @@ def test_a_recording_that_was_cut_between_two_lines_is_refused(tmp_path: Path) -
 
 def test_a_recording_of_version_1_is_read() -> None:
     """As it was written before: rank 0 alone, and nothing of the case."""
-    recording = load_recording(DATA / "recording_v1.jsonl")
+    recording = load_recordings(DATA / "recording_v1.jsonl")[0]
     assert recording.head.rank == 0 and recording.head.case_id == "" and recording.collectives[0].op == ""
     simulation = Simulation(recording, machine())
     assert simulation.timed.step_s == pytest.approx(3) and simulation.memory.live_bytes == 2048
@@ -331,7 +341,7 @@ def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: st
     lines[line - 1] = text
     file.write_text("\n".join(lines) + "\n")
     with pytest.raises(UserError, match=says):
-        load_recording(file)
+        load_recordings(file)
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,15 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, run, spans
+from test_simulate_clock import HEAD, elementwise, gather, machine, matmul, replay_time, run, spans
 
-from distbench.search.simulated_plan import memory_for, predicted, with_memory
+from distbench.search.predicted import memory_for, predicted, with_memory
 from distbench.search.space import Candidate
 from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
-from distbench.simulate.clock import replay_time
-from distbench.simulate.compiled import compiled_memory
+from distbench.simulate.clock import collective_s, operator_s, slowest
+from distbench.simulate.compile_float8 import compiled_memory
 from distbench.simulate.hardware_file import Figure, Hardware, HostFigures, load_hardware
-from distbench.simulate.operator_costs import collective_s, operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.replay import Simulation
 from distbench.simulate.simulation_text import blocks_of
@@ -242,7 +241,8 @@ def test_memory_of_few_layers_is_extended_by_what_is_alive(
     h100 = load_hardware("h100")
     found = predicted(Candidate((("tp", 8),)), [(2, [recording(2)]), (4, [recording(4)])], num_layers, h100)
     assert found.live_bytes == (4 + num_layers) * GIB
-    assert found.reserved_bytes == pytest.approx((4 + num_layers) * GIB * 11 / 8)
+    # Of 4 layers 3 GiB beside 8 GiB; it grows with the square root of what is alive.
+    assert found.reserved_bytes == pytest.approx((4 + num_layers) * GIB + 3 * GIB * ((4 + num_layers) / 8) ** 0.5)
     # h100 has 79.1 GiB, of which 75.06 are usable: an estimate rules nothing out, what is alive does.
     assert (found.fits, found.takes_reserve) == (fits, takes_reserve)
 

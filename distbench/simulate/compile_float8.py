@@ -1,0 +1,381 @@
+"""What torch.compile and float8 change in a recorded step, as rules.
+
+torch.compile: a run is what lies between two matmuls, attentions or collectives on the default stream: memory-bound
+operators of compiled modules. The inductor makes a run one kernel; the partitioner keeps for backward what backward
+needs.
+
+float8: torchao's tensorwise dynamic scaling of linear layers. Every matmul of the chosen modules is done in float8.
+Each tensor that goes into one is cast before: its largest element is looked for (by the kernel that made it, where that
+is compiled), then it is read and a float8 copy written, once for all matmuls that read it. What the gradient of a
+weight is made from is copied once more, transposed: float8 matmuls take one layout only. FSDP gathers weights in
+float8, so those are cast in their shards, which takes no time here. Tensor parallel casts before it gathers, too
+(torchao's Float8ColwiseParallel, Float8RowwiseParallel and PrepareFloat8ModuleInput): half the bytes. Its casts are
+taken to be of the whole tensor all the same, as is its memory. What is kept for backward stays as it was: torchao keeps
+the high-precision tensor where a module is checkpointed. A copy has memory until the last matmul of its phase that
+reads it; backward casts what it was kept again.
+"""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from distbench.simulate.hardware_file import Hardware
+from distbench.simulate.recording import (
+    MATMUL,
+    MEMORY,
+    Allocated,
+    Collective,
+    Event,
+    EventRecorded,
+    EventWaited,
+    Freed,
+    HostWaited,
+    Operator,
+    Recording,
+    StepBegun,
+    Touched,
+)
+from distbench.spec.errors import UserError, nearest
+from distbench.spec.plan import folded, matching
+
+DEFAULT_STREAM = 0
+FLOAT8, HALF = "float8", ("bf16", "f16")
+# Waits for the largest element of the whole tensor, so it is never part of the kernel that made the tensor.
+CAST = "float8.cast"
+GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy")
+FLOAT8_RULE = (
+    "float8 is a rule here: torchao's tensorwise scaling; what is kept for backward stays as it was ({patterns})"
+)
+
+
+def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int, int]:
+    """What each run touches as one kernel, bytes: it reads what it did not make, and writes what outlives it.
+
+    Returns:
+        Place in `events` to bytes, for every operator of a run: all of them at its last one, 0 at the others.
+    """
+    freed_at = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
+    fused: dict[int, int] = {}
+    for run in _runs(events, compiled):
+        made_blocks: set[int] = set()
+        reads: dict[int, int] = {}
+        writes: dict[int, int] = {}
+        for operator in (events[place] for place in run.places):
+            assert isinstance(operator, Operator)
+            for block, num_bytes in operator.reads:
+                if block not in made_blocks:
+                    reads[block] = max(reads.get(block, 0), num_bytes)
+            for block, num_bytes in operator.writes:
+                made_blocks.add(block)
+                writes[block] = max(writes.get(block, 0), num_bytes)
+        outliving = (num_bytes for block, num_bytes in writes.items() if freed_at.get(block, run.end + 1) > run.end)
+        fused |= dict.fromkeys(run.places, 0)
+        fused[run.places[-1]] = sum(reads.values()) + sum(outliving)
+    return fused
+
+
+def compiled_memory(recording: Recording) -> Sequence[Event]:
+    """The allocations of a recording as they are once its modules are compiled; its own where none is.
+
+    Of the compiled modules' activations, those are not there that are made and freed within one kernel. Those that
+    nothing of backward reads (what selective checkpointing keeps and nobody asks for) go when forward is done with
+    them. So do those that a kernel of backward can make again from what is kept anyway; where a matmul reads them,
+    they are made again before it.
+
+    The first step has no operators; it is taken to allocate what the second one does, and the optimizer's state.
+    """
+    if not recording.head.compiled:
+        return recording.events
+    begun = [place for place, event in enumerate(recording.events) if isinstance(event, StepBegun)]
+    before, first = recording.events[: begun[0]], recording.events[begun[0] : begun[-1]]
+    second = _compiled_step(recording.step, recording.head.compiled)
+    return [*before, *_as_first(second, first), *second] if len(begun) > 1 else [*before, *second]
+
+
+class _FusedRun(NamedTuple):
+    places: Sequence[int]
+    end: int
+
+
+def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_FusedRun]:
+    if not compiled:
+        return ()
+    inside = set(compiled)
+    runs: list[_FusedRun] = []
+    run: list[int] = []
+    for place, event in enumerate(events):
+        # What may lie between two operators of one kernel.
+        if isinstance(event, Allocated | Freed | EventRecorded | EventWaited | HostWaited):
+            continue
+        if (
+            isinstance(event, Operator)
+            and event.kind == MEMORY
+            and event.stream == DEFAULT_STREAM
+            and event.name != CAST
+            # The inductor calls torch's own kernel for complex numbers, in which rotary embeddings are often written.
+            and not event.dtype.startswith("complex")
+            and _is_within(event.owner, inside)
+        ):
+            run.append(place)
+        elif run:
+            runs.append(_FusedRun(run, place))
+            run = []
+    return [*runs, _FusedRun(run, len(events))] if run else runs
+
+
+def _with_parents(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
+def _is_within(owner: str, modules: Set[str]) -> bool:
+    return any(name in modules for name in _with_parents(owner))
+
+
+class _Uses(NamedTuple):
+    """Of a block that a step allocates: the places where that is, of the operator that makes it, of the last one of
+    forward that touches it, of those of backward that do, and where it is freed."""
+
+    allocated: int
+    maker: int
+    forward: int
+    backward: Sequence[int]
+    freed: int
+
+
+def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Event]:
+    inside, runs = set(compiled), _runs(events, compiled)
+    run_of = {place: run for run in runs for place in run.places}
+    gone: set[int] = set()  # places of events that are left out
+    added: dict[int, list[Event]] = defaultdict(list)  # place to events that follow it
+    uses_of = _uses(events)
+    begins = next((at for at, event in enumerate(events) if _phase(event) == "backward"), len(events))
+    dropped: set[int] = set()
+    for block, uses in uses_of.items():
+        maker = events[uses.maker]
+        assert isinstance(maker, Operator)
+        if maker.stream != DEFAULT_STREAM or not _is_within(maker.owner, inside):
+            continue
+        run = run_of.get(uses.maker)
+        if run is not None and uses.freed < run.end:
+            gone.update((uses.allocated, uses.freed))
+        elif maker.phase == "forward" and uses.freed >= begins and _is_dispensable(uses, maker, run, uses_of, dropped):
+            # Freed when forward is done with it, and made again before what must read it from memory.
+            dropped.add(block)
+            gone.add(uses.freed)
+            added[_done_with(uses, events)].append(Freed(block))
+            if readers := [place for place in uses.backward if place not in run_of]:
+                added[readers[0] - 1].append(events[uses.allocated])
+                added[uses.freed].append(Freed(block))
+    compiled_events: list[Event] = []
+    for place, event in enumerate(events):
+        compiled_events += () if place in gone else (event,)
+        compiled_events += added.get(place, ())
+    return compiled_events
+
+
+def _is_dispensable(
+    uses: _Uses, maker: Operator, run: _FusedRun | None, uses_of: Mapping[int, _Uses], dropped: Set[int]
+) -> bool:
+    if not uses.backward:
+        return True
+    if run is None:
+        return False
+    last = uses.backward[-1]
+    return all(block in dropped or block not in uses_of or uses_of[block].freed >= last for block, _ in maker.reads)
+
+
+def _done_with(uses: _Uses, events: Sequence[Event]) -> int:
+    """Where forward is done with a block. A collective does not list its blocks: one before the next operator may
+    read this one."""
+    done = uses.forward
+    for place in range(done + 1, len(events)):
+        if isinstance(events[place], Operator):
+            break
+        done = place if isinstance(events[place], Collective) else done
+    return done
+
+
+def _phase(event: Event) -> str:
+    return event.phase if isinstance(event, Operator) else ""
+
+
+def _uses(events: Sequence[Event]) -> dict[int, _Uses]:
+    """Of the blocks that are allocated and freed here and that some operator writes first."""
+    allocated = {event.block: place for place, event in enumerate(events) if isinstance(event, Allocated)}
+    freed = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
+    written_at: dict[int, int] = {}
+    forward: dict[int, int] = {}
+    backward: dict[int, list[int]] = defaultdict(list)
+    for place, event in enumerate(events):
+        if not isinstance(event, Operator):
+            continue
+        for block, _ in event.writes:
+            written_at.setdefault(block, place)
+        for block in dict.fromkeys(block for block, _ in (*event.reads, *event.writes)):
+            if event.phase == "forward":
+                forward[block] = place
+            else:
+                backward[block].append(place)
+    return {
+        block: _Uses(allocated[block], place, forward.get(block, place), backward[block], freed[block])
+        for block, place in written_at.items()
+        if block in allocated and block in freed
+    }
+
+
+def _as_first(second: Sequence[Event], first: Sequence[Event]) -> list[Event]:
+    """The first step, allocating what the second one does: its blocks have other numbers, and what it leaves behind is
+    what the first step left: all of it to begin with, the optimizer's state where the optimizer begins."""
+    freed = {event.block for event in first if isinstance(event, Freed)}
+    leftovers = [event for event in first if isinstance(event, Allocated) and event.block not in freed]
+    new_events: list[Event] = [event for event in leftovers if event.held != "optimizer"]
+    state: list[Event] = [event for event in leftovers if event.held == "optimizer"]
+    numbers = itertools.count(max(event.block for event in (*first, *second) if isinstance(event, Allocated)) + 1)
+    new_blocks: dict[int, int] = {}
+    for event in second:
+        if isinstance(event, Allocated):
+            new_blocks[event.block] = next(numbers)
+            new_events.append(event._replace(block=new_blocks[event.block]))
+        elif isinstance(event, Freed) and event.block in new_blocks:
+            new_events.append(Freed(new_blocks.pop(event.block)))
+        elif _phase(event) == "optimizer":
+            new_events, state = [*new_events, *state], []
+    return [*new_events, *state, *(Freed(block) for block in new_blocks.values())]
+
+
+def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:
+    """The glob patterns of `--float8`, on a machine that has float8.
+
+    Raises:
+        UserError: there is an empty one, or the machine has no rate for float8.
+    """
+    patterns = tuple(part.strip() for part in text.split(","))
+    if not all(patterns):
+        raise UserError(f"--float8 {text!r} names no modules; give glob patterns, such as --float8 'layers.*'")
+    if not hardware.figures.keys() & {"peak_fp8_flops", "matmul_fp8_flops"}:
+        problem = f"hardware file {hardware.name} has no float8 rate (peak_fp8_flops)"
+        raise UserError(f"{problem}; leave --float8 out, or give --hardware that has one, such as h100")
+    return patterns
+
+
+def in_float8_by(recording: Recording, patterns: Sequence[str]) -> Recording:
+    """The recording with the linear layers of the modules that any of the patterns matches in float8.
+
+    Raises:
+        UserError: they match none that computes in a type which float8 takes the place of.
+    """
+    matmuls = [event for event in recording.step if isinstance(event, Operator) and event.kind == MATMUL]
+    names = {name for event in matmuls for name in _with_parents(event.owner)}
+    modules = {name for pattern in patterns for name in matching(pattern, names)}
+    chosen = [event for event in matmuls if _is_within(event.owner, modules)]
+    if not chosen:
+        near = nearest(patterns[0], sorted({folded(name) for name in names if name}))
+        raise UserError(f"--float8 {','.join(patterns)} matches no module with a matmul ({near})")
+    if not any(event.dtype in HALF for event in chosen):
+        problem = f"--float8 {','.join(patterns)}: those modules compute in {chosen[0].dtype}"
+        raise UserError(f"{problem}, and float8 takes the place of {' or '.join(HALF)}; give the plan mixed precision")
+    return in_float8(recording, sorted(modules))
+
+
+def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
+    """The recording with the linear layers of those modules in float8.
+
+    Args:
+        modules: names; what is in them belongs to them.
+    """
+    inside = set(modules)
+    gathered = {
+        block
+        for event in recording.events
+        if isinstance(event, Operator) and event.name.startswith(GATHERS) and _is_within(event.owner, inside)
+        for block, _ in (*event.reads, *event.writes)
+    }
+    first = 1 + max((event.block for event in recording.events if isinstance(event, Allocated)), default=0)
+    copies = _Copies(itertools.count(first))
+    new_events: list[Event] = []
+    for event in recording.events:
+        if isinstance(event, StepBegun):
+            copies.of.clear()
+        elif isinstance(event, Freed):
+            copies.of.pop(event.block, None)
+        elif isinstance(event, Operator):
+            for block, _ in event.writes:
+                copies.of.pop(block, None)
+        new_events += _changed(event, inside, gathered, copies)
+    return replace(recording, events=list(_with_memory(new_events, first)))
+
+
+@dataclass
+class _Copies:
+    """Float8 copies that are there now: numbers of blocks for further ones, and of a block that has a copy, the phase
+    that the copy was made in and the copy's block."""
+
+    numbers: Iterator[int]
+    of: dict[int, tuple[str, int]] = field(default_factory=dict)
+
+
+def _changed(event: Event, modules: Set[str], gathered: Set[int], copies: _Copies) -> Sequence[Event]:
+    if isinstance(event, Allocated):
+        is_gathered = event.block in gathered and event.held == "fsdp"
+        return (event._replace(num_bytes=-(-event.num_bytes // 2)) if is_gathered else event,)
+    if not isinstance(event, Operator | Collective) or not _is_within(event.owner, modules):
+        return (event,)
+    if isinstance(event, Collective):
+        is_gather = event.source in ("fsdp", "tp") and event.kind == "all_gather" and event.dtype in HALF
+        return (event._replace(payload_bytes=event.payload_bytes // 2, dtype=FLOAT8) if is_gather else event,)
+    if event.name.startswith(GATHERS):
+        return (event._replace(num_bytes=event.num_bytes // 2),)
+    return _matmul(event, gathered, copies) if event.kind == MATMUL and event.dtype in HALF else (event,)
+
+
+def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Event]:
+    """A matmul in float8, after the casts of what it reads. The gradient of a weight reads no weight."""
+    of_weight = not any(block in gathered for block, _ in event.reads)
+    operators: list[Event] = []
+    reads: list[Sequence[int]] = []
+
+    def add_kernel(name: str, num_bytes: int, reads: Touched, writes: Touched) -> None:
+        operators.append(
+            event._replace(name=name, kind=MEMORY, flops=0, num_bytes=num_bytes, reads=reads, writes=writes)
+        )
+
+    for block, num_bytes in event.reads:
+        copy, half = block, num_bytes // 2
+        if block not in gathered:
+            phase, copy = copies.of.get(block, ("", 0))
+            if phase != event.phase:
+                copy = next(copies.numbers)
+                copies.of[block] = event.phase, copy
+                add_kernel("float8.largest", num_bytes, [(block, num_bytes)], [])
+                add_kernel(CAST, num_bytes + half, [(block, num_bytes)], [(copy, half)])
+        if of_weight:
+            transposed = next(copies.numbers)
+            add_kernel(CAST, num_bytes, [(copy, half)], [(transposed, half)])  # a byte an element each way
+            copy = transposed
+        reads.append((copy, half))
+    read_bytes = sum(num_bytes for _, num_bytes in event.reads)
+    return (*operators, event._replace(dtype=FLOAT8, num_bytes=max(event.num_bytes - read_bytes // 2, 0), reads=reads))
+
+
+def _with_memory(events: Sequence[Event], first: int) -> Iterator[Event]:
+    """The events, and the memory of blocks from `first` on: from what writes one until the last that touches it."""
+    last = {
+        block: place
+        for place, event in enumerate(events)
+        if isinstance(event, Operator)
+        for block, _ in (*event.reads, *event.writes)
+        if block >= first
+    }
+    ends: dict[int, list[int]] = defaultdict(list)
+    for block, place in last.items():
+        ends[place].append(block)
+    for place, event in enumerate(events):
+        if isinstance(event, Operator) and event.name == CAST:
+            kind = "activations" if event.phase == "forward" else "backward"
+            for block, num_bytes in event.writes:
+                yield Allocated(block, num_bytes, event.stream, kind, event.owner)
+        yield event
+        yield from (Freed(block) for block in ends.get(place, ()))
