@@ -30,10 +30,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distbench.planning.cost_profile import TorchCost
-from distbench.planning.placement_graph import graph_of
-from distbench.planning.placement_states import State
-from distbench.planning.search import cheapest_route, forget_prices
-from distbench.planning.step_prices import Problem, shard_counts
+from distbench.planning.placement_states import State, graph_of
+from distbench.planning.search import Problem, cheapest_route, forget_prices, shard_counts
 from distbench.torch_private import clear_redistribution_caches
 from distbench.torch_private.profile_planner import planning_under
 

@@ -1,13 +1,271 @@
-"""The exact cheapest path between two states: A* over the shared graph, with a lower bound of what is left to pay."""
+"""What each step of a redistribution costs, and the exact cheapest path between two layouts."""
 
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
+from itertools import pairwise
 
-from distbench.planning.cost_profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, MeshCost
-from distbench.planning.placement_graph import graph_of, zero_fillable
-from distbench.planning.placement_states import State
-from distbench.planning.step_prices import COUNTER_BITS, FORBIDDEN, PEAK_SHIFT, Pricing, Problem, unpack
+from distbench.planning.cost_profile import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    COLLECTIVES,
+    CUT,
+    REDUCE_SCATTER,
+    ZERO_FILL,
+    MeshCost,
+)
+from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.placement_states import (
+    Graph,
+    Kind,
+    Move,
+    NotHandled,
+    State,
+    graph_of,
+    legal_steps,
+    local_shape,
+    zero_fillable,
+)
+
+# A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
+# bits count labels in a search. So one addition adds three sums, one comparison is lexicographic, and both are exact.
+COUNTER_BITS, PEAK_BITS, COLLECTIVE_BITS, SENT_BITS = 24, 64, 12, 64
+PEAK_SHIFT = COUNTER_BITS
+COLLECTIVE_SHIFT = PEAK_SHIFT + PEAK_BITS
+SENT_SHIFT = COLLECTIVE_SHIFT + COLLECTIVE_BITS
+TIME_SHIFT = SENT_SHIFT + SENT_BITS
+FEMTOSECONDS_PER_S = 1e15
+ONE_COLLECTIVE = 1 << COLLECTIVE_SHIFT
+FORBIDDEN = 1 << (TIME_SHIFT + 128)
+# After these a rank holds as many times what it held before as its group has ranks.
+GROWING = (ALL_GATHER, ZERO_FILL)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A tensor (elements along each dim, bytes of one) and the mesh it lies on (ranks along each dim).
+
+    Raises:
+        NotHandled: a size that is no plain number (a symbol), or too large for the labels.
+    """
+
+    mesh_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+
+    def __post_init__(self) -> None:
+        for size in (*self.mesh_shape, *self.shape):
+            if type(size) is not int:
+                raise NotHandled(f"size {size} is no plain number")
+        if math.prod(self.shape) * self.itemsize * math.prod(self.mesh_shape) >= 1 << (PEAK_BITS - 1):
+            raise NotHandled(f"a tensor of shape {self.shape} is too large to plan")
+
+    @property
+    def is_even(self) -> bool:
+        """Whether any set of mesh dims shards any tensor dim evenly."""
+        ranks = math.prod(self.mesh_shape)
+        return not any(size % ranks for size in self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the full tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+    def local_bytes(self, state: State) -> int:
+        """Bytes of the largest local tensor of any rank."""
+        return math.prod(local_shape(state, self.shape, self.mesh_shape)) * self.itemsize
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """One step's price on the rank that has most to do.
+
+    Args:
+        payload_bytes: the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy.
+        sent_bytes: bytes the rank must send, as the ring algorithm would.
+        held_bytes: its local tensors before and after the step, together; of a zero-fill also the zeros that the shard
+            is added to, because torch adds out of place.
+        is_collective: whether ranks communicate (a mesh dim of one rank does not).
+    """
+
+    seconds: float
+    payload_bytes: int
+    sent_bytes: int
+    held_bytes: int
+    is_collective: bool
+
+
+@lru_cache(maxsize=512)
+def shard_counts(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Ranks in every set of mesh dims, indexed by the set's bits."""
+    counts = [1]
+    for size in mesh_shape:
+        counts += [count * size for count in counts]
+    return tuple(counts)
+
+
+class Pricing:
+    """The prices of one problem under one cost model, worked out as searches ask for them.
+
+    Args:
+        graph: the states, even if every shard of the problem is even.
+        model: more bytes must never be cheaper.
+        peak_cap_bytes: forbid steps that hold more than this.
+
+    Attributes:
+        rows: kind of state, and number of move, to (packed price, held bytes shifted into place).
+    """
+
+    def __init__(self, graph: Graph, problem: Problem, model: MeshCost, peak_cap_bytes: int | None) -> None:
+        self.graph, self.problem, self.model, self.peak_cap_bytes = graph, problem, model, peak_cap_bytes
+        self.counts, self.even = shard_counts(problem.mesh_shape), graph.even
+        self.mesh_shape, self.num_bytes = problem.mesh_shape, problem.num_bytes
+        self.rows: defaultdict[Kind, dict[int, tuple[int, int]]] = defaultdict(dict)
+        self._labels: dict[tuple[str, int, int, int], int] = {}
+
+    def label(self, node: int, number: int) -> tuple[int, int]:
+        """(packed price, held bytes shifted into place) of a step; FORBIDDEN instead of a price over the cap."""
+        graph = self.graph
+        mask = graph.sharded_masks[node]
+        if self.even:
+            op, mesh_dim, num_copies = graph.move_facts[number]
+            before, size = self.num_bytes // self.counts[mask], self.mesh_shape[mesh_dim]
+            held_bytes = _even_held_bytes(op, before, size)
+            key = op, mesh_dim, mask, num_copies
+            packed = self._labels.get(key) or self._even_label(*key)
+        else:
+            price = self.price(mask, graph.dim_masks[node], graph.moves[number])
+            held_bytes, packed = price.held_bytes, pack(price.seconds, price.sent_bytes, price.is_collective)
+        if self.peak_cap_bytes is not None and held_bytes > self.peak_cap_bytes:
+            return FORBIDDEN, 0
+        return packed, held_bytes << PEAK_SHIFT
+
+    def price(self, sharded_mask: int, dim_masks: Sequence[int], move: Move) -> StepPrice:
+        """The price of a step out of a state whose tensor dims are sharded by these mesh dims."""
+        op, mesh_dim = move.op, move.mesh_dim
+        size = self.mesh_shape[mesh_dim]
+        before, after, payload = self._step_bytes(dim_masks, move, size)
+        timed: float = payload
+        if not self.model.pads:
+            timed = self.num_bytes / self.counts[sharded_mask] * (size if op in GROWING else 1)
+        seconds = self.model.seconds(op, mesh_dim, timed, move.num_copies)
+        is_collective = op in COLLECTIVES and size > 1
+        held_bytes = before + after * (2 if op == ZERO_FILL else 1)
+        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), held_bytes, is_collective)
+
+    def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
+        """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard.
+
+        It is the price of an unpadded share without copies; a padded share, along other tensor dims, can be larger
+        than what the cheapest path really moves.
+        """
+        if self.even:
+            return self._labels.get((op, mesh_dim, mask, 0)) or self._even_label(op, mesh_dim, mask, 0)
+        size = self.mesh_shape[mesh_dim]
+        payload = self.num_bytes / self.counts[mask] * (size if op == ALL_GATHER else 1) * (1 - 1e-12)
+        return pack(self.model.seconds(op, mesh_dim, payload, 0), _sent_bytes(op, int(payload), size), size > 1)
+
+    def _even_label(self, op: str, mesh_dim: int, mask: int, num_copies: int) -> int:
+        size = self.mesh_shape[mesh_dim]
+        payload = self.num_bytes // self.counts[mask]
+        if op in GROWING:
+            payload *= size
+        elif op == CUT:
+            payload //= size
+        seconds = self.model.seconds(op, mesh_dim, payload, num_copies)
+        packed = pack(seconds, _sent_bytes(op, payload, size), size > 1 and op in COLLECTIVES)
+        self._labels[op, mesh_dim, mask, num_copies] = packed
+        return packed
+
+    def _step_bytes(self, dim_masks: Sequence[int], move: Move, size: int) -> tuple[int, int, int]:
+        sizes = [-(-n // self.counts[mask]) for n, mask in zip(self.problem.shape, dim_masks, strict=True)]
+        before = math.prod(sizes) * self.problem.itemsize
+        after_sizes, padded = list(sizes), list(sizes)
+        bit = 1 << move.mesh_dim
+        if move.source_dim >= 0:
+            source_count = self.counts[dim_masks[move.source_dim] & ~bit]
+            after_sizes[move.source_dim] = -(-self.problem.shape[move.source_dim] // source_count)
+        if move.target_dim >= 0:
+            target_count = self.counts[dim_masks[move.target_dim] | bit]
+            after_sizes[move.target_dim] = -(-self.problem.shape[move.target_dim] // target_count)
+            padded[move.target_dim] = after_sizes[move.target_dim] * size
+        after = math.prod(after_sizes) * self.problem.itemsize
+        payload = math.prod(padded) * self.problem.itemsize
+        if move.op == ALL_GATHER:
+            payload = before * size
+        elif move.op in (CUT, ZERO_FILL):
+            payload = after
+        return before, after, payload
+
+
+@dataclass(frozen=True)
+class PricedStep:
+    """One step of a path: from where to where, by what, at which price."""
+
+    source: State
+    target: State
+    move: Move
+    price: StepPrice
+
+
+def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
+    """A path's steps, priced on the rank that has most to do; ValueError where neighbours are no legal step apart."""
+    # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
+    graph = Graph(len(problem.mesh_shape), len(problem.shape), (), even=False, zero_filled=())
+    pricing = Pricing(graph, problem, model, None)
+    steps = []
+    for source, target in pairwise(states):
+        ops = tuple(sorted({op for _, op in target.partials}))
+        legal = legal_steps(source, ops, zero_fillable(target))
+        move = next((move for following, move in legal if following == target), None)
+        if move is None:
+            raise ValueError(f"no single step leads from {source} to {target}")
+        masks = [sum(1 << mesh_dim for mesh_dim in order) for order in source.orders]
+        steps.append(PricedStep(source, target, move, pricing.price(sum(masks), masks, move)))
+    return steps
+
+
+def least_received_bytes(problem: Problem, source: State, target: State) -> int:
+    """The receive lower bound: bytes of the target minus the source, on the rank that lacks most.
+
+    Raises:
+        NotHandled: one side has a partial.
+    """
+    if source.partials:
+        raise NotHandled("how little must be received of parts of a sum depends on who adds them up")
+    return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize
+
+
+def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
+    """All but the peak as one label."""
+    label = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
+    return label + (sent_bytes << SENT_SHIFT) + ONE_COLLECTIVE if is_collective else label
+
+
+def unpack(label: int) -> tuple[float, int, int, int]:
+    """(seconds, bytes sent, collectives, peak bytes) of a search's label."""
+    sent = label >> SENT_SHIFT & (1 << SENT_BITS) - 1
+    num_collectives = label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1
+    return (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S, sent, num_collectives, label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1
+
+
+def _even_held_bytes(op: str, before: int, size: int) -> int:
+    if op in GROWING:
+        return before + before * size * (2 if op == ZERO_FILL else 1)
+    if op in (REDUCE_SCATTER, CUT):
+        return before + before // size
+    return before * 2
+
+
+def _sent_bytes(op: str, payload: int, size: int) -> int:
+    if op not in COLLECTIVES:
+        return 0
+    return payload * (size - 1) // size * (2 if op == ALL_REDUCE else 1)
+
 
 # A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
 #

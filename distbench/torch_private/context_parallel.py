@@ -11,8 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distbench.spec import UserError
 from distbench.spec.plan import ULYSSES
+from distbench.torch_private.planners import native_all_to_all
 from distbench.torch_private.probe import Skipped, Unsupported, replaced, require
-from distbench.torch_private.redistribute import native_all_to_all
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 

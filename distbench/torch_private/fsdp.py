@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.torch_private.collective_dispatch_mode import CollectiveCall
+from distbench.torch_private.collectives import CollectiveCall
 from distbench.torch_private.probe import STAGES_AGREE, replaced, require
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity
 
-from distbench.torch_private.collective_dispatch_mode import each_operator, tensors_in
+from distbench.torch_private.collectives import each_operator, tensors_in
 from distbench.torch_private.fake_tensors import has_values
 from distbench.torch_private.probe import replaced, require
 

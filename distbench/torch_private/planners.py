@@ -287,3 +287,26 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
         num_copies=sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements),
         local_op=local_op,
     )
+
+
+@contextlib.contextmanager
+def native_all_to_all(enabled: bool = True) -> Iterator[None]:
+    """Let DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), where `enabled`.
+
+    torch's substitute is from the time when gloo had none. All ranks enter and leave it together: a rank that gathers
+    waits for ever for ranks that exchange.
+    """
+    if not enabled:
+        yield
+        return
+    require("native all-to-all on CPU")
+    # placement_types imports the function by name, so this is where it is looked up.
+    from torch.distributed.tensor import placement_types as module
+
+    with replaced(module, "shard_dim_alltoall", _shard_dim_alltoall):
+        yield
+
+
+def _shard_dim_alltoall(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> torch.Tensor:
+    group_name = mesh.get_group(mesh_dim).group_name
+    return torch.ops._dtensor.shard_dim_alltoall(input, gather_dim, shard_dim, group_name)

@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.cases.causes_of_wrong import of_forward
 from distbench.cases.single_device_reference import model_on_device
@@ -34,7 +36,6 @@ from distbench.spec.plan import SCHEDULES
 from distbench.spec.plan_changes import mesh_of
 from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
-from distbench.worker.child_verbs import jobs_in, rank_of
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 # One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where.
@@ -63,6 +64,12 @@ class Rehearsal:
     problems: tuple[str, ...] = ()
     why_not: str | None = None
     parameter_bytes: int = 0
+
+
+def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
+    """This rank of a fake process group on its mesh."""
+    assert dist.group.WORLD is not None
+    return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, seed)
 
 
 def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -> Rehearsal:
@@ -266,7 +273,7 @@ SEARCH_S = 15.0
 MANY = 16  # ranks along a mesh dim of which every size is tried
 
 
-def plan_problems(job: Job) -> Iterator[dict[str, Any]]:
+def _plan_problems(job: Job) -> Iterator[dict[str, Any]]:
     """For each variant: `label` and `problems`. Where there are some, `works`: a mesh that has been tried and has none,
     or null; where there are none why it is skipped, or `num_parameters`, `parameter_bytes` of a rank, `advice`:
     sentences, and `not_tried`: why no step was tried, or null."""
@@ -277,8 +284,8 @@ def plan_problems(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def all_plan_problems(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """For each job one entry a variant, as `plan_problems` has them."""
-    return [[*plan_problems(job)] for job in jobs_in(records)]
+    """For each job one entry a variant, as `_plan_problems` has them."""
+    return [[*_plan_problems(Job.from_record(record))] for record in records]
 
 
 def _of_variant(

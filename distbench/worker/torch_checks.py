@@ -27,7 +27,7 @@ from distbench.spec.devices import ACCELERATORS, built_for, known_device
 from distbench.spec.placements import PLANNERS
 from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
 from distbench.torch_private import Skipped, fake_ranks, needs_newer, probe
-from distbench.worker.child_verbs import jobs_in, rank_of
+from distbench.worker.plan_rehearsal import rank_of
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 
@@ -100,7 +100,7 @@ def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dic
         "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped" or "failed"
         with a reason; none for a scenario without a model.
     """
-    jobs = jobs_in(records)
+    jobs = [Job.from_record(record) for record in records]
     by_job: dict[int, list[dict[str, Any]]] = {}
     meshes = [tuple(job.mesh.items()) for job in jobs]
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
