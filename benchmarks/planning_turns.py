@@ -31,7 +31,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distbench.planning.cost_profile import TorchCost
 from distbench.planning.placement_states import State, graph_of
-from distbench.planning.search import Problem, cheapest_route, forget_prices, shard_counts
+from distbench.planning.search import Problem, cheapest_route, forget_prices
 from distbench.torch_private import clear_redistribution_caches
 from distbench.torch_private.profile_planner import planning_under
 
@@ -135,10 +135,9 @@ def know_others(model: TorchCost, pair: Pair) -> None:
 
 
 def forget_all() -> None:
-    """Empty our caches: prices, the graph, counts of ranks."""
+    """Empty our caches: prices and the graph."""
     forget_prices()
     graph_of.cache_clear()
-    shard_counts.cache_clear()
 
 
 def our_plan(model: TorchCost, pair: Pair) -> object:

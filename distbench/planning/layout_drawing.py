@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# What there is to draw of a plan: which part of the tensor each rank holds after each step. Data only.
-
 MAX_DRAWN_DIMS = 2
 
 
@@ -62,7 +60,7 @@ class Drawing:
 
     @property
     def has_partials(self) -> bool:
-        """Whether ranks hold parts of sums anywhere on the way."""
+        """Whether ranks hold parts of sums on the way."""
         return any(scene.state.partials for scene in self.scenes)
 
     @property
@@ -73,12 +71,15 @@ class Drawing:
 
 
 def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
-    """What to draw of a plan, or a sentence that says why it is not drawn: `max_ranks` ranks fit."""
+    """A plan's layouts, or a sentence on why they are not drawn: `max_ranks` ranks fit."""
     mesh_shape, shape = setting.problem.mesh_shape, setting.problem.shape
     cells = list(product(*(range(size) for size in mesh_shape)))
     if len(cells) > max_ranks:
         return f"Not drawn: {len(cells)} ranks, of which at most {max_ranks} fit."
-    dims = _dims(plan, setting.tensor_ndim)
+    sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
+    # Whole tensor dims fill up to two, so that a plan over one tensor dim still looks like the tensor.
+    unsharded = [dim for dim in range(setting.tensor_ndim) if dim not in sharded]
+    dims = tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
     if len(dims) > MAX_DRAWN_DIMS:
         return f"Not drawn: the path cuts {len(dims)} tensor dims, of which at most {MAX_DRAWN_DIMS} fit on paper."
     scenes = []
@@ -87,13 +88,6 @@ def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
         scenes.append(Scene(state, step, tuple(tuple(box[dim] for dim in dims) for box in boxes), _parts(state, cells)))
     left_out = tuple(dim for dim in range(setting.tensor_ndim) if dim not in dims)
     return Drawing(plan, dims, tuple(shape[dim] for dim in dims), left_out, tuple(scenes))
-
-
-def _dims(plan: Plan, tensor_ndim: int) -> tuple[int, ...]:
-    sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
-    # Whole tensor dims fill up to two, so that a plan over one tensor dim still looks like the tensor.
-    unsharded = [dim for dim in range(tensor_ndim) if dim not in sharded]
-    return tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
 
 
 def _parts(state: State, cells: list[tuple[int, ...]]) -> tuple[int | None, ...]:
@@ -115,20 +109,17 @@ def diagram_of(drawing: Drawing) -> str:
     """The diagram, within the screen's width, below which plan it is of."""
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
     arrows = [_text_arrow(step.text) for step in drawing.plan.steps]
-    head = wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", width_here())
-    return "\n".join([*head, "", *_side_by_side(panels, arrows)])
-
-
-def _legend(drawing: Drawing) -> str:
     down = f"tensor dim {drawing.dims[0]} downwards, " if len(drawing.dims) > 1 else ""
-    parts = ", a+b those that hold parts of a sum" if drawing.has_partials else ""
     across = f"tensor dim {drawing.dims[-1]} across; in a block the ranks that hold it"
-    return f"{down}{across}{parts}.{drawing.left_out_note}"
+    parts = ", a+b those that hold parts of a sum" if drawing.has_partials else ""
+    head = f"The path of {drawing.plan.planner}: {down}{across}{parts}.{drawing.left_out_note}"
+    return "\n".join([*wrap(head, width_here()), "", *_side_by_side(panels, arrows)])
 
 
 def _panel(scene: Scene, sizes: Sequence[int]) -> Lines:
     boxes = scene.boxes if len(sizes) > 1 else tuple(((0, 1), *box) for box in scene.boxes)
-    rows, columns = (_intervals(boxes, dim) for dim in (0, 1))
+    edges = [sorted({edge for box in boxes for edge in box[dim] if box[dim][0] < box[dim][1]}) for dim in (0, 1)]
+    rows, columns = (list(pairwise(positions)) for positions in edges)
     texts = [[_holders(scene, boxes, (row, column)) for column in columns] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(*texts, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
@@ -142,11 +133,6 @@ def _panel(scene: Scene, sizes: Sequence[int]) -> Lines:
 def _padded(lines: Lines) -> Lines:
     width = max(map(len, lines))
     return [line.ljust(width) for line in lines]
-
-
-def _intervals(boxes: Sequence[Box], dim: int) -> list[tuple[int, int]]:
-    edges = sorted({edge for box in boxes for edge in box[dim] if box[dim][0] < box[dim][1]})
-    return list(pairwise(edges))
 
 
 def _holders(scene: Scene, boxes: Sequence[Box], block: Box) -> str:
@@ -169,7 +155,7 @@ def _text_arrow(text: str) -> Lines:
 
 
 def _side_by_side(panels: Sequence[Lines], arrows: Sequence[Lines]) -> Lines:
-    """Panels and arrows next to each other; an arrow goes to the next line with its panel where there is no room."""
+    """Panels and arrows next to each other; an arrow that does not fit starts a line with its panel."""
     rows: list[list[Lines]] = [[panels[0]]]
     for arrow, panel in zip(arrows, panels[1:], strict=True):
         width = sum(len(part[0]) + len(GAP) for part in (*rows[-1], arrow, panel)) - len(GAP)
@@ -193,14 +179,10 @@ PALEST, ONLY_BLOCK_PALER = 0.72, 0.4
 MARGIN = 0.07
 PANEL_INCHES, HEAD_INCHES, HEAD_GAP_INCHES = 3.3, 1.15, 0.5
 FOOT_CHARACTERS_PER_INCH = 13
-FOOT = (
-    "{what}. A tile is a rank, where it stands on the mesh (rows: {rows}; columns: {columns}); its outline is the "
-    "tensor. Filled is what the rank holds, in the colour of the rank that had it at the start."
-)
 
 
 def check_picture(path: Path) -> None:
-    """Refuse (UserError) another suffix than .png and .svg, or a missing folder, before anything is worked out."""
+    """UserError for another suffix than .png and .svg, or a missing folder."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
     if not path.parent.is_dir():
@@ -209,10 +191,7 @@ def check_picture(path: Path) -> None:
 
 def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
     """Draw the plan to use, and below it DTensor's default where that is another path; a sentence on what was drawn.
-
-    Raises:
-        UserError: the file cannot be written.
-    """
+    UserError where the file cannot be written."""
     use, plans = advice.use, [advice.use]
     default = advice.plans.get(BASELINE, use)
     if default is not use and (default.states != use.states or use.planner == "direct"):
@@ -253,11 +232,12 @@ def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
 
 def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:
     *outer, inner = setting.mesh
-    title = f"{setting.tensor} on {format_mesh(setting.mesh)}"
-    text = FOOT.format(what=title, rows=", ".join(outer) or "one", columns=inner)
-    if any(drawing.has_partials for drawing in rows):
-        text += " Hatched: a part of a sum."
-    return text + rows[0].left_out_note
+    hatched = " Hatched: a part of a sum." if any(drawing.has_partials for drawing in rows) else ""
+    return (
+        f"{setting.tensor} on {format_mesh(setting.mesh)}. A tile is a rank, where it stands on the mesh (rows: "
+        f"{', '.join(outer) or 'one'}; columns: {inner}); its outline is the tensor. Filled is what the rank holds, in "
+        f"the colour of the rank that had it at the start.{hatched}{rows[0].left_out_note}"
+    )
 
 
 def _tile_grid(setting: Setting) -> tuple[int, int]:
@@ -289,14 +269,9 @@ def _arrow(axes: "Axes", step: PlannedStep) -> None:
     """The step that led to this panel, above it, and an arrow from the panel before."""
     cost = f"{size_text(step.sent_bytes)} sent, {time_words(step.seconds)}" if step.is_collective else "nothing sent"
     _above(axes, f"{step.text}\n{cost}", 1, "right", fontsize=9, color=RED)
-    axes.annotate(
-        "",
-        xy=(-0.015, 0.5),
-        xytext=(-0.145, 0.5),
-        xycoords="axes fraction",
-        arrowprops={"arrowstyle": "-|>", "color": RED, "linewidth": 2.5, "mutation_scale": 18},
-        annotation_clip=False,
-    )
+    style = {"arrowstyle": "-|>", "color": RED, "linewidth": 2.5, "mutation_scale": 18}
+    ends = {"xy": (-0.015, 0.5), "xytext": (-0.145, 0.5), "xycoords": "axes fraction"}
+    axes.annotate("", **ends, arrowprops=style, annotation_clip=False)
 
 
 def _above(axes: "Axes", text: str, x: float, side: Any, **style: Any) -> None:

@@ -21,7 +21,7 @@ REDUCE_OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 
 class NotHandled(Exception):
-    """A placement or shape unknown to this planner; callers fall back to torch's own. The message says which."""
+    """A placement or shape that this planner leaves to torch's own; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,13 @@ class State:
         """Number of tensor dims."""
         return len(self.orders)
 
+    def replicated_dims(self) -> tuple[int, ...]:
+        """The mesh dims that hold replicas."""
+        used_dims = {mesh_dim for order in self.orders for mesh_dim in order} | dict(self.partials).keys()
+        return tuple(mesh_dim for mesh_dim in range(self.mesh_ndim) if mesh_dim not in used_dims)
+
     def placements(self) -> tuple[Placement, ...]:
-        """One a mesh dim; a shard names its turn where its tensor dim is not sharded from left to right."""
+        """One a mesh dim; shards have turns where a tensor dim is not sharded from left to right."""
         placements = [Placement()] * self.mesh_ndim
         for mesh_dim, reduce_op in self.partials:
             placements[mesh_dim] = Placement(reduce_op=reduce_op)
@@ -53,7 +58,7 @@ class State:
 
 
 def parse_state(text: str, tensor_ndim: int) -> State:
-    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` (the notation of `spec.layouts`) to a state; see `state_of`."""
+    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` to a state; see `state_of`."""
     return state_of(parse_placements(text), tensor_ndim)
 
 
@@ -76,7 +81,7 @@ def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
 
 
 def known_reduce_op(reduce_op: str) -> str:
-    """The reduce op itself; NotHandled where it is none of torch's plain ones."""
+    """The reduce op itself; NotHandled for another than torch's plain ones."""
     if reduce_op not in REDUCE_OPS:
         raise NotHandled(f"reduce op {reduce_op!r}")
     return reduce_op
@@ -116,7 +121,7 @@ class Move:
     """What a step does to one mesh dim's placement, whatever state it starts from.
 
     Args:
-        op: one of `costmodel.lines.COLLECTIVES`, or one of `costmodel.lines.LOCAL_OPS`.
+        op: one of `cost_profile.COLLECTIVES` or `cost_profile.LOCAL_OPS`.
         source_dim: the tensor dim that the mesh dim sharded before, or -1.
         target_dim: the tensor dim that it shards after, or -1.
     """
@@ -139,16 +144,26 @@ NOTHING_ENTERED = -1
 
 
 class Graph:
-    """States as small numbers and their steps, each worked out once; see `graph_of`.
+    """torch's graph of redistribution states, shared by all tensors of one rank; see `graph_of`.
 
-    Where all shards are even, a price depends on the set of sharded mesh dims alone, and on a move only so far as its
-    tensor dims are the first or not: states of one price share a kind, moves a number.
+    The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without its strided
+    shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order. A shard
+    becomes a partial only where `_get_shard_to_partial_target_states` (torch 2.14 and newer) lets it: where the target
+    has P(sum).
 
-    A mesh dim's pending bit says that it must still leave where it is: bit m for a shard, mesh_ndim + m for a partial.
+    States and moves are small numbers, each worked out once. Where all shards are even, a price depends on the set of
+    sharded mesh dims alone, and on a move only so far as its tensor dims are the first or not: states of one price
+    share a kind, moves a number. A mesh dim's pending bit says that it must still leave where it is: bit m for a shard,
+    mesh_ndim + m for a partial.
     """
 
     def __init__(
-        self, mesh_ndim: int, tensor_ndim: int, partial_ops: tuple[str, ...], even: bool, zero_filled: tuple[int, ...]
+        self,
+        mesh_ndim: int,
+        tensor_ndim: int,
+        partial_ops: tuple[str, ...] = (),
+        even: bool = False,
+        zero_filled: tuple[int, ...] = (),
     ) -> None:
         self.mesh_ndim, self.tensor_ndim, self.even = mesh_ndim, tensor_ndim, even
         self.partial_ops, self.zero_filled = partial_ops, zero_filled
@@ -234,23 +249,15 @@ class Graph:
         return self._entries.setdefault(key, len(self._entries))
 
     def _move(self, move: Move) -> int:
-        if move not in self._move_numbers:
+        number = self._move_numbers.setdefault(move, len(self.moves))
+        if number == len(self.moves):
             self.moves.append(move)
             self.move_facts.append((move.op, move.mesh_dim, move.num_copies))
-            self._move_numbers[move] = len(self.moves) - 1
-        return self._move_numbers[move]
+        return number
 
 
-@lru_cache(maxsize=64)
-def graph_of(
-    mesh_ndim: int,
-    tensor_ndim: int,
-    partial_ops: tuple[str, ...] = (),
-    even: bool = False,
-    zero_filled: tuple[int, ...] = (),
-) -> Graph:
-    """The one graph of a mesh and tensor rank; see `legal_steps`. `even`: every shard divides evenly."""
-    return Graph(mesh_ndim, tensor_ndim, partial_ops, even, zero_filled)
+# The one graph of a mesh and tensor rank; see `legal_steps`.
+graph_of = lru_cache(maxsize=64)(Graph)
 
 
 def legal_steps(
@@ -260,51 +267,39 @@ def legal_steps(
 
     Args:
         partial_ops: reduce ops that a replica may be split into: none unless the target has a partial.
-        zero_filled: mesh dims whose shards may become P(sum): none unless the target has P(sum) there, and none with
-            a torch older than 2.14.
+        zero_filled: mesh dims whose shards may become P(sum), where the target has P(sum), with torch 2.14 or newer.
     """
     for source_dim, order in enumerate(state.orders):
-        if order:
-            yield from _leaving_shard(state, source_dim, order[-1], order[-1] in zero_filled)
+        if not order:
+            continue
+        mesh_dim, orders = order[-1], [*state.orders]
+        orders[source_dim] = order[:-1]
+        gathered = State(state.mesh_ndim, tuple(orders), state.partials)
+        yield gathered, Move(ALL_GATHER, mesh_dim, source_dim)
+        if mesh_dim in zero_filled:
+            # Right next to any other partial: along its mesh dim, all ranks hold zeros or all hold their shards.
+            yield _with_partial(gathered, mesh_dim, "sum"), Move(ZERO_FILL, mesh_dim, source_dim)
+        for target_dim in range(state.tensor_ndim):
+            if target_dim != source_dim:
+                yield _pushed(gathered, target_dim, mesh_dim), Move(ALL_TO_ALL, mesh_dim, source_dim, target_dim)
     for mesh_dim, reduce_op in state.partials:
         other_partials = tuple(partial for partial in state.partials if partial != (mesh_dim, reduce_op))
         reduced = State(state.mesh_ndim, state.orders, other_partials)
         yield reduced, Move(ALL_REDUCE, mesh_dim)
         for target_dim in range(state.tensor_ndim):
             yield _pushed(reduced, target_dim, mesh_dim), Move(REDUCE_SCATTER, mesh_dim, target_dim=target_dim)
-    used_dims = {mesh_dim for order in state.orders for mesh_dim in order} | {
-        mesh_dim for mesh_dim, _ in state.partials
-    }
-    for mesh_dim in range(state.mesh_ndim):
-        if mesh_dim not in used_dims:
-            for target_dim in range(state.tensor_ndim):
-                yield _pushed(state, target_dim, mesh_dim), Move(CUT, mesh_dim, target_dim=target_dim)
-            yield from _becoming_partial(state, mesh_dim, partial_ops)
+    other_ops = {reduce_op for _, reduce_op in state.partials}
+    for mesh_dim in state.replicated_dims():
+        for target_dim in range(state.tensor_ndim):
+            yield _pushed(state, target_dim, mesh_dim), Move(CUT, mesh_dim, target_dim=target_dim)
+        for reduce_op in partial_ops:
+            if other_ops <= {reduce_op} or {reduce_op, *other_ops} == {"sum", "avg"}:
+                yield _with_partial(state, mesh_dim, reduce_op), Move(PARTITION, mesh_dim)
 
 
 def zero_fillable(target: State) -> tuple[int, ...]:
     """The mesh dims on which a shard may become a partial on the way to a target, with torch 2.14 and newer."""
     return tuple(mesh_dim for mesh_dim, reduce_op in target.partials if reduce_op == "sum")
-
-
-def _leaving_shard(state: State, source_dim: int, mesh_dim: int, is_zero_filled: bool) -> Iterator[tuple[State, Move]]:
-    orders = list(state.orders)
-    orders[source_dim] = orders[source_dim][:-1]
-    gathered = State(state.mesh_ndim, tuple(orders), state.partials)
-    yield gathered, Move(ALL_GATHER, mesh_dim, source_dim)
-    if is_zero_filled:
-        # Right next to any other partial: along its mesh dim, all ranks hold zeros or all hold their shards.
-        yield _with_partial(gathered, mesh_dim, "sum"), Move(ZERO_FILL, mesh_dim, source_dim)
-    for target_dim in range(state.tensor_ndim):
-        if target_dim != source_dim:
-            yield _pushed(gathered, target_dim, mesh_dim), Move(ALL_TO_ALL, mesh_dim, source_dim, target_dim)
-
-
-def _becoming_partial(state: State, mesh_dim: int, partial_ops: tuple[str, ...]) -> Iterator[tuple[State, Move]]:
-    for reduce_op in partial_ops:
-        together = {reduce_op, *(other_op for _, other_op in state.partials)}
-        if len(together) == 1 or together == {"sum", "avg"}:
-            yield _with_partial(state, mesh_dim, reduce_op), Move(PARTITION, mesh_dim)
 
 
 def _with_partial(state: State, mesh_dim: int, reduce_op: str) -> State:

@@ -36,12 +36,8 @@ from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_di
 from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS, format_placements
 from distbench.spec.printable_text import count_text, cut
 
-# What is asked, read from the words of the command line and checked: a tensor, a mesh, two layouts, a cost model.
-
 PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one a mesh dim"
-MAX_MESH_DIMS = len(MESH_DIMS)  # what no scenario has is not planned for
 MAX_DIGITS = 4000  # Python reads no longer numbers
-_BLOCKS = re.compile(r"[1-9]\d*(x[1-9]\d*)*")
 
 
 @dataclass(frozen=True)
@@ -79,10 +75,9 @@ class Setting:
 
     @property
     def prices(self) -> str:
-        """Whose prices these are, in words."""
+        """The source of the prices, in words."""
         if self.profile is None:
-            devices = count_text(self.devices_per_host, "device")
-            return f"torch's own constants ({devices} a host), unmeasured"
+            return f"torch's own constants ({count_text(self.devices_per_host, 'device')} a host), unmeasured"
         return f"profile {self.profile_path} ({self.profile.machine})"
 
     def error(self, op: str, mesh_dim: int) -> float | None:
@@ -108,13 +103,15 @@ def setting_of(
     Raises:
         UserError: any of them cannot be read, or the profile does not cover the mesh.
     """
-    sizes = _shape(shape)
+    parts = [part.strip() for part in shape.split(",")]
+    if not all(part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS and int(part) > 0 for part in parts):
+        raise UserError(f"shape {cut(shape)!r} is no list of sizes above 0; write for example --shape 4096,4096")
     if dtype not in DTYPE_BYTES:
         raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(DTYPE_BYTES)}")
     profile = load_profile(profile_path) if profile_path else None
     mesh_sizes = _mesh(mesh, profile)
     try:
-        problem = Problem(tuple(mesh_sizes.values()), sizes, DTYPE_BYTES[dtype])
+        problem = Problem(tuple(mesh_sizes.values()), tuple(map(int, parts)), DTYPE_BYTES[dtype])
     except NotHandled as reason:
         raise UserError(f"{reason}; give a smaller --shape") from reason
     profile = profile.on(mesh_sizes) if profile else None
@@ -123,27 +120,21 @@ def setting_of(
     return Setting(problem, mesh_sizes, dtype, devices, model, profile, profile_path)
 
 
-def _shape(text: str) -> tuple[int, ...]:
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS and int(part) > 0 for part in parts):
-        raise UserError(f"shape {cut(text)!r} is no list of sizes above 0; write for example --shape 4096,4096")
-    return tuple(int(part) for part in parts)
-
-
 def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
     if "=" in text:
         return parse_mesh(text)
-    if not _BLOCKS.fullmatch(text):
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
         raise UserError(f"mesh {text!r} is neither sizes nor names; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
     sizes = [mesh_dim_size(size, text) for size in text.split("x")]
-    if len(sizes) > MAX_MESH_DIMS:
-        raise UserError(f"mesh {cut(text)!r} has {len(sizes)} mesh dims; give at most {MAX_MESH_DIMS}")
-    check_num_ranks({f"m{number}": size for number, size in enumerate(sizes)})
+    if len(sizes) > len(MESH_DIMS):
+        raise UserError(f"mesh {cut(text)!r} has {len(sizes)} mesh dims; give at most {len(MESH_DIMS)}")
+    unnamed = {f"m{number}": size for number, size in enumerate(sizes)}
+    check_num_ranks(unnamed)
     if profile and len(profile.mesh) == len(sizes):
         mesh_sizes = dict(zip(profile.mesh, sizes, strict=True))
         if not _uncovered(profile.on(mesh_sizes), mesh_sizes):
             return mesh_sizes
-    return {f"m{number}": size for number, size in enumerate(sizes)}
+    return unnamed
 
 
 def _measured(profile: Profile, mesh_sizes: Mapping[str, int], text: str) -> MeasuredCost:
@@ -214,10 +205,6 @@ def every_pair(setting: Setting) -> Iterator[tuple[State, State]]:
             yield parse_state(source, setting.tensor_ndim), parse_state(target, setting.tensor_ndim)
 
 
-BUDGET_S = 20.0
-START_S = 120.0
-
-
 @dataclass(frozen=True)
 class TorchPath:
     """One planner's answer for one pair: its path in torch's own notation, or None and the reason why."""
@@ -226,12 +213,13 @@ class TorchPath:
     reason: str = ""
 
 
+BUDGET_S, START_S = 20.0, 120.0
+
+
 @dataclass(frozen=True)
 class TorchAnswers:
-    """torch's version, None if it could not be asked; and for each planner one answer a pair.
-
-    `no_zero_fill` is why this torch makes no partial of a shard, None where it does or could not be asked.
-    """
+    """torch's version, for each planner one answer a pair, and why this torch makes no partial of a shard (None where
+    it does). Version and reason are None where torch could not be asked."""
 
     torch: str | None
     paths: dict[str, tuple[TorchPath, ...]]
@@ -252,42 +240,31 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
         "budget_s": budget_s,
     }
     try:
-        record: dict[str, Any] = ask_child(
-            "plan_paths",
-            given=request,
-            timeout_s=budget_s + START_S,
-            failure="torch cannot be asked: {why}",
-        )
+        failure = "torch cannot be asked: {why}"
+        record: dict[str, Any] = ask_child("plan_paths", given=request, timeout_s=budget_s + START_S, failure=failure)
     except UserError as error:
         record = {"unsupported": str(error)}
     if reason := record.get("unsupported"):
         return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * len(pairs)))
-    paths = {name: tuple(map(_path, answers)) for name, answers in record["paths"].items()}
+    not_asked = {"error": "not asked: time was up"}
+    paths = {
+        name: tuple(TorchPath((one or not_asked).get("path"), (one or not_asked).get("error", "")) for one in answers)
+        for name, answers in record["paths"].items()
+    }
     return TorchAnswers(record["torch"], paths, record["no_zero_fill"])
 
 
-def _path(answer: dict[str, str] | None) -> TorchPath:
-    if answer is None:
-        return TorchPath(None, "not asked: time was up")
-    return TorchPath(answer.get("path"), answer.get("error", ""))
-
-
-# Which redistribution planner to use, before anything of the pair is measured: one rule for all who recommend.
-
 # Planners whose predictions are this close count as equal, and the simplest to use is taken.
 EQUAL_SHARE = 0.02
-# One of ours must be predicted faster by this share before torch's own path is left. With less, what measuring gave was
-# noise either way, and now and then a loss: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2) the six that came out
-# slower than the better of torch's two (by 1.5 to 11 %) were predicted 1 to 6 % faster.
+# One of ours must be predicted faster by this share before torch's own path is left. Measured gains below it were noise
+# or losses: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2) the six that were slower than the better of torch's two
+# (by 1.5 to 11 %) were predicted 1 to 6 % faster.
 LEAVING_SHARE = 0.10
 
 
 def choose(predicted_s: Mapping[str, float]) -> str:
-    """The planner to use by predicted seconds alone, given simplest to use first, one at least.
-
-    The better of torch's planners (greedy where they are equal), or the fastest of the others where that is predicted
-    faster by more than LEAVING_SHARE, or where torch's are not there.
-    """
+    """The planner to use by predicted seconds alone, given simplest to use first, one at least: the better of torch's
+    (greedy where they are equal), or the fastest of ours where that is faster by more than LEAVING_SHARE."""
     torchs = _fastest({name: value for name, value in predicted_s.items() if name in TORCH_PLANNERS})
     ours = _fastest({name: value for name, value in predicted_s.items() if name not in TORCH_PLANNERS})
     if torchs is None or ours is None:
@@ -301,8 +278,6 @@ def _fastest(predicted_s: Mapping[str, float]) -> str | None:
     return next((name for name, value in predicted_s.items() if value <= limit), None)
 
 
-# Each planner's plan for one pair, priced under one cost model, and which one to use.
-
 # Above this many ranks, who sends what to whom is not worked out: it grows with their square.
 MAX_DIRECT_RANKS = 512
 
@@ -312,7 +287,7 @@ class PlannedStep:
     """One step of a plan, on the rank that has most to do.
 
     Args:
-        op: the collective; of a local step one of `costmodel.lines.LOCAL_OPS`.
+        op: the collective; of a local step one of `cost_profile.LOCAL_OPS`.
         over: the mesh dim's name, or "the mesh".
         target: the layout after it.
         error: share by which the predicted seconds may be off; None without a profile.
@@ -384,10 +359,10 @@ class Plan:
 
 @dataclass(frozen=True)
 class Advice:
-    """What is known of one pair.
+    """The plans of one pair.
 
     Args:
-        plans: planner to its plan, in the order of `spec.placements.PLANNERS`; those that have one.
+        plans: planner to its plan, in the order of `spec.placements.PLANNERS`.
         missing: planner to why it has none.
         least_bytes: what the rank that lacks most must receive; None if not known (Partial, or too many ranks).
     """
@@ -400,7 +375,7 @@ class Advice:
 
     @property
     def use(self) -> Plan:
-        """The plan to use, see `choice.choose`."""
+        """The plan to use, see `choose`."""
         return self.plans[choose({planner: plan.seconds for planner, plan in self.plans.items()})]
 
     def received_ratio(self, plan: Plan) -> float | None:
@@ -454,29 +429,21 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
 
 
 def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
-    """One exchange in the place of a path, or two from a partial; or why there is none."""
+    """One exchange in the place of a path (two from a partial), or why there is none."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
     if target.partials:
         return "makes no Partial"
-    problem = setting.problem
-    num_copies = _num_copies(source, target)
+    problem, num_copies = setting.problem, _num_copies(source, target)
     stages = plan_direct(
-        source,
-        target,
-        problem.shape,
-        problem.mesh_shape,
+        *(source, target, problem.shape, problem.mesh_shape),
         lambda exchange: _exchange_seconds(setting, exchange, num_copies)[0],
     )
-    states = (source, *(state for state, _ in stages))
-    if all(exchange.changes_nothing for _, exchange in stages):
+    states, exchanges = (source, *(state for state, _ in stages)), [exchange for _, exchange in stages]
+    if all(exchange.changes_nothing for exchange in exchanges):
         path = f"{source}->{target}" if source != target else str(source)
         return Plan("direct", path, source, (), 0, problem.local_bytes(source))
-    exchanges = [exchange for _, exchange in stages]
-    steps = tuple(
-        _exchange_step(setting, *pair, step_exchange)
-        for pair, step_exchange in zip(pairwise(states), exchanges, strict=True)
-    )
+    steps = tuple(_exchange_step(setting, *pair, one) for pair, one in zip(pairwise(states), exchanges, strict=True))
     received = sum(max(exchange.received) for exchange in exchanges) * problem.itemsize
     return Plan("direct", "->".join(map(str, states)), source, steps, received, max(step.held_bytes for step in steps))
 
@@ -484,7 +451,7 @@ def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
 def _exchange_step(setting: Setting, source: State, target: State, exchange: Exchange) -> PlannedStep:
     problem, num_copies = setting.problem, _num_copies(source, target)
     before, after = problem.local_bytes(source), problem.local_bytes(target)
-    op, communicates = (ALL_TO_ALL, True) if exchange.num_transfers else (CUT, False)
+    op, communicates = (ALL_TO_ALL, True) if len(exchange.senders) else (CUT, False)
     if communicates:
         seconds, error = _exchange_seconds(setting, exchange, num_copies)
     else:
@@ -508,9 +475,8 @@ def direct_line(setting: Setting) -> Line | None:
 def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
     """(predicted seconds, the share by which they may be off) of one all-to-all with splits.
 
-    By the profile's own line for it, over what the busiest rank sends or receives, copies and adds, where there is one.
-    Else as one all-to-all after the other over each mesh dim that it crosses: an upper estimate where links of
-    different mesh dims work at the same time.
+    By the profile's own line for it, if any, over what the busiest rank sends or receives, copies and adds. Else as one
+    all-to-all after the other over each mesh dim that it crosses: too slow where links work at the same time.
     """
     if line := direct_line(setting):
         busiest, num_times, num_messages = exchange.load()
@@ -529,10 +495,8 @@ def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> 
 
 
 def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
-    """For each mesh dim the bytes that the busiest rank sends or receives over it.
-
-    Of the mesh dims that differ between two ranks the outermost counts: the slowest link between them.
-    """
+    """For each mesh dim the bytes that the busiest rank sends or receives over it; two ranks use the outermost mesh dim
+    in which they differ, their slowest link."""
     cells = np.indices(setting.problem.mesh_shape).reshape(len(setting.mesh), -1)
     outermost = (cells[:, exchange.senders] != cells[:, exchange.receivers]).argmax(axis=0)
     elements = np.zeros((len(cells), 2, cells.shape[1]), dtype=np.int64)
@@ -540,8 +504,6 @@ def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
     np.add.at(elements[:, 1], (outermost, exchange.receivers), exchange.volumes)
     return [int(most) * setting.problem.itemsize for most in elements.max(axis=(1, 2))]
 
-
-# One sentence on which planner to use and why.
 
 # What to write in training code. Braces: the profile's file, or the layouts of the pair.
 HOW = {
@@ -565,7 +527,10 @@ def verdict(setting: Setting, advice: Advice) -> str:
     elif use is default:
         reason = f"none of ours is predicted more than {percent_text(LEAVING_SHARE)} faster, nor min_cost at all"
     else:
-        reason = _against(use, default)
+        sent = f"a rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
+        share = f"predicted {time_words(use.seconds)}, {use.seconds / default.seconds:.2f} of {BASELINE}'s time"
+        is_same = use.sent_bytes == default.sent_bytes
+        reason = f"{share}, for the same bytes sent by a rank" if is_same else f"{share}; {sent}"
     return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {how(setting, advice)}."
 
 
@@ -573,13 +538,6 @@ def how(setting: Setting, advice: Advice) -> str:
     """What to write in training code to have the recommended plan."""
     profile = setting.profile_path or "profile.json"
     return HOW[advice.use.planner].format(profile=profile, source=advice.source, target=advice.target)
-
-
-def _against(use: Plan, default: Plan) -> str:
-    share = f"predicted {time_words(use.seconds)}, {use.seconds / default.seconds:.2f} of {BASELINE}'s time"
-    if use.sent_bytes == default.sent_bytes:
-        return f"{share}, for the same bytes sent by a rank"
-    return f"{share}; a rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
 
 
 def _doubt(setting: Setting, use: Plan, default: Plan | None) -> str:
@@ -609,7 +567,7 @@ class PairRanking:
     Args:
         advices: by how many times longer than the best plan DTensor's default is predicted to take.
         num_used: planner to the number of pairs for which it is the one to use.
-        num_all: ordered pairs that there are; more than `advices` if only some were chosen.
+        num_all: all ordered pairs; `advices` may be of some.
         num_unasked: pairs for which torch gave no path by one planner at least.
     """
 
@@ -632,9 +590,7 @@ def ranking_of(
     num_all: int | None = None,
     advised: Callable[[], None] = lambda: None,
 ) -> PairRanking:
-    """Every pair's advice; torch gave one answer a pair, and `num_all` pairs there are, if `pairs` are only some.
-    `advised` is called after each.
-    """
+    """Every pair's advice by torch's answers, one a pair; `advised` is called after each pair."""
     advices = []
     for number, (source, target) in enumerate(pairs):
         advices.append(advise(setting, source, target, torch, number))

@@ -1,4 +1,5 @@
-"""What each step of a redistribution costs, and the exact cheapest path between two layouts."""
+"""What each step of a redistribution costs (seconds by a cost model, bytes on the wire, bytes held), and the exact
+cheapest path between two layouts."""
 
 import math
 from collections import defaultdict
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
 from itertools import pairwise
+from typing import NamedTuple
 
 from distbench.planning.cost_profile import (
     ALL_GATHER,
@@ -86,7 +88,7 @@ class StepPrice:
 
     Args:
         payload_bytes: the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy.
-        sent_bytes: bytes the rank must send, as the ring algorithm would.
+        sent_bytes: by the ring algorithm.
         held_bytes: its local tensors before and after the step, together; of a zero-fill also the zeros that the shard
             is added to, because torch adds out of place.
         is_collective: whether ranks communicate (a mesh dim of one rank does not).
@@ -97,15 +99,6 @@ class StepPrice:
     sent_bytes: int
     held_bytes: int
     is_collective: bool
-
-
-@lru_cache(maxsize=512)
-def shard_counts(mesh_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Ranks in every set of mesh dims, indexed by the set's bits."""
-    counts = [1]
-    for size in mesh_shape:
-        counts += [count * size for count in counts]
-    return tuple(counts)
 
 
 class Pricing:
@@ -122,7 +115,9 @@ class Pricing:
 
     def __init__(self, graph: Graph, problem: Problem, model: MeshCost, peak_cap_bytes: int | None) -> None:
         self.graph, self.problem, self.model, self.peak_cap_bytes = graph, problem, model, peak_cap_bytes
-        self.counts, self.even = shard_counts(problem.mesh_shape), graph.even
+        self.counts, self.even = [1], graph.even  # of ranks in every set of mesh dims, indexed by the set's bits
+        for size in problem.mesh_shape:
+            self.counts += [count * size for count in self.counts]
         self.mesh_shape, self.num_bytes = problem.mesh_shape, problem.num_bytes
         self.rows: defaultdict[Kind, dict[int, tuple[int, int]]] = defaultdict(dict)
         self._labels: dict[tuple[str, int, int, int], int] = {}
@@ -158,11 +153,8 @@ class Pricing:
         return StepPrice(seconds, payload, _sent_bytes(op, payload, size), held_bytes, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
-        """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard.
-
-        It is the price of an unpadded share without copies; a padded share, along other tensor dims, can be larger
-        than what the cheapest path really moves.
-        """
+        """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard:
+        the price of an unpadded share without copies."""
         if self.even:
             return self._labels.get((op, mesh_dim, mask, 0)) or self._even_label(op, mesh_dim, mask, 0)
         size = self.mesh_shape[mesh_dim]
@@ -182,19 +174,17 @@ class Pricing:
         return packed
 
     def _step_bytes(self, dim_masks: Sequence[int], move: Move, size: int) -> tuple[int, int, int]:
-        sizes = [-(-n // self.counts[mask]) for n, mask in zip(self.problem.shape, dim_masks, strict=True)]
-        before = math.prod(sizes) * self.problem.itemsize
+        shape, itemsize, bit = self.problem.shape, self.problem.itemsize, 1 << move.mesh_dim
+        sizes = [-(-n // self.counts[mask]) for n, mask in zip(shape, dim_masks, strict=True)]
         after_sizes, padded = list(sizes), list(sizes)
-        bit = 1 << move.mesh_dim
         if move.source_dim >= 0:
             source_count = self.counts[dim_masks[move.source_dim] & ~bit]
-            after_sizes[move.source_dim] = -(-self.problem.shape[move.source_dim] // source_count)
+            after_sizes[move.source_dim] = -(-shape[move.source_dim] // source_count)
         if move.target_dim >= 0:
             target_count = self.counts[dim_masks[move.target_dim] | bit]
-            after_sizes[move.target_dim] = -(-self.problem.shape[move.target_dim] // target_count)
+            after_sizes[move.target_dim] = -(-shape[move.target_dim] // target_count)
             padded[move.target_dim] = after_sizes[move.target_dim] * size
-        after = math.prod(after_sizes) * self.problem.itemsize
-        payload = math.prod(padded) * self.problem.itemsize
+        before, after, payload = (math.prod(lengths) * itemsize for lengths in (sizes, after_sizes, padded))
         if move.op == ALL_GATHER:
             payload = before * size
         elif move.op in (CUT, ZERO_FILL):
@@ -202,8 +192,7 @@ class Pricing:
         return before, after, payload
 
 
-@dataclass(frozen=True)
-class PricedStep:
+class PricedStep(NamedTuple):
     """One step of a path: from where to where, by what, at which price."""
 
     source: State
@@ -215,7 +204,7 @@ class PricedStep:
 def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
     """A path's steps, priced on the rank that has most to do; ValueError where neighbours are no legal step apart."""
     # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
-    graph = Graph(len(problem.mesh_shape), len(problem.shape), (), even=False, zero_filled=())
+    graph = Graph(len(problem.mesh_shape), len(problem.shape))
     pricing = Pricing(graph, problem, model, None)
     steps = []
     for source, target in pairwise(states):
@@ -230,11 +219,8 @@ def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> 
 
 
 def least_received_bytes(problem: Problem, source: State, target: State) -> int:
-    """The receive lower bound: bytes of the target minus the source, on the rank that lacks most.
-
-    Raises:
-        NotHandled: one side has a partial.
-    """
+    """The receive lower bound: bytes of the target minus the source, on the rank that lacks most; NotHandled where one
+    side has a partial."""
     if source.partials:
         raise NotHandled("how little must be received of parts of a sum depends on who adds them up")
     return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize
@@ -267,18 +253,16 @@ def _sent_bytes(op: str, payload: int, size: int) -> int:
     return payload * (size - 1) // size * (2 if op == ALL_REDUCE else 1)
 
 
-# A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
-#
-# Forgotten are which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already
-# (here they always do, as do those that a zero-fill may take out of a shard at any time, here for nothing). Every real
-# path maps to such an abstract one that costs no more (a pattern database, Culberson and Schaeffer 1998), so the
-# bound is
-# admissible and consistent. Bytes are unpadded shares in it: a padded one depends on the tensor dim that is forgotten,
-# and could be larger than what the cheapest path really moves.
-
-
 class Bounds(dict[int, int]):
-    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard."""
+    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard: for A*
+    a lower bound of what is left to pay.
+
+    It forgets which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already (here
+    they always do, as do those that a zero-fill may take out of a shard at any time, here for nothing). Every real path
+    maps to such an abstract one that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is
+    admissible and consistent. Bytes are unpadded shares: a padded one depends on the tensor dim that is forgotten, and
+    could be larger than what the cheapest path really moves.
+    """
 
     def __init__(self, pricing: Pricing, target: int) -> None:
         super().__init__()
@@ -308,16 +292,13 @@ class Bounds(dict[int, int]):
 
     def _gather(self, sharding: int) -> int:
         """All-gathers of these mesh dims, in the best order, while the target's own mesh dims shard."""
-        cached = self._gathers.get(sharding)
-        if cached is not None:
-            return cached
-        options = []
-        for mesh_dim in range(self.mesh_ndim):
-            if sharding >> mesh_dim & 1:
-                label = self.share_label(ALL_GATHER, mesh_dim, self.target | sharding)
-                options.append(label + self._gather(sharding ^ 1 << mesh_dim))
-        self._gathers[sharding] = cost = min(options)
-        return cost
+        if sharding not in self._gathers:
+            self._gathers[sharding] = min(
+                self.share_label(ALL_GATHER, mesh_dim, self.target | sharding) + self._gather(sharding ^ 1 << mesh_dim)
+                for mesh_dim in range(self.mesh_ndim)
+                if sharding >> mesh_dim & 1
+            )
+        return self._gathers[sharding]
 
     def _leave(self, bits: int, sharded: int) -> int:
         """Each of these mesh dims leaves its tensor dim, or its partial, while all of `sharded` shard."""
@@ -327,8 +308,7 @@ class Bounds(dict[int, int]):
                 total += min([self.share_label(op, mesh_dim, sharded) for op in self.leaving_ops])
             elif bits >> mesh_dim + self.mesh_ndim & 1:
                 mask = sharded & ~(1 << mesh_dim)
-                reduced = self.share_label(ALL_REDUCE, mesh_dim, mask)
-                total += min(reduced, self.share_label(REDUCE_SCATTER, mesh_dim, mask))
+                total += min([self.share_label(op, mesh_dim, mask) for op in (ALL_REDUCE, REDUCE_SCATTER)])
         return total
 
 
@@ -363,9 +343,8 @@ def cheapest_route(
 ) -> Route:
     """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
 
-    A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave where it is costs at least.
-    More bytes must never be cheaper by the model, and no step may hold more than `peak_cap_bytes`. `zero_fill`: torch
-    makes P(sum) of a shard where the target has it.
+    A* (Hart, Nilsson, Raphael 1968). More bytes must never be cheaper by the model, and no step may hold more than
+    `peak_cap_bytes`. `zero_fill`: torch makes P(sum) of a shard where the target has it.
 
     Raises:
         NoPath: the cap forbids every path, or there is none.
@@ -394,16 +373,12 @@ def least_peak_route(problem: Problem, model: MeshCost, source: State, target: S
     return cheapest_route(problem, model, source, target, least_bytes, zero_fill)
 
 
-def partial_ops_between(source: State, target: State) -> tuple[str, ...]:
-    """The reduce ops that a path may split replicas into: none unless the target has a partial, as in torch."""
-    return tuple(sorted({op for _, op in (*source.partials, *target.partials)})) if target.partials else ()
-
-
 def _searcher_for(
     problem: Problem, model: MeshCost, source: State, target: State, cap: int | None, zero_fill: bool
 ) -> "_Searcher":
-    zero_filled = zero_fillable(target) if zero_fill else ()
-    return _searcher(problem, model, partial_ops_between(source, target), cap, zero_filled)
+    # As in torch, a path splits replicas into parts only where the target has a partial.
+    ops = {op for _, op in (*source.partials, *target.partials)} if target.partials else set()
+    return _searcher(problem, model, tuple(sorted(ops)), cap, zero_fillable(target) if zero_fill else ())
 
 
 @lru_cache(maxsize=256)

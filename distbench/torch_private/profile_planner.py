@@ -7,6 +7,7 @@ outlive the context, so that entering it again plans nothing twice.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
@@ -18,7 +19,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -36,8 +37,7 @@ from distbench.torch_private.probe import PLANNERS, ZERO_FILLS, Unsupported, lac
 class PlanCounts:
     """How many plans were ours, and why the others were left to torch; for a report, not for control.
 
-    Attributes:
-        above_max_bytes: how many of ours hold more than was asked for, because every path does.
+    `above_max_bytes` of ours hold more than was asked for, because every path does.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,7 @@ class PlanCounts:
         self._lock = threading.Lock()
 
     def count(self, steps: Any, reason: str | None) -> None:
-        """One more plan; `reason` says why torch made it, None that we did."""
+        """Count a plan; `reason` is why torch made it, None for ours."""
         with self._lock:
             if reason is not None:
                 self.left_to_torch[reason] += 1
@@ -61,33 +61,19 @@ class PlanCounts:
 class Steps(list[Any]):
     """torch's steps of a path of ours, which torch must not merge.
 
-    It merges those over mesh dims that were flattened into one: what runs is then not what was priced, and where nested
-    shards are uneven it is wrong (pytorch PR 194457).
+    It merges steps over mesh dims that were flattened into one: what runs is then not what was priced, and where nested
+    shards are uneven it is wrong (pytorch PR 194457). `above_max_bytes` is why it holds more than was asked for.
     """
 
-    above_max_bytes = ""  # why it holds more than was asked for, a sentence
-
-
-class Planning(Protocol):
-    """Who plans and prices instead of torch."""
-
-    @property
-    def kept(self) -> Any:
-        """`plan`, cached."""
-
-    def plan(self, source: Any, target: Any, use_graph: bool | None, forced: bool | None) -> tuple[Any, str | None]:
-        """(torch's steps between two specs, why torch planned them or None); the flags are those torch plans by."""
-
-    def price(self, source: Any, target: Any) -> float:
-        """Microseconds between two specs; NotHandled or NoPath where torch is to say it."""
+    above_max_bytes = ""
 
 
 @contextlib.contextmanager
-def planned_by(planning: Planning) -> Iterator[PlanCounts]:
-    """Let DTensor plan redistributions, and its operators price them, by this; nesting and leaving restore.
+def _planned_by(planning: "_Planning") -> Iterator[PlanCounts]:
+    """Let DTensor plan redistributions, and its operators price them, by this.
 
-    Contexts may be left in any order, as by threads, or by a generator that is closed late: one that was left under
-    another that still stands passes on to what it had replaced.
+    Contexts may be left in any order, as by threads, or by a generator that is closed late: a context that was left
+    under another open one passes on to what it had replaced.
     """
     from torch.distributed.tensor import _redistribute as module
     from torch.distributed.tensor._ops import utils as operators
@@ -105,16 +91,16 @@ def planned_by(planning: Planning) -> Iterator[PlanCounts]:
 
 
 class _Context:
-    """What stands in the place of torch's functions from when one context is entered until it is left."""
+    """What is in the place of torch's functions from when one context is entered until it is left."""
 
     _lock = threading.Lock()
 
-    def __init__(self, planning: Planning) -> None:
+    def __init__(self, planning: "_Planning") -> None:
         self.planning, self.counts, self.is_left = planning, PlanCounts(), False
 
     @contextlib.contextmanager
     def replaced(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Iterator[None]:
-        """`made(before)` is in the place of what was there before."""
+        """`wrapper(before)` is in the place of what was there before."""
         with self._lock:
             before = getattr(owner, name)
             new = wrapper(before)
@@ -157,14 +143,12 @@ class _Context:
 
     def planned(self, original: Any) -> Any:
         """`_gen_transform_infos_non_cached`."""
-        from torch.distributed.tensor import _redistribute as module
 
         @functools.wraps(original)
         def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
             if self.is_left:
                 return original(src_spec, dst_spec, use_graph_based_transform)
-            forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
-            steps, reason = self.planning.plan(src_spec, dst_spec, use_graph_based_transform, forced)
+            steps, reason = self.planning.plan(src_spec, dst_spec, use_graph_based_transform)
             self.counts.count(steps, reason)
             return steps
 
@@ -197,8 +181,6 @@ class _Context:
         return price
 
 
-_METHOD_PARAMETERS = ("self", "src_state", "dst_state")
-_STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
 US_PER_S = 1e6
 # What torch does right whatever the order of a group's ranks is; None is local.
 ORDERLESS_STEPS = ("all_reduce", None)
@@ -213,26 +195,26 @@ def calibrated_planning(
 ) -> Iterator[PlanCounts]:
     """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
 
-    Operators ask what redistributions cost before they choose a sharding; that is answered by the profile too. DTensor
-    keeps what an operator chose, inside and outside alike: entering and leaving do not touch it.
+    Operators ask what redistributions cost before they choose a sharding; the profile answers that too. DTensor keeps
+    an operator's choice, inside and outside alike.
 
-    It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. What it
-    does not know (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover
-    by name and size) is planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left
-    in any order. What other threads do meanwhile is planned by it as well: backward may run on threads of its own.
+    It may be nested, also inside torch's own planner contexts, and restores what was there before. What it does not
+    handle (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover by name
+    and size) is planned and priced as without it. Enter and leave it on all ranks alike, in any order. It plans for
+    other threads too: backward may run on threads of its own.
 
     Args:
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
             ranks with different profiles would wait for each other for ever.
-        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, the same on all
-            ranks. The cheapest path within it is taken; where there is none, the one that holds least, with a warning
-            (and `PlanCounts.above_max_bytes`). What a collective itself needs meanwhile is not counted.
+        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, without a
+            collective's own memory; the same on all ranks. The cheapest path within it is taken; where there is none,
+            the one that holds least, with a warning (and `PlanCounts.above_max_bytes`).
 
     Raises:
-        Unsupported: torch's planner is not the one we know.
+        Unsupported: torch's planner has another shape than this one replaces.
         UserError: `max_bytes` is no positive number; the ranks' profiles or limits differ; the file cannot be read, on
-            whichever rank; inside, over ranks whose order torch does not keep (`mesh_facts.unordered_groups`).
+            whichever rank; inside, over ranks whose order torch does not keep (`mesh.unordered_groups`).
     """
     try:
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
@@ -250,7 +232,7 @@ def calibrated_planning(
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
-    with planned_by(_kept_planning(_PlanKey(digest, tuple(loaded.mesh.items()), rank, max_bytes, loaded))) as counts:
+    with _planned_by(_kept_planning(_PlanKey(digest, tuple(loaded.mesh.items()), rank, max_bytes, loaded))) as counts:
         yield counts
 
 
@@ -258,7 +240,7 @@ def calibrated_planning(
 def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
     """The same under any cost model, chosen for each device mesh; None leaves it to torch. Plans end with it."""
     require_known_planner()
-    with planned_by(_Planning(model_of)) as counts:
+    with _planned_by(_Planning(model_of)) as counts:
         yield counts
 
 
@@ -292,10 +274,12 @@ class _Planning:
         self._model_of = functools.cache(model_of)
         self.kept = functools.cache(self.plan)
 
-    def plan(self, source: Any, target: Any, use_graph: bool | None, forced: bool | None) -> tuple[Any, str | None]:
-        """(torch's steps between two specs, why torch planned them or None); the flags are those torch plans by.
+    def plan(
+        self, source: Any, target: Any, use_graph: bool | None, forced: bool | None = None
+    ) -> tuple[Any, str | None]:
+        """(torch's steps between two specs, why torch planned them or None); torch's flags are a key of `kept`.
 
-        UserError where a step goes over ranks whose order torch does not keep, whoever planned it.
+        UserError where a step goes over ranks whose order torch does not keep.
         """
         steps, reason = self._planned(source, target, use_graph)
         unordered = unordered_groups(source.mesh)
@@ -338,27 +322,25 @@ class _Planning:
 
     def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
         """The path between two of torch's states; NotHandled or NoPath where we have none."""
-        start, end = (
-            state_of_layout(state.placements, state.tensor_dim_to_mesh_dim, len(meta.shape))
-            for state in (source, target)
+        ends = (
+            state_of_layout(one.placements, one.tensor_dim_to_mesh_dim, len(meta.shape)) for one in (source, target)
         )
-        return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
+        return _route(*self._priced(mesh, meta), *ends, self.max_bytes)
 
     def price(self, source: Any, target: Any) -> float:
         """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.
 
-        What is local costs nothing, and from a shard or another partial to a partial costs infinitely much: an operator
-        that gathers an input to be able to add it up later would be no gain. torch prices its zero-fill so too, which
-        sends nothing but fills the whole tensor.
+        What is local costs nothing. A shard or another partial to a partial costs infinitely much: an operator that
+        gathers an input to add it up later would gain nothing. torch prices its zero-fill so too.
         """
         meta = source.tensor_meta
         if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
             raise NotHandled("specs that no path connects")
-        start = state_of_layout(source.placements, source.shard_order, len(meta.shape))
-        end = state_of_layout(target.placements, target.shard_order, len(meta.shape))
+        start, end = (state_of_layout(one.placements, one.shard_order, len(meta.shape)) for one in (source, target))
         if start == end or not (start.partials or any(start.orders)):
             return 0.0
-        if _splits_what_is_no_replica(start, end):
+        used_dims = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
+        if any(partial not in start.partials and partial[0] in used_dims for partial in end.partials):
             return math.inf
         return _price_us(*self._priced(source.mesh, meta), start, end, self.max_bytes)
 
@@ -368,11 +350,6 @@ class _Planning:
         if model is None:
             raise NotHandled("a mesh that the profile does not cover")
         return problem, model
-
-
-def _splits_what_is_no_replica(start: State, end: State) -> bool:
-    used_dims = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
-    return any(partial not in start.partials and partial[0] in used_dims for partial in end.partials)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -409,11 +386,11 @@ def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: 
     require("calibrated planning")
     supported = f"distbench supports {SUPPORTED}"
     parameters = tuple(inspect.signature(find_min_cost_path).parameters)
-    if parameters != _METHOD_PARAMETERS:
+    if parameters != ("self", "src_state", "dst_state"):
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {supported}")
-    fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
-    if tuple(name for name, field in fields.items() if field.init) != _STATE_FIELDS:
-        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {supported}")
+    fields, known_fields = dataclasses.fields(planner_class.DistState), ("placements", "tensor_dim_to_mesh_dim")
+    if tuple(field.name for field in fields if field.init) != known_fields:
+        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(known_fields)}; {supported}")
     _plan_one_pair(planner_class)
 
 
@@ -443,7 +420,7 @@ class _OneMesh:
 
 
 def _plan_one_pair(planner_class: Any) -> None:
-    """Plan one pair with our method and hold each step against torch's own list of next states."""
+    """Plan one pair with our method and compare each step with torch's own list of next states."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry, TensorMeta
 
