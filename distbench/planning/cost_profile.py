@@ -77,32 +77,21 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first, + per_message
     for each message of a direct exchange), with a second slope beyond a knee where that halves the error. Payload is S
     as nccl-tests has it: the full gathered or scattered buffer.
-
-    Args:
-        op: one of COLLECTIVES, LOCAL_OPS, NATIVE_ALL_TO_ALL, or DIRECT over the whole mesh (payload: `Exchange.load`).
-        mesh_dim: name of the mesh dim, or of all of them joined by "x".
-        knee_bytes: payload where the second slope begins, if there is one.
-        per_byte_beyond_s: of each payload byte beyond the knee.
-        per_message_s: of each message that the busiest rank sends or receives, of DIRECT.
-        error: median of |predicted / measured - 1| over the samples fitted, or given by hand.
-        held_out_error: the same over samples that were not fitted.
-        hosts: how many ranks of a group each host has (`spec.mesh.SHAPE`); empty for unknown, as in older files.
-        samples: the points fitted, (payload bytes, copies, seconds, messages); older files lack the last.
     """
 
-    op: Name
-    mesh_dim: Name
+    op: Name  # one of COLLECTIVES, LOCAL_OPS, NATIVE_ALL_TO_ALL, or DIRECT over the whole mesh (see `Exchange.load`)
+    mesh_dim: Name  # or all of them joined by "x"
     group_size: Size
     base_s: Duration
     per_byte_s: PerByte
     per_copied_byte_s: PerByte = 0.0
-    knee_bytes: Bytes | None = None
-    per_byte_beyond_s: PerByte = 0.0
-    per_message_s: Duration = 0.0
-    error: Amount = 0.0
-    held_out_error: Amount | None = None
-    samples: tuple[Point, ...] = ()
-    hosts: Shape = ""
+    knee_bytes: Bytes | None = None  # payload where the second slope begins
+    per_byte_beyond_s: PerByte = 0.0  # beyond the knee
+    per_message_s: Duration = 0.0  # that the busiest rank sends or receives, of DIRECT
+    error: Amount = 0.0  # median of |predicted / measured - 1| over the samples fitted, or given by hand
+    held_out_error: Amount | None = None  # the same over samples that were not fitted
+    samples: tuple[Point, ...] = ()  # the points fitted; older files lack the messages
+    hosts: Shape = ""  # how many ranks of a group each host has; empty for unknown, as in older files
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -205,22 +194,15 @@ FORMAT = Format("profile", "write one with distbench calibrate", "profile_versio
 
 @dataclass(frozen=True)
 class Profile:
-    """The lines of one machine, measured or written by hand.
-
-    Args:
-        backend: "gloo" or "nccl".
-        mesh: mesh dim names to ranks, outermost first.
-        lines: one for each op and mesh dim, and for each op and shape of groups that no mesh dim has.
-        hosts: each rank's host, in rank order; empty where unknown, as in older files.
-    """
+    """The lines of one machine, measured or written by hand."""
 
     machine: str
-    backend: str
+    backend: str  # "gloo" or "nccl"
     torch: str
-    mesh: Mapping[str, Size]
-    lines: tuple[Line, ...]
+    mesh: Mapping[str, Size]  # mesh dim names to ranks, outermost first
+    lines: tuple[Line, ...]  # one for each op and mesh dim, and for each op and shape of groups that no mesh dim has
     source: str = "measured by distbench calibrate"
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # each rank's, in rank order; empty where unknown, as in older files
 
     def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
         """The line of an op over a mesh dim of this many ranks; None where there is none."""
@@ -323,13 +305,8 @@ class MeshCost(Protocol):
         """Models are keys of caches."""
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """Seconds of a step over the mesh dim of this number.
-
-        Args:
-            op: one of COLLECTIVES, or of LOCAL_OPS.
-            payload_bytes: the full gathered or scattered buffer; for a local step what it copies.
-            num_copies: tensor dims gathered or scattered that are not the first (0 to 2).
-        """
+        """Seconds of a step, one of COLLECTIVES or LOCAL_OPS, over the mesh dim of this number. Its payload is the full
+        gathered or scattered buffer, or the local copy; copies are of tensor dims that are not the first (0 to 2)."""
 
 
 class TorchCost:

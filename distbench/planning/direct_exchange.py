@@ -29,25 +29,16 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """All transfers of a redistribution, the same on every rank.
+    """All transfers of a redistribution, the same on every rank; none where the target is local everywhere."""
 
-    Args:
-        before: the box that each flat mesh position holds before, of shape (positions, tensor dims, 2); `after`: after.
-        senders: of each transfer; `receivers`, `volumes` (elements) too. Its box is what the sender holds and the
-            receiver wants. None where the target is already local everywhere.
-        parts: which part of a reduction each position holds, the same number where they hold the same part.
-        reduce_op: what puts the parts together ("sum", "min", ...); None where there is one.
-        num_averaged: what a sum of the parts is to be divided by.
-    """
-
-    before: Numbers
-    after: Numbers
-    senders: Numbers
+    before: Numbers  # the box that each flat mesh position holds before, of shape (positions, tensor dims, 2)
+    after: Numbers  # and after
+    senders: Numbers  # of each transfer, whose box is what the sender holds and the receiver wants
     receivers: Numbers
-    volumes: Numbers
-    parts: tuple[int, ...]
-    reduce_op: str | None = None
-    num_averaged: int = 1
+    volumes: Numbers  # elements
+    parts: tuple[int, ...]  # which part of a reduction each position holds
+    reduce_op: str | None = None  # of several parts ("sum", "min", ...)
+    num_averaged: int = 1  # what a sum of the parts is to be divided by
 
     @property
     def changes_nothing(self) -> bool:
@@ -55,19 +46,9 @@ class Exchange:
         return self.reduce_op is None and bool((self.before == self.after).all())
 
     @cached_property
-    def source_boxes(self) -> tuple[Box, ...]:
-        """What each position holds before."""
-        return _as_boxes(self.before)
-
-    @cached_property
-    def target_boxes(self) -> tuple[Box, ...]:
-        """What each position holds after."""
-        return _as_boxes(self.after)
-
-    @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """By receiver, then by where the box lies in the tensor."""
-        boxes = _as_boxes(_overlaps(self.before[self.senders], self.after[self.receivers]))
+        boxes = as_boxes(_overlaps(self.before[self.senders], self.after[self.receivers]))
         transfers = map(Transfer, self.senders.tolist(), self.receivers.tolist(), boxes)
         return tuple(sorted(transfers, key=lambda transfer: (transfer.receiver, transfer.box, transfer.sender)))
 
@@ -274,5 +255,6 @@ def _are_contiguous(parts: Numbers, boxes: Numbers) -> NDArray[np.bool_]:
     return contiguous
 
 
-def _as_boxes(boxes: Numbers) -> tuple[Box, ...]:
+def as_boxes(boxes: Numbers) -> tuple[Box, ...]:
+    """Boxes of shape (boxes, tensor dims, 2) as tuples."""
     return tuple(tuple(map(tuple, box)) for box in boxes.tolist())

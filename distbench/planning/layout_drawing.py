@@ -29,34 +29,23 @@ MAX_DRAWN_DIMS = 2
 
 @dataclass(frozen=True)
 class Scene:
-    """One layout of a plan, and the step that led there (None for the source).
-
-    Args:
-        boxes: what each rank holds, drawn tensor dims only.
-        parts: for each rank, the number of the sum it holds a part of; None without a partial.
-    """
+    """One layout of a plan, and the step that led there (None for the source)."""
 
     state: State
     step: PlannedStep | None
-    boxes: tuple[Box, ...]
-    parts: tuple[int | None, ...]
+    boxes: tuple[Box, ...]  # of each rank, drawn tensor dims only
+    parts: tuple[int | None, ...]  # for each rank, the number of the sum it holds a part of; None without a partial
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plan's layouts over at most two tensor dims.
-
-    Args:
-        dims: the tensor dims drawn, first downwards; one for a 1-D tensor. `sizes`: their elements.
-        left_out: tensor dims that are never sharded, and that are not drawn.
-        scenes: the source, then the layout after each step.
-    """
+    """A plan's layouts over at most two tensor dims."""
 
     plan: Plan
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-    left_out: tuple[int, ...]
-    scenes: tuple[Scene, ...]
+    dims: tuple[int, ...]  # the tensor dims drawn, first downwards; one for a 1-D tensor
+    sizes: tuple[int, ...]  # their elements
+    left_out: tuple[int, ...]  # tensor dims that are never sharded
+    scenes: tuple[Scene, ...]  # the source, then the layout after each step
 
     @property
     def has_partials(self) -> bool:
@@ -270,7 +259,7 @@ def _arrow(axes: "Axes", step: PlannedStep) -> None:
     cost = f"{size_text(step.sent_bytes)} sent, {time_words(step.seconds)}" if step.is_collective else "nothing sent"
     _above(axes, f"{step.text}\n{cost}", 1, "right", fontsize=9, color=RED)
     style = {"arrowstyle": "-|>", "color": RED, "linewidth": 2.5, "mutation_scale": 18}
-    ends = {"xy": (-0.015, 0.5), "xytext": (-0.145, 0.5), "xycoords": "axes fraction"}
+    ends: dict[str, Any] = {"xy": (-0.015, 0.5), "xytext": (-0.145, 0.5), "xycoords": "axes fraction"}
     axes.annotate("", **ends, arrowprops=style, annotation_clip=False)
 
 

@@ -118,18 +118,12 @@ def box_of(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...], co
 
 @dataclass(frozen=True)
 class Move:
-    """What a step does to one mesh dim's placement, whatever state it starts from.
+    """A step's change of one mesh dim's placement, whatever state it starts from."""
 
-    Args:
-        op: one of `cost_profile.COLLECTIVES` or `cost_profile.LOCAL_OPS`.
-        source_dim: the tensor dim that the mesh dim sharded before, or -1.
-        target_dim: the tensor dim that it shards after, or -1.
-    """
-
-    op: str
+    op: str  # one of `cost_profile.COLLECTIVES` or `cost_profile.LOCAL_OPS`
     mesh_dim: int
-    source_dim: int = -1
-    target_dim: int = -1
+    source_dim: int = -1  # the tensor dim that the mesh dim sharded before
+    target_dim: int = -1  # the tensor dim that it shards after
 
     @property
     def num_copies(self) -> int:

@@ -42,20 +42,14 @@ MAX_DIGITS = 4000  # Python reads no longer numbers
 
 @dataclass(frozen=True)
 class Setting:
-    """A tensor on a mesh, and what prices its redistributions.
-
-    Args:
-        mesh: mesh dim names to ranks, outermost first.
-        devices_per_host: what torch takes the hosts to hold when it prices a mesh dim.
-        profile: what the model was made from; None for torch's own constants.
-    """
+    """A tensor on a mesh, and the prices of its redistributions."""
 
     problem: Problem
-    mesh: Mapping[str, int]
+    mesh: Mapping[str, int]  # mesh dim names to ranks, outermost first
     dtype: str
-    devices_per_host: int
+    devices_per_host: int  # of the hosts by which torch prices a mesh dim
     model: MeshCost
-    profile: Profile | None = None
+    profile: Profile | None = None  # of the model; None for torch's own constants
     profile_path: Path | None = None
 
     @property
@@ -284,23 +278,15 @@ MAX_DIRECT_RANKS = 512
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One step of a plan, on the rank that has most to do.
+    """One step of a plan, on the rank that has most to do."""
 
-    Args:
-        op: the collective; of a local step one of `cost_profile.LOCAL_OPS`.
-        over: the mesh dim's name, or "the mesh".
-        target: the layout after it.
-        error: share by which the predicted seconds may be off; None without a profile.
-        held_bytes: local tensors before and after, together.
-    """
-
-    op: str
-    over: str
+    op: str  # the collective; of a local step one of `cost_profile.LOCAL_OPS`
+    over: str  # the mesh dim's name, or "the mesh"
     target: State
     seconds: float
-    error: float | None
+    error: float | None  # share by which the predicted seconds may be off; None without a profile
     sent_bytes: int
-    held_bytes: int
+    held_bytes: int  # local tensors before and after, together
     is_collective: bool
 
     @property
@@ -311,22 +297,14 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """One planner's way from the source to the target.
+    """One planner's way from the source to the target."""
 
-    Args:
-        planner: one of `spec.placements.PLANNERS`.
-        path: its layouts, as torch writes them.
-        steps: none where nothing is to be done.
-        received_bytes: that the busiest rank receives; of a ring collective as many as it sends.
-        peak_bytes: the most that a step holds.
-    """
-
-    planner: str
-    path: str
+    planner: str  # one of `spec.placements.PLANNERS`
+    path: str  # its layouts, as torch writes them
     source: State
     steps: tuple[PlannedStep, ...]
-    received_bytes: int
-    peak_bytes: int
+    received_bytes: int  # of the busiest rank; of a ring collective as many as it sends
+    peak_bytes: int  # the most that a step holds
 
     @property
     def seconds(self) -> float:
@@ -359,19 +337,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Advice:
-    """The plans of one pair.
-
-    Args:
-        plans: planner to its plan, in the order of `spec.placements.PLANNERS`.
-        missing: planner to why it has none.
-        least_bytes: what the rank that lacks most must receive; None if not known (Partial, or too many ranks).
-    """
+    """The plans of one pair."""
 
     source: State
     target: State
-    plans: Mapping[str, Plan]
-    missing: Mapping[str, str]
-    least_bytes: int | None
+    plans: Mapping[str, Plan]  # by planner, in the order of `spec.placements.PLANNERS`
+    missing: Mapping[str, str]  # planner to why it has none
+    least_bytes: int | None  # that the rank that lacks most must receive; None for Partial, or too many ranks
 
     @property
     def use(self) -> Plan:
@@ -562,19 +534,12 @@ MAX_WORK = 4_000_000
 
 @dataclass(frozen=True)
 class PairRanking:
-    """Every pair's advice, the most striking first.
+    """Every pair's advice, the most striking first."""
 
-    Args:
-        advices: by how many times longer than the best plan DTensor's default is predicted to take.
-        num_used: planner to the number of pairs for which it is the one to use.
-        num_all: all ordered pairs; `advices` may be of some.
-        num_unasked: pairs for which torch gave no path by one planner at least.
-    """
-
-    advices: tuple[Advice, ...]
-    num_used: dict[str, int]
-    num_all: int
-    num_unasked: int
+    advices: tuple[Advice, ...]  # by how many times longer than the best plan DTensor's default is predicted to take
+    num_used: dict[str, int]  # planner to the number of pairs for which it is the one to use
+    num_all: int  # all ordered pairs; `advices` may be of some
+    num_unasked: int  # pairs for which torch gave no path by one planner at least
 
 
 def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list[tuple[State, State]]:

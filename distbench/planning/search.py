@@ -84,33 +84,22 @@ class Problem:
 
 @dataclass(frozen=True)
 class StepPrice:
-    """One step's price on the rank that has most to do.
-
-    Args:
-        payload_bytes: the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy.
-        sent_bytes: by the ring algorithm.
-        held_bytes: its local tensors before and after the step, together; of a zero-fill also the zeros that the shard
-            is added to, because torch adds out of place.
-        is_collective: whether ranks communicate (a mesh dim of one rank does not).
-    """
+    """One step's price on the rank that has most to do."""
 
     seconds: float
-    payload_bytes: int
-    sent_bytes: int
+    payload_bytes: int  # the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy
+    sent_bytes: int  # by the ring algorithm
+    # Its local tensors before and after the step, together; of a zero-fill also the zeros that the shard is added to,
+    # because torch adds out of place.
     held_bytes: int
-    is_collective: bool
+    is_collective: bool  # whether ranks communicate (over a mesh dim of one rank they do not)
 
 
 class Pricing:
     """The prices of one problem under one cost model, worked out as searches ask for them.
 
-    Args:
-        graph: the states, even if every shard of the problem is even.
-        model: more bytes must never be cheaper.
-        peak_cap_bytes: forbid steps that hold more than this.
-
-    Attributes:
-        rows: kind of state, and number of move, to (packed price, held bytes shifted into place).
+    By the model more bytes must never be cheaper; steps that hold more than `peak_cap_bytes` are forbidden. `rows` are
+    kind of state, and number of move, to (packed price, held bytes shifted into place).
     """
 
     def __init__(self, graph: Graph, problem: Problem, model: MeshCost, peak_cap_bytes: int | None) -> None:

@@ -34,24 +34,15 @@ INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "ten
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective as it was issued on this rank.
+    """One collective as it was issued on this rank."""
 
-    Args:
-        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name.
-        op: as torch dispatches it, e.g. "c10d._allgather_base_".
-        ranks: global ranks of its group.
-        payload_numel: elements of nccl-tests' size S: the full gathered or scattered buffer, else the input.
-        peer: global rank of whom a message is sent to or received from; None for collectives.
-        tensor_id: `id` of the first tensor, while it lives.
-    """
-
-    kind: str
-    op: str
-    ranks: tuple[int, ...]
+    kind: str  # "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name
+    op: str  # as torch dispatches it, e.g. "c10d._allgather_base_"
+    ranks: tuple[int, ...]  # global ones of its group
     dtype: torch.dtype
-    payload_numel: int
-    peer: int | None = None
-    tensor_id: int = 0
+    payload_numel: int  # elements of nccl-tests' size S: the full gathered or scattered buffer, else the input
+    peer: int | None = None  # global rank that a message is sent to or received from
+    tensor_id: int = 0  # `id` of the first tensor, while it lives
 
 
 def kind_of(name: str) -> str:

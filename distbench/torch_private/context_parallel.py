@@ -16,7 +16,6 @@ from distbench.spec.plan import ULYSSES
 from distbench.torch_private.planners import native_all_to_all
 from distbench.torch_private.probe import Skipped, Unsupported, replaced, require
 
-_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 
 
@@ -160,9 +159,10 @@ class _WholeSequence(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
         ctx.places, ctx.mesh, ctx.seq_dim = _places(local.shape[seq_dim], mesh, local.device), mesh, seq_dim
-        shares = local.new_empty((mesh.size(), *local.shape))
-        _all_gather(shares, local.contiguous(), group=mesh.get_group())
-        whole = torch.cat(shares.unbind(), seq_dim)
+        shares = local.new_empty((mesh.size() * local.shape[0], *local.shape[1:]))
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+        all_gather(shares, local.contiguous(), group=mesh.get_group())
+        whole = torch.cat(shares.chunk(mesh.size()), seq_dim)
         return whole if ctx.places is None else whole.index_select(seq_dim, ctx.places.flatten().argsort())
 
     @staticmethod

@@ -142,32 +142,23 @@ def _storages_in(tree: object) -> Iterator[torch.UntypedStorage]:
 
 
 class Allocation(NamedTuple):
-    """A block that CPU's allocator handed out, or took back.
-
-    Args:
-        pointer: where it begins.
-        num_bytes: its size as it was asked for; negative where it was taken back.
-        inside: what was open around it on its thread, outermost first: names of `record_function` blocks, and the
-            sequence numbers of nodes of backward.
-    """
+    """A block that CPU's allocator handed out, or took back."""
 
     pointer: int
-    num_bytes: int
+    num_bytes: int  # as requested; negative where it was taken back
+    # Around it on its thread, outermost first: names of `record_function` blocks, sequence numbers of backward's nodes.
     inside: tuple[str | int, ...] = ()
 
 
 def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
-    """Every block that CPU's allocator handed out or took back during a call, in order, on all threads that it had
-    work done on.
-
-    Blocks that were handed out before are not known, so neither is that they were taken back. Runs nothing else than
-    the call does by itself.
-    """
+    """Every block that CPU's allocator handed out or took back during a call, in order, on all of its threads; blocks
+    that were handed out before are left out."""
     require("memory of a step")
     from torch._C._profiler import RecordScope
     from torch.autograd import profiler
 
-    scopes, enable = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}, profiler._enable_profiler
+    enable: Any = profiler._enable_profiler
+    scopes = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
     # Not every operator, which it would record by itself: that takes longer than the step.
     with replaced(profiler, "_enable_profiler", lambda config, activities: enable(config, activities, scopes)):
         recording: Any = profiler.profile(profile_memory=True)

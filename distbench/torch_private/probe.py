@@ -6,7 +6,7 @@ import importlib
 import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,25 +16,21 @@ from distbench.spec.versions import SUPPORTED, outside_of_support, release
 
 
 class Unsupported(Exception):
-    """This torch or this machine cannot do what a case asks for; the message says what is missing."""
+    """This torch or this machine lacks what a case needs; the message says what."""
 
     status = "unsupported"
 
 
 class Skipped(Unsupported):
-    """There is nothing to measure here although the plan is right: not a failure; the message says why."""
+    """There is nothing to measure here, which is no failure; the message says why."""
 
     status = "skipped"
 
 
 @dataclass(frozen=True)
 class Internal:
-    """A torch name that a feature uses although torch does not promise it, or the names that it has had in turn.
-
-    Args:
-        module: where torch has it.
-        alternatives: dotted names in the module, each with the parameters that it must take; one is enough.
-    """
+    """A torch name that a feature uses although torch does not promise it, or the names that it has had in turn:
+    dotted names in a module, each with the parameters that it must take."""
 
     feature: str
     module: str
@@ -46,9 +42,8 @@ class Internal:
         return " or ".join(dict(self.alternatives))
 
 
-@dataclass(frozen=True)
-class Probe:
-    """What came of looking for one Internal: `missing` is None when all is well."""
+class Probe(NamedTuple):
+    """An Internal, and what this torch lacks of it, or None."""
 
     internal: Internal
     missing: str | None
@@ -220,9 +215,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
 
 def _internal(feature: str, module: str, text: str) -> Internal:
     parts = [alternative.rstrip(")").partition("(") for alternative in text.split(" or ")]
-    return Internal(
-        feature, module, tuple((name, tuple(filter(None, names_text.split(", ")))) for name, _, names_text in parts)
-    )
+    return Internal(feature, module, tuple((name, tuple(filter(None, names.split(", ")))) for name, _, names in parts))
 
 
 INTERNALS = tuple(
@@ -273,7 +266,7 @@ def needs_newer(feature: str) -> str | None:
 
 @contextlib.contextmanager
 def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
-    """Put something else in the place of `owner.name` for as long as the context is open."""
+    """Replace `owner.name` while the context is open."""
     plain = getattr(owner, name)
     setattr(owner, name, new)
     try:
@@ -283,7 +276,7 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
 
 
 def _missing(internal: Internal) -> str | None:
-    """What this torch lacks of an internal, as it lacks it of the last of its alternatives; None for nothing."""
+    """What this torch lacks of the last of an internal's alternatives; None where it has one of them."""
     missing: str | None = None
     for name, parameters in internal.alternatives:
         try:
@@ -306,30 +299,22 @@ COMPILER = ("torch._functorch.aot_autograd", "torch._inductor.pattern_matcher")
 
 
 def import_compiler() -> None:
-    """Import torch's compiler, so that processes forked from this one need not; nothing is compiled.
-
-    A torch that has moved it imports its own in time.
-    """
+    """Import torch's compiler for processes forked from this one; nothing is compiled."""
     for name in COMPILER:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """What torch.compile raises where it cannot compile; those of a module's own code come through as they are."""
-    name = "torch._dynamo.exc"
+    """What torch.compile raises where it cannot compile; errors of a module's own code come through as they are."""
     with contextlib.suppress(ImportError, AttributeError):
-        return (importlib.import_module(name).TorchDynamoException,)
+        return (importlib.import_module("torch._dynamo.exc").TorchDynamoException,)
     return ()
 
 
 def bind_to_numa_node(local_rank: int, mode: str) -> None:
-    """Bind this process to the CPUs near its device, as torchrun's `--numa-binding` does.
-
-    Raises:
-        UserError: no mode of torch's.
-        Unsupported: this torch binds in another way, or not at all.
-    """
+    """Bind this process to the CPUs near its device, as torchrun's `--numa-binding` does; UserError for a mode that
+    torch lacks, Unsupported where this torch binds in another way."""
     require(BINDING)
     from torch.numa import binding
 

@@ -322,10 +322,10 @@ class _Planning:
 
     def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
         """The path between two of torch's states; NotHandled or NoPath where we have none."""
-        ends = (
+        start, end = (
             state_of_layout(one.placements, one.tensor_dim_to_mesh_dim, len(meta.shape)) for one in (source, target)
         )
-        return _route(*self._priced(mesh, meta), *ends, self.max_bytes)
+        return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
 
     def price(self, source: Any, target: Any) -> float:
         """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.

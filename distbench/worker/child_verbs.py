@@ -70,30 +70,17 @@ STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
 
 @dataclass
 class Question:
-    """A question, and its answer once that is there.
-
-    Args:
-        data: the question.
-        answer: None where its process ended without one.
-        why: how the process ended then, in words.
-        again: how a first process ended by a signal, in words; empty where none did. The second one gave the answer.
-    """
+    """A question and its answer."""
 
     data: Any
-    answer: Any = None
-    why: str = ""
-    again: str = ""
+    answer: Any = None  # None also where its process ended without one
+    why: str = ""  # how the process ended then, in words
+    again: str = ""  # how a first process was ended by a signal, in words; the second one gave the answer
 
 
 class ForkPool:
-    """Has each question answered by a process forked from this one, which must have done no work in torch before.
-
-    A question whose process a signal ends is asked once more.
-
-    Args:
-        function: from a question to its answer, both plain data.
-        num_at_once: how many processes run at the same time at most.
-    """
+    """Has each question answered by `function` in a process forked from this one, which must have done no work in torch
+    before. A question whose process a signal ends is asked once more."""
 
     def __init__(self, function: Callable[[Any], Any], num_at_once: int) -> None:
         self._function, self._num_at_once = function, num_at_once

@@ -159,35 +159,22 @@ def groups_of(
 
 @dataclass
 class CaseProgress:
-    """A case on its way through the passes.
+    """A case on its way through the passes."""
 
-    Args:
-        index: its place among the cases of the launch.
-        medians: seconds, its median of each pass so far.
-        limits: of one turn; None before it was first warmed up.
-        is_touched: whether an iteration that is not timed comes before its samples.
-        estimate_s: seconds of an iteration when the case was first warmed up; `shortest_s` and `longest_s` are the
-            least and the largest one of the cases that it is compared with.
-        counters: of its row.
-        held_bytes: memory that it takes while it is kept open, on this rank.
-        stays_open: whether it may be kept open between passes, known once it was open.
-        has_settled: whether it has run since its check, which may leave an optimizer without state.
-    """
-
-    index: int
+    index: int  # its place among the cases of the launch
     case_spec: CaseSpec
-    medians: list[float] = field(default_factory=list)
-    limits: Settings | None = None
-    is_touched: bool = False
-    estimate_s: float = 0.0
-    shortest_s: float = 0.0
-    longest_s: float = 0.0
-    counters: dict[str, Any] = field(default_factory=dict)
-    held_bytes: int = 0
+    medians: list[float] = field(default_factory=list)  # seconds, of each pass so far
+    limits: Settings | None = None  # of one turn; None before it was first warmed up
+    is_touched: bool = False  # whether an iteration that is not timed comes before its samples
+    estimate_s: float = 0.0  # of an iteration when the case was first warmed up
+    shortest_s: float = 0.0  # the least estimate of the cases that it is compared with
+    longest_s: float = 0.0  # the largest one
+    counters: dict[str, Any] = field(default_factory=dict)  # of its row
+    held_bytes: int = 0  # memory that it takes while it is kept open, on this rank
     opened_case: OpenedCase | None = None
     is_traced: bool = False
-    stays_open: bool = True
-    has_settled: bool = False
+    stays_open: bool = True  # whether it may be kept open between passes, known once it was open
+    has_settled: bool = False  # whether it has run since its check, which may leave an optimizer without state
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property

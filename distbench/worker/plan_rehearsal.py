@@ -51,17 +51,11 @@ TOO_LARGE = "and the model is too large to be tried with values"
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The result of trying a step.
+    """The result of trying a step."""
 
-    Args:
-        problems: of applying the plan, or of the step.
-        why_not: why forward and backward were not tried; None where they were, or the plan was refused.
-        parameter_bytes: of the parameters that rank 0 holds.
-    """
-
-    problems: tuple[str, ...] = ()
-    why_not: str | None = None
-    parameter_bytes: int = 0
+    problems: tuple[str, ...] = ()  # of applying the plan, or of the step
+    why_not: str | None = None  # forward and backward were not tried; None where they were, or the plan was refused
+    parameter_bytes: int = 0  # of the parameters that rank 0 holds
 
 
 def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:

@@ -86,7 +86,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             except UserError as error:
                 raise agreement.user_error(error) from error
             case_specs = chosen_cases(job, all_specs)
-            facts = {"the list of cases": [spec.case.id for spec in case_specs]}
+            facts: dict[str, Any] = {"the list of cases": [spec.case.id for spec in case_specs]}
             facts["the model or batch"] = [spec.case.params for spec in case_specs]
             require_same(context.gather({name: digest(repr(fact)) for name, fact in facts.items()}), context.hosts)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
