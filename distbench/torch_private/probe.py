@@ -82,7 +82,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     PLANNERS: {
         REDISTRIBUTE: (
             f"_gen_transform_infos({SPECS}, use_graph_based_transform)",
-            f"_gen_transform_infos_non_cached({SPECS}, use_graph_based_transform)",
+            "_gen_transform_infos_non_cached",
             "_gen_transform_infos.cache_clear",
             "clear_redistribute_planner_cache",
             "use_min_cost_redistribution_plan(enabled)",
