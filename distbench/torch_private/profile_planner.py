@@ -200,8 +200,8 @@ def calibrated_planning(
 
     It may be nested, also inside torch's own planner contexts, and restores what was there before. What it does not
     handle (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover by name
-    and size) is planned and priced as without it. Enter and leave it on all ranks alike, in any order. It plans for
-    other threads too: backward may run on threads of its own.
+    and size) is planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left in any
+    order. It plans for other threads too: backward may run on threads of its own.
 
     Args:
         profile: a profile or its file, the same on all ranks.
