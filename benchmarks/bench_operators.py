@@ -26,7 +26,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.claims import Claim, Row
 from distbench.planning.cost_profile import COLLECTIVES, Line, Profile
-from distbench.planning.placement_graph import graph_of
+from distbench.planning.placement_states import graph_of
 from distbench.planning.search import forget_prices
 from distbench.torch_private import clear_redistribution_caches
 from distbench.torch_private.profile_planner import calibrated_planning, forget_plans

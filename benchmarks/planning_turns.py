@@ -30,10 +30,8 @@ from torch.distributed.tensor._dtensor_spec import DTensorSpec, ShardOrderEntry,
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from distbench.planning.cost_profile import TorchCost
-from distbench.planning.placement_graph import graph_of
-from distbench.planning.placement_states import State
-from distbench.planning.search import cheapest_route, forget_prices
-from distbench.planning.step_prices import Problem, shard_counts
+from distbench.planning.placement_states import State, graph_of
+from distbench.planning.search import Problem, cheapest_route, forget_prices
 from distbench.torch_private import clear_redistribution_caches
 from distbench.torch_private.profile_planner import planning_under
 
@@ -137,10 +135,9 @@ def know_others(model: TorchCost, pair: Pair) -> None:
 
 
 def forget_all() -> None:
-    """Empty our caches: prices, the graph, counts of ranks."""
+    """Empty our caches: prices and the graph."""
     forget_prices()
     graph_of.cache_clear()
-    shard_counts.cache_clear()
 
 
 def our_plan(model: TorchCost, pair: Pair) -> object:

@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from distbench.planning.cost_profile import load_profile
     from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
+    from distbench.torch_private.planners import native_all_to_all
     from distbench.torch_private.profile_planner import calibrated_planning
-    from distbench.torch_private.redistribute import native_all_to_all
 
 __all__ = [
     "ComparedRuns",
@@ -41,6 +41,6 @@ import_when_asked(
         "spec.errors": ("UserError",),
         "redistribute.direct": ("DirectRedistribution",),
         "torch_private.profile_planner": ("calibrated_planning",),
-        "torch_private.redistribute": ("native_all_to_all",),
+        "torch_private.planners": ("native_all_to_all",),
     },
 )

@@ -245,7 +245,7 @@ def test_a_private_name_is_seen(line: str) -> None:
 LIGHT = (
     "distbench",
     "distbench.cli",
-    "distbench.planning.calibration",
+    "distbench.planning.cost_profile",
     "distbench.cli.check",
     "distbench.planning.advice",
     "distbench.cli.gate",

@@ -15,7 +15,7 @@ from torch.distributed.device_mesh import init_device_mesh
 
 from distbench.planning.cost_profile import DIRECT, Profile
 from distbench.planning.placement_states import State
-from distbench.planning.step_prices import Problem, least_received_bytes
+from distbench.planning.search import Problem, least_received_bytes
 from distbench.ranks.case_protocol import CaseSpec, OpenedCase, first_difference
 from distbench.ranks.context import TORCH_DTYPES, RankContext, shape_text
 from distbench.records.run_file import DTYPE_BYTES, Case

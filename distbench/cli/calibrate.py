@@ -138,7 +138,7 @@ def _jobs_of_hardware(request: Any, calibration: Any, joined: Any) -> list[Any]:
 
 
 def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
-    from distbench.planning.calibration import measured_in, profile_of
+    from distbench.planning.cost_profile import measured_in, profile_of
     from distbench.records.run_file import read_run
     from distbench.report.calibrations import calibration_figures, profile_text
     from distbench.show.plots import draw

@@ -1,6 +1,6 @@
 """A step's communication with times, in a pass of its own after the step was timed and checked.
 
-On CPU each collective is stamped on its way to its backend (`torch_private.collective_kernels`); on accelerators the
+On CPU each collective is stamped on its way to its backend (`torch_private.collectives`); on accelerators the
 profiler says when kernels ran. A dispatch mode sees the same step, to check either.
 """
 

@@ -1,28 +1,28 @@
-"""Which redistribution planner to use for a tensor on a mesh: what `distbench plan` works out, prints and draws.
-
-`plan_request` and `priced_plans` are the analysis, and neither print nor draw; `layout_drawing` and `layout_picture`
-draw.
-"""
+"""Which redistribution planner to use for a tensor on a mesh: what `distbench plan` prints."""
 
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from distbench.planning.layout_drawing import MAX_TEXT_RANKS, diagram_of, drawing_of
-from distbench.planning.layout_picture import check_picture, save_picture
+from distbench.planning.layout_drawing import MAX_TEXT_RANKS, check_picture, diagram_of, drawing_of, save_picture
 from distbench.planning.placement_states import State
-from distbench.planning.plan_request import Setting, TorchAnswers, ask_torch, every_pair, pair_of, zero_filled
 from distbench.planning.redistribution_plans import (
     Advice,
     PairRanking,
     Plan,
+    Setting,
+    TorchAnswers,
     advise,
+    ask_torch,
     chosen_pairs,
     direct_line,
+    every_pair,
+    pair_of,
     ranking_of,
     times_longer,
     verdict,
+    zero_filled,
 )
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.terminal import text_of, width_here, wrap
@@ -48,7 +48,7 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     """One pair's plans, its layouts as torch writes them; `form` is "table" or "json", `picture` a .png or .svg file.
 
     Raises:
-        UserError: a layout that is none, or that this torch does not redistribute to; a picture that cannot be written.
+        UserError: a layout that cannot be read or redistributed to; a picture that cannot be written.
     """
     pair = pair_of(source, target, setting)
     if picture:
@@ -59,18 +59,14 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
     advice = advise(setting, *pair, torch)
     picture_lines = wrap(save_picture(setting, advice, picture), width_here(), "  ") if picture else []
     if form == "json":
-        return pair_json(setting, advice, torch)
+        return json.dumps({**_setting_record(setting, torch), **_record(setting, advice)}, indent=1)
     drawing = drawing_of(setting, advice.use, MAX_TEXT_RANKS)
-    diagram = drawing if isinstance(drawing, str) else diagram_of(drawing)
-    return "\n\n".join(
-        [pair_text(setting, advice, torch, diagram), *(["\n".join(picture_lines)] if picture_lines else [])]
-    )
+    texts = [pair_text(setting, advice, torch, drawing if isinstance(drawing, str) else diagram_of(drawing))]
+    return "\n\n".join([*texts, "\n".join(picture_lines)] if picture_lines else texts)
 
 
 def plan_all_pairs(setting: Setting, form: str, on_event: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
-    """Every ordered pair of layouts; `form` is "table" or "json". `on_event` gets events as `records/progress.py` lists
-    them, a case a pair.
-    """
+    """Every ordered pair of layouts; `form` is "table" or "json". `on_event` gets events of `records/progress.py`."""
     all_pairs = list(every_pair(setting))
     pairs = chosen_pairs(setting, all_pairs)
     on_event({"event": "case", "id": "plan/paths of torch's planners"})
@@ -80,7 +76,11 @@ def plan_all_pairs(setting: Setting, form: str, on_event: Callable[[dict[str, An
     ranking = ranking_of(
         setting, pairs, torch, len(all_pairs), lambda: on_event({"event": "done", "id": "", "status": "ok"})
     )
-    return (ranking_json if form == "json" else ranking_text)(setting, ranking, torch)
+    if form != "json":
+        return ranking_text(setting, ranking, torch)
+    counts = {"num_all": ranking.num_all, "num_used": ranking.num_used}
+    records = [_record(setting, advice) for advice in ranking.advices]
+    return json.dumps({**_setting_record(setting, torch), **counts, "pairs": records}, indent=1)
 
 
 def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: str) -> str:
@@ -211,19 +211,8 @@ def _ranking_row(advice: Advice) -> tuple[str, ...]:
     )
 
 
-def pair_json(setting: Setting, advice: Advice, torch: TorchAnswers) -> str:
-    """One pair as JSON: times in seconds, sizes in bytes."""
-    return json.dumps({**_setting_record(setting, torch), **_record(setting, advice)}, indent=1)
-
-
-def ranking_json(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
-    """All pairs as JSON: times in seconds, sizes in bytes."""
-    pairs = [_record(setting, advice) for advice in ranking.advices]
-    counts = {"num_all": ranking.num_all, "num_used": ranking.num_used}
-    return json.dumps({**_setting_record(setting, torch), **counts, "pairs": pairs}, indent=1)
-
-
 def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:
+    """The head of the JSON output, whose times are seconds and whose sizes are bytes."""
     return {
         "shape": list(setting.problem.shape),
         "dtype": setting.dtype,

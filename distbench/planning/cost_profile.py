@@ -3,9 +3,10 @@
 import hashlib
 import json
 import math
+import statistics
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from itertools import product
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 from msgspec import Meta
 from numpy.typing import NDArray
 
+from distbench.records.run_file import Run
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import shown, write_whole
 from distbench.spec.json_decoder import Amount, Bytes, Duration, Format, Name, Size, Time, is_of_type, read_record
@@ -30,13 +32,6 @@ from distbench.spec.mesh import (
     sizes_of,
     slowest,
 )
-
-# What one step of a redistribution costs by its size: a line fitted to measured points.
-#
-# t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first, + per_message
-# for
-# each message of a direct exchange), with a second slope beyond a knee where that halves the error. Payload is S as
-# nccl-tests has it: the full gathered or scattered buffer.
 
 Floats = NDArray[np.float64]
 
@@ -77,36 +72,26 @@ Shape = Annotated[
 
 
 class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The cost of one collective over one mesh dim, in groups of `group_size` ranks.
+    """The cost of one collective over one mesh dim, in groups of `group_size` ranks: a line fitted to measured points.
 
-    Args:
-        op: one of COLLECTIVES, LOCAL_OPS, NATIVE_ALL_TO_ALL, or DIRECT over the whole mesh (payload: `Exchange.load`).
-        mesh_dim: name of the mesh dim, or of all of them joined by "x".
-        base_s: seconds of an empty one.
-        per_byte_s: seconds of each payload byte, up to the knee.
-        per_copied_byte_s: seconds more of each payload byte, for each tensor dim that is not the first.
-        knee_bytes: payload where the second slope begins, if there is one.
-        per_byte_beyond_s: seconds of each payload byte beyond the knee.
-        per_message_s: seconds of each message that the busiest rank sends or receives, of DIRECT.
-        error: median of |predicted / measured - 1| over the samples fitted, or given by hand.
-        held_out_error: the same over samples that were not fitted.
-        hosts: how many ranks of a group each host has, as `levels` writes it; empty for unknown, as in older files.
-        samples: what was fitted, (payload bytes, copies, seconds, messages); files of before lack the last.
+    t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first, + per_message
+    for each message of a direct exchange), with a second slope beyond a knee where that halves the error. Payload is S
+    as nccl-tests has it: the full gathered or scattered buffer.
     """
 
-    op: Name
-    mesh_dim: Name
+    op: Name  # one of COLLECTIVES, LOCAL_OPS, NATIVE_ALL_TO_ALL, or DIRECT over the whole mesh (see `Exchange.load`)
+    mesh_dim: Name  # or all of them joined by "x"
     group_size: Size
     base_s: Duration
     per_byte_s: PerByte
     per_copied_byte_s: PerByte = 0.0
-    knee_bytes: Bytes | None = None
-    per_byte_beyond_s: PerByte = 0.0
-    per_message_s: Duration = 0.0
-    error: Amount = 0.0
-    held_out_error: Amount | None = None
-    samples: tuple[Point, ...] = ()
-    hosts: Shape = ""
+    knee_bytes: Bytes | None = None  # payload where the second slope begins
+    per_byte_beyond_s: PerByte = 0.0  # beyond the knee
+    per_message_s: Duration = 0.0  # that the busiest rank sends or receives, of DIRECT
+    error: Amount = 0.0  # median of |predicted / measured - 1| over the samples fitted, or given by hand
+    held_out_error: Amount | None = None  # the same over samples that were not fitted
+    samples: tuple[Point, ...] = ()  # the points fitted; older files lack the messages
+    hosts: Shape = ""  # how many ranks of a group each host has; empty for unknown, as in older files
 
     @property
     def key(self) -> tuple[str, str, int]:
@@ -133,11 +118,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
-    """Each line by its `key`.
-
-    A zero-fill without a line has the partition's of its mesh dim, which writes as much: torch before 2.14 has no
-    zero-fill to measure. For nothing, it and a cut would be taken in place of the partition.
-    """
+    """Each line by its `key`. A zero-fill without a line has the partition's of its mesh dim, which writes as much:
+    torch before 2.14 has no zero-fill to measure. At no cost, it and a cut would replace the partition."""
     by_key = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
     return by_key | {line.key: line for line in lines}
 
@@ -146,10 +128,7 @@ def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
     """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` judges it.
-
-    Raises:
-        ValueError: samples of fewer than two sizes.
-    """
+    ValueError for samples of fewer than two sizes."""
     sizes = sorted({sample.payload_bytes for sample in samples})
     if len(sizes) < 2:
         raise ValueError(f"a line of {op} over {mesh_dim} needs samples of two sizes, there are {len(sizes)}")
@@ -159,7 +138,7 @@ def fit_line(
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]
-    # Half of the samples shall take longer: squares of relative errors favour predictions that are too low.
+    # Half of the samples take longer: squares of relative errors favour predictions that are too low.
     factor = float(np.median(1 / _over_measured(best, samples)))
     best = msgspec.structs.replace(best, **{name: getattr(best, name) * factor for name in COSTS})
     return msgspec.structs.replace(
@@ -176,12 +155,8 @@ def relative_error(line: Line, samples: Sequence[Sample]) -> float:
 
 
 def _over_measured(line: Line, samples: Sequence[Sample]) -> Floats:
-    return np.array(
-        [
-            line.seconds(sample.payload_bytes, sample.num_copies, sample.num_messages) / sample.seconds
-            for sample in samples
-        ]
-    )
+    predicted = [line.seconds(one.payload_bytes, one.num_copies, one.num_messages) for one in samples]
+    return np.array(predicted) / [sample.seconds for sample in samples]
 
 
 def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Line, float]:
@@ -219,22 +194,15 @@ FORMAT = Format("profile", "write one with distbench calibrate", "profile_versio
 
 @dataclass(frozen=True)
 class Profile:
-    """What was measured of one machine, or written by hand for one that is not here.
-
-    Args:
-        backend: "gloo" or "nccl".
-        mesh: mesh dim names to ranks, outermost first.
-        lines: one for each op and mesh dim, and for each op and shape of groups that no mesh dim has.
-        hosts: each rank's host, in rank order; empty where unknown, as in older files.
-    """
+    """The lines of one machine, measured or written by hand."""
 
     machine: str
-    backend: str
+    backend: str  # "gloo" or "nccl"
     torch: str
-    mesh: Mapping[str, Size]
-    lines: tuple[Line, ...]
+    mesh: Mapping[str, Size]  # mesh dim names to ranks, outermost first
+    lines: tuple[Line, ...]  # one for each op and mesh dim, and for each op and shape of groups that no mesh dim has
     source: str = "measured by distbench calibrate"
-    hosts: tuple[str, ...] = ()
+    hosts: tuple[str, ...] = ()  # each rank's, in rank order; empty where unknown, as in older files
 
     def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
         """The line of an op over a mesh dim of this many ranks; None where there is none."""
@@ -245,11 +213,8 @@ class Profile:
         return lines_by_key(self.lines)
 
     def on(self, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> "Profile":
-        """The same for a mesh (names to ranks, outermost first) over all ranks, whose hosts are these.
-
-        Args:
-            hosts: each rank's host, in rank order; none given: as many ranks on each as where it was measured.
-        """
+        """The same for a mesh (names to ranks, outermost first) over all ranks, whose hosts are these, in rank order;
+        without hosts, each has as many ranks as where it was measured."""
         hosts = tuple(hosts) or more_like(self.hosts, math.prod(mesh.values()))
         if not self.hosts or len(hosts) != math.prod(mesh.values()):
             return self
@@ -260,13 +225,13 @@ class Profile:
     def of_shapes(self, mesh: Mapping[str, int], shapes: Mapping[str, str], by_name_only: bool = False) -> "Profile":
         """The same with the lines of a mesh: each mesh dim's by how its groups lie on hosts, not by its name alone.
 
-        A mesh dim has the line of its own name where that is of its shape, else any line of that shape. Where some of
-        its groups cross hosts and others do not, those that cross the most count, if it has no line as a whole. A
-        profile that does not know hosts stays as it is.
+        A mesh dim has the line of its own name where that is of its shape, else any line of that shape. Where only some
+        of its groups cross hosts, those that cross the most count, if it has no line as a whole. A profile without
+        hosts stays as it is.
 
         Args:
-            shapes: mesh dim, or all of them joined by "x", to how its groups lie, as `levels` writes it.
-            by_name_only: other numbers of ranks share a host, so that lines of other mesh dims say nothing.
+            shapes: mesh dim, or all of them joined by "x", to how its groups lie (`spec.mesh.SHAPE`).
+            by_name_only: other numbers of ranks share a host, so lines of other mesh dims do not apply.
         """
         if not shapes or not any(line.hosts for line in self.lines):
             return self
@@ -275,35 +240,32 @@ class Profile:
         for op, (name, shape) in product(dict.fromkeys(line.op for line in self.lines), shapes.items()):
             key = op, name, mesh.get(name, math.prod(mesh.values()))
             own_line = lines.pop(key, None)
+            fits_own = own_line is not None and fits(own_line.hosts, shape)
+            line = own_line if own_line is not None and own_line.hosts in ("", shape) else by_shape.get((op, shape))
             # A line of groups of several shapes costs what the slowest of them do.
-            likest = None if own_line is not None and own_line.hosts in ("", shape) else by_shape.get((op, shape))
-            line = likest or (
-                own_line if own_line is not None and fits(own_line.hosts, shape) else by_shape.get((op, slowest(shape)))
-            )
+            line = line or (own_line if fits_own else by_shape.get((op, slowest(shape))))
             if line is not None:
                 lines[key] = msgspec.structs.replace(line, mesh_dim=name, group_size=key[2])
         return replace(self, lines=tuple(lines.values()))
 
     def natively(self) -> "Profile":
-        """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather unless told otherwise."""
+        """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather by default."""
         if self.backend != "gloo":
             return self
         native = [msgspec.structs.replace(line, op=ALL_TO_ALL) for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
         return replace(self, lines=(*(line for line in self.lines if line.op != ALL_TO_ALL), *native))
 
     def digest(self) -> str:
-        """A short hash of all that plans depend on: ranks whose digests differ would plan differently, and hang."""
+        """A short hash of all that plans depend on; ranks that plan differently hang."""
         facts = [(*line.key, *(number.hex() for number in line.parameters)) for line in self.lines]
         return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
         """Write it as JSON, a line of the file for each line of the profile."""
-        head = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
-        first = json.dumps({"profile_version": PROFILE_VERSION, **head, "mesh": dict(self.mesh), "hosts": self.hosts})[
-            1:-1
-        ]
+        fields = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
+        head = json.dumps({"profile_version": PROFILE_VERSION, **fields, "mesh": dict(self.mesh), "hosts": self.hosts})
         lines = ",\n".join("  " + json.dumps(msgspec.structs.asdict(line)) for line in self.lines)
-        write_whole(path, "{" + first + ',\n"lines": [\n' + lines + "\n]}\n")
+        write_whole(path, head[:-1] + ',\n"lines": [\n' + lines + "\n]}\n")
 
 
 def load_profile(path: Path | str) -> Profile:
@@ -315,20 +277,17 @@ def _require_consistent(profile: Profile) -> None:
     """Raise a ValueError where fields contradict each other."""
     num_ranks = math.prod(profile.mesh.values())
     if profile.hosts and len(profile.hosts) != num_ranks:
-        problem = f"hosts names {len(profile.hosts)}, and mesh has {num_ranks} ranks"
-        raise ValueError(f"{problem}, each of which has one")
+        raise ValueError(f"hosts names {len(profile.hosts)}, and mesh has {num_ranks} ranks, each of which has one")
     for index, line in enumerate(profile.lines):
         if line.hosts and sizes_of(line.hosts) != {line.group_size}:
-            where = f"lines[{index}].hosts is {shown(line.hosts)}"
-            raise ValueError(f"{where}, which are no groups of {line.group_size} ranks")
+            problem = f"which are no groups of {line.group_size} ranks"
+            raise ValueError(f"lines[{index}].hosts is {shown(line.hosts)}, {problem}")
         if not all(is_of_type(point[2], Time) for point in line.samples):
             raise ValueError(f"lines[{index}].samples has seconds that are no time above 0 s and up to a day")
     counts = Counter(line.key for line in profile.lines)
     if twice := next((key for key, count in counts.items() if count > 1), None):
         raise ValueError("two lines are of {} over {} in groups of {}".format(*map(shown, twice)))
 
-
-# What a planner asks: the price of a step on one mesh, by torch's own constants or by a profile.
 
 # torch.distributed.tensor._collective_utils (2.11 to 2.15): GB/s and microseconds of an Ampere or Hopper cluster.
 TORCH_GIB_PER_S, TORCH_HOP_US, TORCH_LAUNCH_US = 87.7, 0.6, 6.6
@@ -346,13 +305,8 @@ class MeshCost(Protocol):
         """Models are keys of caches."""
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """Seconds of a step over the mesh dim of this number.
-
-        Args:
-            op: one of COLLECTIVES, or of LOCAL_OPS.
-            payload_bytes: the full gathered or scattered buffer; for a local step what it copies.
-            num_copies: tensor dims gathered or scattered that are not the first (0 to 2).
-        """
+        """Seconds of a step, one of COLLECTIVES or LOCAL_OPS, over the mesh dim of this number. Its payload is the full
+        gathered or scattered buffer, or the local copy; copies are of tensor dims that are not the first (0 to 2)."""
 
 
 class TorchCost:
@@ -380,7 +334,7 @@ class TorchCost:
 
 
 class MeasuredCost:
-    """A profile's lines on one mesh; see `measured_cost`."""
+    """A profile's lines on one mesh, by op and mesh dim; see `measured_cost`."""
 
     pads = True
 
@@ -439,3 +393,65 @@ def _measured_cost(lines: tuple[Line, ...], mesh: tuple[tuple[str, int], ...]) -
             elif size > 1 and op in COLLECTIVES:
                 raise UserError(f"the profile has no {op} over {name} of {size} ranks; measure that mesh first")
     return MeasuredCost(line_of)
+
+
+@dataclass
+class MeasuredSteps:
+    """The samples of one op over one mesh dim, to fit a `Line` to, and to judge it by."""
+
+    op: str
+    mesh_dim: str
+    group_size: int
+    fitted: list[Sample] = field(default_factory=list)
+    held_out: list[Sample] = field(default_factory=list)
+
+
+def measured_in(run: Run) -> list[MeasuredSteps]:
+    """The samples of a run of scenario `calibrate`, each the median of a case, in order of mesh dims, then ops;
+    UserError where it has none."""
+    by_key: dict[tuple[str, str], MeasuredSteps] = {}
+    for record in run.cases:
+        if record["case"].get("kind") != "calibrate" or record["status"] != "ok":
+            continue
+        params = record["case"]["params"]
+        op, mesh_dim = params["op"], params["mesh_dim"]
+        measured = by_key.setdefault((op, mesh_dim), MeasuredSteps(op, mesh_dim, record["group_size"]))
+        seconds = statistics.median(record["samples_s"])
+        counters = record["counters"]
+        sample = Sample(record["payload_bytes"], counters["num_copies"], seconds, counters.get("num_messages", 0))
+        (measured.held_out if params["held_out"] else measured.fitted).append(sample)
+    if not by_key:
+        raise UserError(f"{run.path} holds no calibration; write one with distbench calibrate")
+    # Last what was measured over the whole mesh, whose name is no mesh dim's.
+    rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
+
+    def place(steps: MeasuredSteps) -> tuple[int, str, bool, str]:
+        return rank.get(steps.mesh_dim, len(rank)), steps.mesh_dim, steps.op in LOCAL_OPS, steps.op
+
+    return sorted(by_key.values(), key=place)
+
+
+def profile_of(run: Run) -> Profile:
+    """The profile of such a run; UserError where it holds no calibration, or too few sizes of an op for a line."""
+    try:
+        lines = [
+            fit_line(steps.op, steps.mesh_dim, steps.group_size, steps.fitted, steps.held_out)
+            for steps in measured_in(run)
+        ]
+    except ValueError as error:
+        raise UserError(f"{run.path} cannot be fitted: {error}; measure more sizes") from error
+    machine, backend, torch = (str(run.header["environment"][name]) for name in ("machine", "backend", "torch"))
+    source = f"measured by distbench calibrate, run {run.header['run_id']}"
+    mesh, hosts = dict(run.header["job"]["mesh"]), hosts_of(run)
+    # What no mesh dim has is called by its shape.
+    shapes = mesh_shapes(mesh, hosts) if hosts else {}
+    lines = [
+        msgspec.structs.replace(line, hosts=shapes.get(line.mesh_dim, line.mesh_dim) if hosts else "") for line in lines
+    ]
+    return Profile(machine, backend, torch, mesh, tuple(lines), source, hosts)
+
+
+def hosts_of(run: Run) -> tuple[str, ...]:
+    """Each rank's host, in rank order; empty where the run's header lacks them."""
+    hosts = run.header["environment"].get("hosts") or ()
+    return tuple(map(str, hosts)) if len(hosts) == math.prod(run.header["job"]["mesh"].values()) else ()

@@ -1,14 +1,14 @@
 """One all-to-all over the whole mesh instead of a path: who sends which box of the tensor to whom.
 
-Ranks along partial mesh dims hold parts of the same boxes. A receiver gets every part of what it wants and reduces them
-itself; where that is too much, one exchange reduces and leaves each rank a share, and a second one moves the shares.
+Ranks along partial mesh dims hold parts of the same boxes. A receiver reduces all parts of what it wants itself, or one
+exchange reduces and leaves each rank a share, and a second one moves the shares.
 """
 
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,36 +29,16 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """All transfers of a redistribution, the same on every rank.
+    """All transfers of a redistribution, the same on every rank; none where the target is local everywhere."""
 
-    Args:
-        before: the box that each flat mesh position holds before, of shape (positions, tensor dims, 2); `after`: after.
-        senders: the position that sends each transfer; `receivers`: the one that receives it. A transfer's box is what
-            the sender holds and the receiver wants. No transfers: the target is already local everywhere.
-        volumes: elements of each transfer.
-        parts: which part of a reduction each position holds, the same number where they hold the same part.
-        reduce_op: what puts the parts together ("sum", "min", ...); None where there is one.
-        num_averaged: what a sum of the parts is to be divided by.
-    """
-
-    before: Numbers
-    after: Numbers
-    senders: Numbers
+    before: Numbers  # the box that each flat mesh position holds before, of shape (positions, tensor dims, 2)
+    after: Numbers  # and after
+    senders: Numbers  # of each transfer, whose box is what the sender holds and the receiver wants
     receivers: Numbers
-    volumes: Numbers
-    parts: tuple[int, ...]
-    reduce_op: str | None = None
-    num_averaged: int = 1
-
-    @property
-    def num_parts(self) -> int:
-        """Of how many parts each element is put together."""
-        return max(self.parts) + 1
-
-    @property
-    def num_transfers(self) -> int:
-        """Boxes that travel."""
-        return len(self.senders)
+    volumes: Numbers  # elements
+    parts: tuple[int, ...]  # which part of a reduction each position holds
+    reduce_op: str | None = None  # of several parts ("sum", "min", ...)
+    num_averaged: int = 1  # what a sum of the parts is to be divided by
 
     @property
     def changes_nothing(self) -> bool:
@@ -66,21 +46,10 @@ class Exchange:
         return self.reduce_op is None and bool((self.before == self.after).all())
 
     @cached_property
-    def source_boxes(self) -> tuple[Box, ...]:
-        """What each position holds before."""
-        return _as_boxes(self.before)
-
-    @cached_property
-    def target_boxes(self) -> tuple[Box, ...]:
-        """What each position holds after."""
-        return _as_boxes(self.after)
-
-    @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
         """By receiver, then by where the box lies in the tensor."""
-        boxes = _as_boxes(_overlaps(self.before[self.senders], self.after[self.receivers]))
-        ends = zip(self.senders.tolist(), self.receivers.tolist(), boxes, strict=True)
-        transfers = [Transfer(*end) for end in ends]
+        boxes = as_boxes(_overlaps(self.before[self.senders], self.after[self.receivers]))
+        transfers = map(Transfer, self.senders.tolist(), self.receivers.tolist(), boxes)
         return tuple(sorted(transfers, key=lambda transfer: (transfer.receiver, transfer.box, transfer.sender)))
 
     @cached_property
@@ -103,25 +72,19 @@ class Exchange:
         packed = packed[np.unique(packs, axis=0, return_index=True)[1]]
         elements = self._sums(self.senders[packed], self.volumes[packed])
         if self.reduce_op:
-            return (elements + (self.num_parts - 1) * _volumes(self.after)).tolist()
+            return (elements + max(self.parts) * _volumes(self.after)).tolist()
         unpacked = ~_are_contiguous(boxes, self.after[self.receivers])
         elements += self._sums(self.receivers[unpacked], self.volumes[unpacked])
         return (elements + _volumes(_overlaps(self.before, self.after))).tolist()
 
     def load(self) -> tuple[int, float, int]:
-        """(elements that the busiest position sends or receives, how often that many the busiest copies or adds,
-        transfers that the busiest sends or receives).
-
-        Its time depends on these; all are 0 where nobody sends.
-        """
+        """What its time depends on: (elements that the busiest position sends or receives, how often that many the
+        busiest copies or adds, transfers that the busiest sends or receives)."""
         busiest = max(*self.sent, *self.received)
         if not busiest:
             return 0, 0.0, 0
-        return (
-            busiest,
-            max(self.copied) / busiest,
-            max(int(np.bincount(ends).max()) for ends in (self.senders, self.receivers)),
-        )
+        num_transfers = max(int(np.bincount(ends).max()) for ends in (self.senders, self.receivers))
+        return busiest, max(self.copied) / busiest, num_transfers
 
     def _sums(self, positions: Numbers, volumes: Numbers) -> Numbers:
         sums = np.zeros(len(self.parts), dtype=np.int64)
@@ -158,27 +121,30 @@ def plan_direct(
     mesh_shape: tuple[int, ...],
     seconds_of: Callable[[Exchange], float] | None = None,
 ) -> tuple[tuple[State, Exchange], ...]:
-    """Each exchange with the layout it leads to: one, or two where a reduce-scatter of partials comes first.
+    """Each exchange with the layout it leads to: one, or two where a reduce-scatter of partials first is faster.
 
-    Taken is what is predicted faster. `seconds_of` predicts an exchange, the same on every rank; without it, what the
-    busiest rank moves counts. Raises as `plan_exchange` does.
+    `seconds_of` predicts an exchange, the same on every rank; without it, what the busiest rank moves counts. Raises as
+    `plan_exchange` does.
     """
     seconds_of = seconds_of or (lambda exchange: float(exchange.load()[0]))
-    plans: list[tuple[tuple[State, Exchange], ...]] = [((target, plan_exchange(source, target, shape, mesh_shape)),)]
-    for between in _reduced_to_shards(source, target) if source.partials else ():
-        first = plan_exchange(source, between, shape, mesh_shape)
-        plans.append(((between, first), (target, plan_exchange(between, target, shape, mesh_shape))))
+    paths = [(target,), *((between, target) for between in _reduced_to_shards(source, target) if source.partials)]
+    plans = [
+        tuple((end, plan_exchange(start, end, shape, mesh_shape)) for start, end in pairwise((source, *path)))
+        for path in paths
+    ]
     return min(plans, key=lambda plan: sum(seconds_of(exchange) for _, exchange in plan))
 
 
 def _reduced_to_shards(source: State, target: State) -> list[State]:
-    """Layouts without partials in between, of which every rank holds less than of the source.
-
-    For each tensor dim: the source with its partial mesh dims as the last ones to shard it; the same with those that
-    hold replicas; and the target with its own replicas cut.
-    """
+    """Layouts without partials in between, of which every rank holds less than of the source: for each tensor dim the
+    source with its partial mesh dims as the last ones to shard it; the same with those that hold replicas; and the
+    target with its own replicas cut."""
     pushed = tuple(mesh_dim for mesh_dim, _ in source.partials)
-    cut = [(source.orders, pushed), (source.orders, pushed + _replicated(source)), (target.orders, _replicated(target))]
+    cut = [
+        (source.orders, pushed),
+        (source.orders, pushed + source.replicated_dims()),
+        (target.orders, target.replicated_dims()),
+    ]
     layouts = []
     for orders, mesh_dims in cut:
         for tensor_dim in range(source.tensor_ndim):
@@ -186,11 +152,6 @@ def _reduced_to_shards(source: State, target: State) -> list[State]:
             longer[tensor_dim] += mesh_dims
             layouts.append(State(source.mesh_ndim, tuple(longer)))
     return [state for state in dict.fromkeys(layouts) if state != target]
-
-
-def _replicated(state: State) -> tuple[int, ...]:
-    used_dims = {mesh_dim for order in state.orders for mesh_dim in order} | dict(state.partials).keys()
-    return tuple(mesh_dim for mesh_dim in range(state.mesh_ndim) if mesh_dim not in used_dims)
 
 
 @lru_cache(maxsize=1024)
@@ -208,7 +169,7 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
     before, after = _held(source, shape, mesh_shape), _held(target, shape, mesh_shape)
     # Positions by part and tile: one row of replicas, in ascending order, for each.
     partial_dims = tuple(mesh_dim for mesh_dim, _ in source.partials)
-    copies = _replicated(source)
+    copies = source.replicated_dims()
     tiled = tuple(mesh_dim for mesh_dim in range(len(mesh_shape)) if mesh_dim not in (*partial_dims, *copies))
     positions = np.arange(math.prod(mesh_shape)).reshape(mesh_shape)
     num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in partial_dims)
@@ -226,7 +187,7 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
 
 @lru_cache(maxsize=512)
 def _held(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Numbers:
-    """What each flat mesh position holds, of shape (positions, tensor dims, 2)."""
+    """The box of each flat mesh position, of shape (positions, tensor dims, 2)."""
     boxes = [box_of(state, shape, mesh_shape, cell) for cell in product(*(range(size) for size in mesh_shape))]
     return np.array(boxes, dtype=np.int64).reshape(len(boxes), len(shape), 2)
 
@@ -294,5 +255,6 @@ def _are_contiguous(parts: Numbers, boxes: Numbers) -> NDArray[np.bool_]:
     return contiguous
 
 
-def _as_boxes(boxes: Numbers) -> tuple[Box, ...]:
+def as_boxes(boxes: Numbers) -> tuple[Box, ...]:
+    """Boxes of shape (boxes, tensor dims, 2) as tuples."""
     return tuple(tuple(map(tuple, box)) for box in boxes.tolist())

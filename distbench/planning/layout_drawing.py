@@ -1,55 +1,55 @@
-"""What each rank holds after each step of a plan, as data to draw and as text."""
+"""What each rank holds after each step of a plan: as data, as text, and as a picture."""
 
+import colorsys
+import itertools
+import math
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise, product
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from distbench.planning.direct_exchange import overlap
+from distbench.planning.direct_exchange import overlap, volume
 from distbench.planning.placement_states import Box, State, box_of
-from distbench.planning.plan_request import Setting
-from distbench.planning.redistribution_plans import Plan, PlannedStep
+from distbench.planning.redistribution_plans import Advice, Plan, PlannedStep, Setting, time_words
+from distbench.show.plots import BLUE, GREEN, GREY, ORANGE, PURPLE, RED, SKY, save_figure, styled
 from distbench.show.terminal import width_here, wrap
+from distbench.show.units import size_text
+from distbench.spec.errors import UserError
+from distbench.spec.mesh import format_mesh
+from distbench.spec.placements import BASELINE
 
-# What there is to draw of a plan: which part of the tensor each rank holds after each step. Data only.
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
 
 MAX_DRAWN_DIMS = 2
 
 
 @dataclass(frozen=True)
 class Scene:
-    """One layout of a plan, and the step that led there (None for the source).
-
-    Args:
-        boxes: what each rank holds, drawn tensor dims only.
-        parts: for each rank, the number of the sum it holds a part of; None without a partial.
-    """
+    """One layout of a plan, and the step that led there (None for the source)."""
 
     state: State
     step: PlannedStep | None
-    boxes: tuple[Box, ...]
-    parts: tuple[int | None, ...]
+    boxes: tuple[Box, ...]  # of each rank, drawn tensor dims only
+    parts: tuple[int | None, ...]  # for each rank, the number of the sum it holds a part of; None without a partial
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A plan's layouts over at most two tensor dims.
-
-    Args:
-        dims: the tensor dims drawn, first downwards; one for a 1-D tensor. `sizes`: their elements.
-        left_out: tensor dims that are never sharded, and that are not drawn.
-        scenes: the source, then the layout after each step.
-    """
+    """A plan's layouts over at most two tensor dims."""
 
     plan: Plan
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-    left_out: tuple[int, ...]
-    scenes: tuple[Scene, ...]
+    dims: tuple[int, ...]  # the tensor dims drawn, first downwards; one for a 1-D tensor
+    sizes: tuple[int, ...]  # their elements
+    left_out: tuple[int, ...]  # tensor dims that are never sharded
+    scenes: tuple[Scene, ...]  # the source, then the layout after each step
 
     @property
     def has_partials(self) -> bool:
-        """Whether ranks hold parts of sums anywhere on the way."""
+        """Whether ranks hold parts of sums on the way."""
         return any(scene.state.partials for scene in self.scenes)
 
     @property
@@ -60,12 +60,15 @@ class Drawing:
 
 
 def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
-    """What to draw of a plan, or a sentence that says why it is not drawn: `max_ranks` ranks fit."""
+    """A plan's layouts, or a sentence on why they are not drawn: `max_ranks` ranks fit."""
     mesh_shape, shape = setting.problem.mesh_shape, setting.problem.shape
     cells = list(product(*(range(size) for size in mesh_shape)))
     if len(cells) > max_ranks:
         return f"Not drawn: {len(cells)} ranks, of which at most {max_ranks} fit."
-    dims = _dims(plan, setting.tensor_ndim)
+    sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
+    # Whole tensor dims fill up to two, so that a plan over one tensor dim still looks like the tensor.
+    unsharded = [dim for dim in range(setting.tensor_ndim) if dim not in sharded]
+    dims = tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
     if len(dims) > MAX_DRAWN_DIMS:
         return f"Not drawn: the path cuts {len(dims)} tensor dims, of which at most {MAX_DRAWN_DIMS} fit on paper."
     scenes = []
@@ -74,13 +77,6 @@ def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
         scenes.append(Scene(state, step, tuple(tuple(box[dim] for dim in dims) for box in boxes), _parts(state, cells)))
     left_out = tuple(dim for dim in range(setting.tensor_ndim) if dim not in dims)
     return Drawing(plan, dims, tuple(shape[dim] for dim in dims), left_out, tuple(scenes))
-
-
-def _dims(plan: Plan, tensor_ndim: int) -> tuple[int, ...]:
-    sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
-    # Whole tensor dims fill up to two, so that a plan over one tensor dim still looks like the tensor.
-    unsharded = [dim for dim in range(tensor_ndim) if dim not in sharded]
-    return tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
 
 
 def _parts(state: State, cells: list[tuple[int, ...]]) -> tuple[int | None, ...]:
@@ -101,21 +97,18 @@ Lines = list[str]
 def diagram_of(drawing: Drawing) -> str:
     """The diagram, within the screen's width, below which plan it is of."""
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
-    arrows = [_arrow(step.text) for step in drawing.plan.steps]
-    head = wrap(f"The path of {drawing.plan.planner}: {_legend(drawing)}", width_here())
-    return "\n".join([*head, "", *_side_by_side(panels, arrows)])
-
-
-def _legend(drawing: Drawing) -> str:
+    arrows = [_text_arrow(step.text) for step in drawing.plan.steps]
     down = f"tensor dim {drawing.dims[0]} downwards, " if len(drawing.dims) > 1 else ""
-    parts = ", a+b those that hold parts of a sum" if drawing.has_partials else ""
     across = f"tensor dim {drawing.dims[-1]} across; in a block the ranks that hold it"
-    return f"{down}{across}{parts}.{drawing.left_out_note}"
+    parts = ", a+b those that hold parts of a sum" if drawing.has_partials else ""
+    head = f"The path of {drawing.plan.planner}: {down}{across}{parts}.{drawing.left_out_note}"
+    return "\n".join([*wrap(head, width_here()), "", *_side_by_side(panels, arrows)])
 
 
 def _panel(scene: Scene, sizes: Sequence[int]) -> Lines:
     boxes = scene.boxes if len(sizes) > 1 else tuple(((0, 1), *box) for box in scene.boxes)
-    rows, columns = (_intervals(boxes, dim) for dim in (0, 1))
+    edges = [sorted({edge for box in boxes for edge in box[dim] if box[dim][0] < box[dim][1]}) for dim in (0, 1)]
+    rows, columns = (list(pairwise(positions)) for positions in edges)
     texts = [[_holders(scene, boxes, (row, column)) for column in columns] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(*texts, strict=True)]
     rule = "+" + "+".join("-" * (width + 2) for width in widths) + "+"
@@ -131,11 +124,6 @@ def _padded(lines: Lines) -> Lines:
     return [line.ljust(width) for line in lines]
 
 
-def _intervals(boxes: Sequence[Box], dim: int) -> list[tuple[int, int]]:
-    edges = sorted({edge for box in boxes for edge in box[dim] if box[dim][0] < box[dim][1]})
-    return list(pairwise(edges))
-
-
 def _holders(scene: Scene, boxes: Sequence[Box], block: Box) -> str:
     """The ranks that hold a block: `0-3`, `0 2`, or `0+2 1+3` where each holds a part of a sum."""
     sums: dict[int, list[int]] = defaultdict(list)
@@ -149,14 +137,14 @@ def _holders(scene: Scene, boxes: Sequence[Box], block: Box) -> str:
     return " ".join("+".join(map(str, ranks)) for ranks in sums.values())
 
 
-def _arrow(text: str) -> Lines:
+def _text_arrow(text: str) -> Lines:
     op, _, over = text.partition(" over ")
     width = max(len(op), len(over) + 5, 8)
     return _padded(["", op.center(width), "-" * (width - 1) + ">", f"over {over}".center(width) if over else ""])
 
 
 def _side_by_side(panels: Sequence[Lines], arrows: Sequence[Lines]) -> Lines:
-    """Panels and arrows next to each other; an arrow goes to the next line with its panel where there is no room."""
+    """Panels and arrows next to each other; an arrow that does not fit starts a line with its panel."""
     rows: list[list[Lines]] = [[panels[0]]]
     for arrow, panel in zip(arrows, panels[1:], strict=True):
         width = sum(len(part[0]) + len(GAP) for part in (*rows[-1], arrow, panel)) - len(GAP)
@@ -169,3 +157,172 @@ def _side_by_side(panels: Sequence[Lines], arrows: Sequence[Lines]) -> Lines:
         filled = [_padded(part + [""] * (height - len(part))) for part in row]
         lines += ["", *(GAP.join(pieces).rstrip()[: width_here()] for pieces in zip(*filled, strict=True))]
     return lines[1:]
+
+
+MAX_PICTURE_RANKS = 64
+SUFFIXES = (".png", ".svg")
+ABOVE_POINTS = 3
+# One family of colours for each rank of the outermost mesh dim.
+FAMILIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
+PALEST, ONLY_BLOCK_PALER = 0.72, 0.4
+MARGIN = 0.07
+PANEL_INCHES, HEAD_INCHES, HEAD_GAP_INCHES = 3.3, 1.15, 0.5
+FOOT_CHARACTERS_PER_INCH = 13
+
+
+def check_picture(path: Path) -> None:
+    """UserError for another suffix than .png and .svg, or a missing folder."""
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
+    if not path.parent.is_dir():
+        raise UserError(f"picture {path} cannot be written: there is no folder {path.parent}; make it first")
+
+
+def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
+    """Draw the plan to use, and below it DTensor's default where that is another path; a sentence on what was drawn.
+    UserError where the file cannot be written."""
+    use, plans = advice.use, [advice.use]
+    default = advice.plans.get(BASELINE, use)
+    if default is not use and (default.states != use.states or use.planner == "direct"):
+        plans.append(default)
+    rows: list[Drawing] = []
+    for plan in plans:
+        drawing = drawing_of(setting, plan, MAX_PICTURE_RANKS)
+        if isinstance(drawing, str):
+            return f"Picture: {drawing[0].lower()}{drawing[1:]}"
+        rows.append(drawing)
+    try:
+        _save(setting, rows, path)
+    except OSError as error:
+        raise UserError(f"picture {path} cannot be written ({error.strerror}); choose another place") from error
+    return f"Picture: {path}, {' and '.join(plan.planner for plan in plans)}, a panel for each step."
+
+
+def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:
+    num_columns = max(len(drawing.scenes) for drawing in rows)
+    grid_rows, grid_columns = _tile_grid(setting)
+    panel_inches = PANEL_INCHES * min(max(grid_rows / grid_columns, 0.35), 1.6)
+    height = len(rows) * (panel_inches + HEAD_INCHES) + 0.8
+    with styled():
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+
+        figure = Figure(figsize=(max(num_columns * PANEL_INCHES * 1.1, 8.0), height))
+        FigureCanvasAgg(figure)
+        figure.subplots_adjust(
+            left=0.02, right=0.98, top=1 - 0.85 / height, bottom=0.62 / height, wspace=0.16, hspace=0.85 / panel_inches
+        )
+        for number, drawing in enumerate(rows):
+            _draw_row(figure, setting, drawing, (len(rows), num_columns, number * num_columns + 1))
+        foot = "\n".join(wrap(_foot(setting, rows), int(figure.get_figwidth() * FOOT_CHARACTERS_PER_INCH)))
+        figure.text(0.02, 0.1 / height, foot, fontsize=9, color="#404040", va="bottom")
+        save_figure(figure, path)
+
+
+def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:
+    *outer, inner = setting.mesh
+    hatched = " Hatched: a part of a sum." if any(drawing.has_partials for drawing in rows) else ""
+    return (
+        f"{setting.tensor} on {format_mesh(setting.mesh)}. A tile is a rank, where it stands on the mesh (rows: "
+        f"{', '.join(outer) or 'one'}; columns: {inner}); its outline is the tensor. Filled is what the rank holds, in "
+        f"the colour of the rank that had it at the start.{hatched}{rows[0].left_out_note}"
+    )
+
+
+def _tile_grid(setting: Setting) -> tuple[int, int]:
+    """(rows, columns) of tiles: the innermost mesh dim goes across, all others go down."""
+    *outer, inner = setting.problem.mesh_shape
+    return math.prod(outer), inner
+
+
+def _draw_row(figure: Any, setting: Setting, drawing: Drawing, grid: tuple[int, int, int]) -> None:
+    """One plan's panels; `grid` is (rows, columns, number of the first panel), as `add_subplot` takes them."""
+    num_rows, num_columns, first = grid
+    plan = drawing.plan
+    colours = _colours(setting, drawing.scenes[0])
+    for index, scene in enumerate(drawing.scenes):
+        axes = figure.add_subplot(num_rows, num_columns, first + index)
+        _draw_scene(axes, setting, drawing, scene, colours)
+        _above(axes, str(scene.state), 0, "left", fontsize=12, fontweight="bold")
+        if scene.step:
+            _arrow(axes, scene.step)
+    default = " (DTensor's default)" if plan.planner == BASELINE else ""
+    head = f"{plan.planner}{default}: {time_words(plan.seconds)} predicted, a rank sends {size_text(plan.sent_bytes)}"
+    if first == 1:
+        head = f"Use {head}"
+    top = figure.axes[-1].get_position().y1 + HEAD_GAP_INCHES / figure.get_size_inches()[1]
+    figure.text(0.02, top, head, fontsize=13, fontweight="bold", va="bottom")
+
+
+def _arrow(axes: "Axes", step: PlannedStep) -> None:
+    """The step that led to this panel, above it, and an arrow from the panel before."""
+    cost = f"{size_text(step.sent_bytes)} sent, {time_words(step.seconds)}" if step.is_collective else "nothing sent"
+    _above(axes, f"{step.text}\n{cost}", 1, "right", fontsize=9, color=RED)
+    style = {"arrowstyle": "-|>", "color": RED, "linewidth": 2.5, "mutation_scale": 18}
+    ends: dict[str, Any] = {"xy": (-0.015, 0.5), "xytext": (-0.145, 0.5), "xycoords": "axes fraction"}
+    axes.annotate("", **ends, arrowprops=style, annotation_clip=False)
+
+
+def _above(axes: "Axes", text: str, x: float, side: Any, **style: Any) -> None:
+    """A text above the panel, as far from it in every size of picture."""
+    style |= {"xycoords": "axes fraction", "textcoords": "offset points", "ha": side, "va": "bottom"}
+    axes.annotate(text, xy=(x, 1), xytext=(0, ABOVE_POINTS), **style)
+
+
+def _draw_scene(axes: "Axes", setting: Setting, drawing: Drawing, scene: Scene, colours: Mapping[Box, Any]) -> None:
+    from matplotlib.patches import Rectangle
+    from matplotlib.patheffects import withStroke
+
+    num_rows, num_columns = _tile_grid(setting)
+    axes.set_xlim(-0.06, num_columns + 0.06)
+    axes.set_ylim(num_rows + 0.06, -0.06)
+    axes.axis("off")
+    for rank, box in enumerate(scene.boxes):
+        row, column = divmod(rank, num_columns)
+        hatch = "////" if scene.parts[rank] is not None else None
+        for block, colour in colours.items():
+            piece = overlap(box, block)
+            if volume(piece):
+                corner, width, height = _inside_tile(piece, drawing.sizes, row, column)
+                filled = {"facecolor": colour, "edgecolor": "white", "linewidth": 0.4, "hatch": hatch}
+                axes.add_patch(Rectangle(corner, width, height, **filled))
+        corner, width, height = _inside_tile(tuple((0, size) for size in drawing.sizes), drawing.sizes, row, column)
+        axes.add_patch(Rectangle(corner, width, height, facecolor="none", edgecolor=GREY, linewidth=1.0))
+        centre = corner[0] + width / 2, corner[1] + height / 2
+        size = 12 if num_columns <= 4 else 9
+        label = axes.text(*centre, str(rank), ha="center", va="center", fontsize=size, fontweight="bold", color="black")
+        label.set_path_effects([withStroke(linewidth=2.5, foreground="white")])
+
+
+def _inside_tile(box: Box, sizes: Sequence[int], row: int, column: int) -> tuple[tuple[float, float], float, float]:
+    """(corner, width, height) of a part of the tensor inside its rank's tile."""
+    inside = 1 - 2 * MARGIN
+    (top, bottom), (left, right) = box if len(box) > 1 else ((0, 1), box[0])
+    height, width = sizes if len(sizes) > 1 else (1, sizes[0])
+    corner = column + MARGIN + inside * left / width, row + MARGIN + inside * top / height
+    return corner, inside * (right - left) / width, inside * (bottom - top) / height
+
+
+def _colours(setting: Setting, source: Scene) -> dict[Box, Any]:
+    """A colour for each block of the source: a family by its first holder's outermost mesh index, then paler."""
+    firsts: dict[Box, int] = {}
+    for rank, box in enumerate(source.boxes):
+        if volume(box):
+            firsts.setdefault(box, rank)
+    if len(firsts) == 1:
+        return dict.fromkeys(firsts, _paler(BLUE, ONLY_BLOCK_PALER))
+    inner = math.prod(setting.problem.mesh_shape[1:])
+    families: dict[int, list[Box]] = {}
+    for box, rank in firsts.items():
+        families.setdefault(rank // inner, []).append(box)
+    return {
+        box: _paler(colour, PALEST * index / len(members))
+        for colour, members in zip(itertools.cycle(FAMILIES), families.values(), strict=False)
+        for index, box in enumerate(members)
+    }
+
+
+def _paler(colour: str, share: float) -> tuple[float, float, float]:
+    channels = [int(colour[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    hue, lightness, saturation = colorsys.rgb_to_hls(*channels)
+    return colorsys.hls_to_rgb(hue, lightness + (0.93 - lightness) * share, saturation)

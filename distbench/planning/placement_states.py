@@ -1,17 +1,27 @@
-"""How a tensor lies on a mesh: which mesh dims shard which tensor dim, in which order, and what is partial."""
+"""How a tensor lies on a mesh, and torch's graph of the steps from one layout to another."""
 
 import math
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
+from distbench.planning.cost_profile import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    CUT,
+    PARTITION,
+    REDUCE_SCATTER,
+    ZERO_FILL,
+)
 from distbench.spec.placements import Placement, format_placements, parse_placements, shard_orders
 
 REDUCE_OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 
 class NotHandled(Exception):
-    """A placement or shape unknown to this planner; callers fall back to torch's own. The message says which."""
+    """A placement or shape that this planner leaves to torch's own; the message says which."""
 
 
 @dataclass(frozen=True)
@@ -30,8 +40,13 @@ class State:
         """Number of tensor dims."""
         return len(self.orders)
 
+    def replicated_dims(self) -> tuple[int, ...]:
+        """The mesh dims that hold replicas."""
+        used_dims = {mesh_dim for order in self.orders for mesh_dim in order} | dict(self.partials).keys()
+        return tuple(mesh_dim for mesh_dim in range(self.mesh_ndim) if mesh_dim not in used_dims)
+
     def placements(self) -> tuple[Placement, ...]:
-        """One a mesh dim; a shard names its turn where its tensor dim is not sharded from left to right."""
+        """One a mesh dim; shards have turns where a tensor dim is not sharded from left to right."""
         placements = [Placement()] * self.mesh_ndim
         for mesh_dim, reduce_op in self.partials:
             placements[mesh_dim] = Placement(reduce_op=reduce_op)
@@ -43,7 +58,7 @@ class State:
 
 
 def parse_state(text: str, tensor_ndim: int) -> State:
-    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` (the notation of `spec.layouts`) to a state; see `state_of`."""
+    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` to a state; see `state_of`."""
     return state_of(parse_placements(text), tensor_ndim)
 
 
@@ -66,7 +81,7 @@ def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
 
 
 def known_reduce_op(reduce_op: str) -> str:
-    """The reduce op itself; NotHandled where it is none of torch's plain ones."""
+    """The reduce op itself; NotHandled for another than torch's plain ones."""
     if reduce_op not in REDUCE_OPS:
         raise NotHandled(f"reduce op {reduce_op!r}")
     return reduce_op
@@ -99,3 +114,193 @@ def box_of(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...], co
             start, stop = first, min(first + chunk, stop)
         box.append((start, stop))
     return tuple(box)
+
+
+@dataclass(frozen=True)
+class Move:
+    """A step's change of one mesh dim's placement, whatever state it starts from."""
+
+    op: str  # one of `cost_profile.COLLECTIVES` or `cost_profile.LOCAL_OPS`
+    mesh_dim: int
+    source_dim: int = -1  # the tensor dim that the mesh dim sharded before
+    target_dim: int = -1  # the tensor dim that it shards after
+
+    @property
+    def num_copies(self) -> int:
+        """How many of the tensor dims it gathers or scatters are not the first, hence not contiguous."""
+        return (self.source_dim > 0) + (self.target_dim > 0)
+
+
+# (next state, move, mask of the bits that stay pending, bit that may become pending, what was entered)
+Edge = tuple[int, int, int, int, int]
+Kind = int | tuple[int, ...]
+NOTHING_ENTERED = -1
+
+
+class Graph:
+    """torch's graph of redistribution states, shared by all tensors of one rank; see `graph_of`.
+
+    The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without its strided
+    shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order. A shard
+    becomes a partial only where `_get_shard_to_partial_target_states` (torch 2.14 and newer) lets it: where the target
+    has P(sum).
+
+    States and moves are small numbers, each worked out once. Where all shards are even, a price depends on the set of
+    sharded mesh dims alone, and on a move only so far as its tensor dims are the first or not: states of one price
+    share a kind, moves a number. A mesh dim's pending bit says that it must still leave where it is: bit m for a shard,
+    mesh_ndim + m for a partial.
+    """
+
+    def __init__(
+        self,
+        mesh_ndim: int,
+        tensor_ndim: int,
+        partial_ops: tuple[str, ...] = (),
+        even: bool = False,
+        zero_filled: tuple[int, ...] = (),
+    ) -> None:
+        self.mesh_ndim, self.tensor_ndim, self.even = mesh_ndim, tensor_ndim, even
+        self.partial_ops, self.zero_filled = partial_ops, zero_filled
+        self.states: list[State] = []
+        self.edges: list[tuple[Edge, ...] | None] = []
+        self.sharded_masks: list[int] = []
+        self.dim_masks: list[tuple[int, ...]] = []
+        self.kinds: list[Kind] = []
+        self.moves: list[Move] = []
+        self.move_facts: list[tuple[str, int, int]] = []
+        self._numbers: dict[State, int] = {}
+        self._move_numbers: dict[Move, int] = {}
+        self._entries: dict[tuple[object, ...], int] = {}
+        self._wanted: dict[int, frozenset[int]] = {}
+        # Backward passes plan on autograd's own threads.
+        self._lock = threading.RLock()
+
+    def number(self, state: State) -> int:
+        """The state's number. Numbers depend on what was planned before: never let a choice depend on them."""
+        number = self._numbers.get(state)
+        if number is not None:
+            return number
+        with self._lock:
+            if state in self._numbers:
+                return self._numbers[state]
+            masks = tuple(sum(1 << mesh_dim for mesh_dim in order) for order in state.orders)
+            self.edges.append(None)
+            self.dim_masks.append(masks)
+            self.sharded_masks.append(sum(masks))
+            self.kinds.append(sum(masks) if self.even else masks)
+            self.states.append(state)
+            self._numbers[state] = len(self.states) - 1
+            return self._numbers[state]
+
+    def expand(self, number: int) -> tuple[Edge, ...]:
+        """The steps out of a state, in an order that depends on the state alone."""
+        with self._lock:
+            steps = legal_steps(self.states[number], self.partial_ops, self.zero_filled)
+            edges = tuple(self._edge(state, move) for state, move in steps)
+            self.edges[number] = edges
+            return edges
+
+    def wanted_entries(self, target: int) -> frozenset[int]:
+        """The entries that bring a state nearer to the target: each order that begins the target's, each partial."""
+        if target not in self._wanted:
+            state = self.states[target]
+            entries = [NOTHING_ENTERED]
+            with self._lock:
+                for tensor_dim, order in enumerate(state.orders):
+                    entries += [self._entry(tensor_dim, order[:length]) for length in range(1, len(order) + 1)]
+                entries += [self._entry("P", *partial) for partial in state.partials]
+            self._wanted[target] = frozenset(entries)
+        return self._wanted[target]
+
+    def pending(self, source: int, target: int) -> int:
+        """Bits of the mesh dims that must leave where they are in the source, for the target to be reached."""
+        start, end = self.states[source], self.states[target]
+        bits = 0
+        for order, end_order in zip(start.orders, end.orders, strict=True):
+            num_kept = 0
+            while num_kept < len(order) and order[: num_kept + 1] == end_order[: num_kept + 1]:
+                num_kept += 1
+            bits |= sum(1 << mesh_dim for mesh_dim in order[num_kept:])
+        for mesh_dim, reduce_op in start.partials:
+            if (mesh_dim, reduce_op) not in end.partials:
+                bits |= 1 << (self.mesh_ndim + mesh_dim)
+        return bits
+
+    def _edge(self, state: State, move: Move) -> Edge:
+        bit = 1 << move.mesh_dim
+        partial_bit = bit << self.mesh_ndim
+        entered = NOTHING_ENTERED
+        if move.target_dim >= 0:
+            entered = self._entry(move.target_dim, state.orders[move.target_dim])
+        elif move.op in (PARTITION, ZERO_FILL):
+            entered = self._entry("P", move.mesh_dim, dict(state.partials)[move.mesh_dim])
+        if self.even:
+            move = Move(move.op, move.mesh_dim, min(move.source_dim, 1), min(move.target_dim, 1))
+        added = partial_bit if move.op in (PARTITION, ZERO_FILL) else bit
+        return self.number(state), self._move(move), ~(bit | partial_bit), added, entered
+
+    def _entry(self, *key: object) -> int:
+        return self._entries.setdefault(key, len(self._entries))
+
+    def _move(self, move: Move) -> int:
+        number = self._move_numbers.setdefault(move, len(self.moves))
+        if number == len(self.moves):
+            self.moves.append(move)
+            self.move_facts.append((move.op, move.mesh_dim, move.num_copies))
+        return number
+
+
+# The one graph of a mesh and tensor rank; see `legal_steps`.
+graph_of = lru_cache(maxsize=64)(Graph)
+
+
+def legal_steps(
+    state: State, partial_ops: tuple[str, ...] = (), zero_filled: Collection[int] = ()
+) -> Iterator[tuple[State, Move]]:
+    """Every state one step away, with the step. P to another P does not exist.
+
+    Args:
+        partial_ops: reduce ops that a replica may be split into: none unless the target has a partial.
+        zero_filled: mesh dims whose shards may become P(sum), where the target has P(sum), with torch 2.14 or newer.
+    """
+    for source_dim, order in enumerate(state.orders):
+        if not order:
+            continue
+        mesh_dim, orders = order[-1], [*state.orders]
+        orders[source_dim] = order[:-1]
+        gathered = State(state.mesh_ndim, tuple(orders), state.partials)
+        yield gathered, Move(ALL_GATHER, mesh_dim, source_dim)
+        if mesh_dim in zero_filled:
+            # Right next to any other partial: along its mesh dim, all ranks hold zeros or all hold their shards.
+            yield _with_partial(gathered, mesh_dim, "sum"), Move(ZERO_FILL, mesh_dim, source_dim)
+        for target_dim in range(state.tensor_ndim):
+            if target_dim != source_dim:
+                yield _pushed(gathered, target_dim, mesh_dim), Move(ALL_TO_ALL, mesh_dim, source_dim, target_dim)
+    for mesh_dim, reduce_op in state.partials:
+        other_partials = tuple(partial for partial in state.partials if partial != (mesh_dim, reduce_op))
+        reduced = State(state.mesh_ndim, state.orders, other_partials)
+        yield reduced, Move(ALL_REDUCE, mesh_dim)
+        for target_dim in range(state.tensor_ndim):
+            yield _pushed(reduced, target_dim, mesh_dim), Move(REDUCE_SCATTER, mesh_dim, target_dim=target_dim)
+    other_ops = {reduce_op for _, reduce_op in state.partials}
+    for mesh_dim in state.replicated_dims():
+        for target_dim in range(state.tensor_ndim):
+            yield _pushed(state, target_dim, mesh_dim), Move(CUT, mesh_dim, target_dim=target_dim)
+        for reduce_op in partial_ops:
+            if other_ops <= {reduce_op} or {reduce_op, *other_ops} == {"sum", "avg"}:
+                yield _with_partial(state, mesh_dim, reduce_op), Move(PARTITION, mesh_dim)
+
+
+def zero_fillable(target: State) -> tuple[int, ...]:
+    """The mesh dims on which a shard may become a partial on the way to a target, with torch 2.14 and newer."""
+    return tuple(mesh_dim for mesh_dim, reduce_op in target.partials if reduce_op == "sum")
+
+
+def _with_partial(state: State, mesh_dim: int, reduce_op: str) -> State:
+    return State(state.mesh_ndim, state.orders, tuple(sorted((*state.partials, (mesh_dim, reduce_op)))))
+
+
+def _pushed(state: State, tensor_dim: int, mesh_dim: int) -> State:
+    orders = list(state.orders)
+    orders[tensor_dim] = (*orders[tensor_dim], mesh_dim)
+    return State(state.mesh_ndim, tuple(orders), state.partials)

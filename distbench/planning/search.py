@@ -1,26 +1,257 @@
-"""The exact cheapest path between two states: A* over the shared graph, with a lower bound of what is left to pay."""
+"""What each step of a redistribution costs (seconds by a cost model, bytes on the wire, bytes held), and the exact
+cheapest path between two layouts."""
 
+import math
+from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from heapq import heappop, heappush
+from itertools import pairwise
+from typing import NamedTuple
 
-from distbench.planning.cost_profile import ALL_GATHER, ALL_REDUCE, ALL_TO_ALL, REDUCE_SCATTER, MeshCost
-from distbench.planning.placement_graph import graph_of, zero_fillable
-from distbench.planning.placement_states import State
-from distbench.planning.step_prices import COUNTER_BITS, FORBIDDEN, PEAK_SHIFT, Pricing, Problem, unpack
+from distbench.planning.cost_profile import (
+    ALL_GATHER,
+    ALL_REDUCE,
+    ALL_TO_ALL,
+    COLLECTIVES,
+    CUT,
+    REDUCE_SCATTER,
+    ZERO_FILL,
+    MeshCost,
+)
+from distbench.planning.direct_exchange import plan_exchange
+from distbench.planning.placement_states import (
+    Graph,
+    Kind,
+    Move,
+    NotHandled,
+    State,
+    graph_of,
+    legal_steps,
+    local_shape,
+    zero_fillable,
+)
 
-# A lower bound of what is left to pay, for A*: the cheapest path when most of a state is forgotten.
-#
-# Forgotten are which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already
-# (here they always do, as do those that a zero-fill may take out of a shard at any time, here for nothing). Every real
-# path maps to such an abstract one that costs no more (a pattern database, Culberson and Schaeffer 1998), so the
-# bound is
-# admissible and consistent. Bytes are unpadded shares in it: a padded one depends on the tensor dim that is forgotten,
-# and could be larger than what the cheapest path really moves.
+# A label is one integer, most significant field first: femtoseconds, bytes sent, collectives, peak bytes. The lowest
+# bits count labels in a search. So one addition adds three sums, one comparison is lexicographic, and both are exact.
+COUNTER_BITS, PEAK_BITS, COLLECTIVE_BITS, SENT_BITS = 24, 64, 12, 64
+PEAK_SHIFT = COUNTER_BITS
+COLLECTIVE_SHIFT = PEAK_SHIFT + PEAK_BITS
+SENT_SHIFT = COLLECTIVE_SHIFT + COLLECTIVE_BITS
+TIME_SHIFT = SENT_SHIFT + SENT_BITS
+FEMTOSECONDS_PER_S = 1e15
+ONE_COLLECTIVE = 1 << COLLECTIVE_SHIFT
+FORBIDDEN = 1 << (TIME_SHIFT + 128)
+# After these a rank holds as many times what it held before as its group has ranks.
+GROWING = (ALL_GATHER, ZERO_FILL)
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A tensor (elements along each dim, bytes of one) and the mesh it lies on (ranks along each dim).
+
+    Raises:
+        NotHandled: a size that is no plain number (a symbol), or too large for the labels.
+    """
+
+    mesh_shape: tuple[int, ...]
+    shape: tuple[int, ...]
+    itemsize: int
+
+    def __post_init__(self) -> None:
+        for size in (*self.mesh_shape, *self.shape):
+            if type(size) is not int:
+                raise NotHandled(f"size {size} is no plain number")
+        if math.prod(self.shape) * self.itemsize * math.prod(self.mesh_shape) >= 1 << (PEAK_BITS - 1):
+            raise NotHandled(f"a tensor of shape {self.shape} is too large to plan")
+
+    @property
+    def is_even(self) -> bool:
+        """Whether any set of mesh dims shards any tensor dim evenly."""
+        ranks = math.prod(self.mesh_shape)
+        return not any(size % ranks for size in self.shape)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the full tensor."""
+        return math.prod(self.shape) * self.itemsize
+
+    def local_bytes(self, state: State) -> int:
+        """Bytes of the largest local tensor of any rank."""
+        return math.prod(local_shape(state, self.shape, self.mesh_shape)) * self.itemsize
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """One step's price on the rank that has most to do."""
+
+    seconds: float
+    payload_bytes: int  # the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy
+    sent_bytes: int  # by the ring algorithm
+    # Its local tensors before and after the step, together; of a zero-fill also the zeros that the shard is added to,
+    # because torch adds out of place.
+    held_bytes: int
+    is_collective: bool  # whether ranks communicate (over a mesh dim of one rank they do not)
+
+
+class Pricing:
+    """The prices of one problem under one cost model, worked out as searches ask for them.
+
+    By the model more bytes must never be cheaper; steps that hold more than `peak_cap_bytes` are forbidden. `rows` are
+    kind of state, and number of move, to (packed price, held bytes shifted into place).
+    """
+
+    def __init__(self, graph: Graph, problem: Problem, model: MeshCost, peak_cap_bytes: int | None) -> None:
+        self.graph, self.problem, self.model, self.peak_cap_bytes = graph, problem, model, peak_cap_bytes
+        self.counts, self.even = [1], graph.even  # of ranks in every set of mesh dims, indexed by the set's bits
+        for size in problem.mesh_shape:
+            self.counts += [count * size for count in self.counts]
+        self.mesh_shape, self.num_bytes = problem.mesh_shape, problem.num_bytes
+        self.rows: defaultdict[Kind, dict[int, tuple[int, int]]] = defaultdict(dict)
+        self._labels: dict[tuple[str, int, int, int], int] = {}
+
+    def label(self, node: int, number: int) -> tuple[int, int]:
+        """(packed price, held bytes shifted into place) of a step; FORBIDDEN instead of a price over the cap."""
+        graph = self.graph
+        mask = graph.sharded_masks[node]
+        if self.even:
+            op, mesh_dim, num_copies = graph.move_facts[number]
+            before, size = self.num_bytes // self.counts[mask], self.mesh_shape[mesh_dim]
+            held_bytes = _even_held_bytes(op, before, size)
+            key = op, mesh_dim, mask, num_copies
+            packed = self._labels.get(key) or self._even_label(*key)
+        else:
+            price = self.price(mask, graph.dim_masks[node], graph.moves[number])
+            held_bytes, packed = price.held_bytes, pack(price.seconds, price.sent_bytes, price.is_collective)
+        if self.peak_cap_bytes is not None and held_bytes > self.peak_cap_bytes:
+            return FORBIDDEN, 0
+        return packed, held_bytes << PEAK_SHIFT
+
+    def price(self, sharded_mask: int, dim_masks: Sequence[int], move: Move) -> StepPrice:
+        """The price of a step out of a state whose tensor dims are sharded by these mesh dims."""
+        op, mesh_dim = move.op, move.mesh_dim
+        size = self.mesh_shape[mesh_dim]
+        before, after, payload = self._step_bytes(dim_masks, move, size)
+        timed: float = payload
+        if not self.model.pads:
+            timed = self.num_bytes / self.counts[sharded_mask] * (size if op in GROWING else 1)
+        seconds = self.model.seconds(op, mesh_dim, timed, move.num_copies)
+        is_collective = op in COLLECTIVES and size > 1
+        held_bytes = before + after * (2 if op == ZERO_FILL else 1)
+        return StepPrice(seconds, payload, _sent_bytes(op, payload, size), held_bytes, is_collective)
+
+    def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
+        """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard:
+        the price of an unpadded share without copies."""
+        if self.even:
+            return self._labels.get((op, mesh_dim, mask, 0)) or self._even_label(op, mesh_dim, mask, 0)
+        size = self.mesh_shape[mesh_dim]
+        payload = self.num_bytes / self.counts[mask] * (size if op == ALL_GATHER else 1) * (1 - 1e-12)
+        return pack(self.model.seconds(op, mesh_dim, payload, 0), _sent_bytes(op, int(payload), size), size > 1)
+
+    def _even_label(self, op: str, mesh_dim: int, mask: int, num_copies: int) -> int:
+        size = self.mesh_shape[mesh_dim]
+        payload = self.num_bytes // self.counts[mask]
+        if op in GROWING:
+            payload *= size
+        elif op == CUT:
+            payload //= size
+        seconds = self.model.seconds(op, mesh_dim, payload, num_copies)
+        packed = pack(seconds, _sent_bytes(op, payload, size), size > 1 and op in COLLECTIVES)
+        self._labels[op, mesh_dim, mask, num_copies] = packed
+        return packed
+
+    def _step_bytes(self, dim_masks: Sequence[int], move: Move, size: int) -> tuple[int, int, int]:
+        shape, itemsize, bit = self.problem.shape, self.problem.itemsize, 1 << move.mesh_dim
+        sizes = [-(-n // self.counts[mask]) for n, mask in zip(shape, dim_masks, strict=True)]
+        after_sizes, padded = list(sizes), list(sizes)
+        if move.source_dim >= 0:
+            source_count = self.counts[dim_masks[move.source_dim] & ~bit]
+            after_sizes[move.source_dim] = -(-shape[move.source_dim] // source_count)
+        if move.target_dim >= 0:
+            target_count = self.counts[dim_masks[move.target_dim] | bit]
+            after_sizes[move.target_dim] = -(-shape[move.target_dim] // target_count)
+            padded[move.target_dim] = after_sizes[move.target_dim] * size
+        before, after, payload = (math.prod(lengths) * itemsize for lengths in (sizes, after_sizes, padded))
+        if move.op == ALL_GATHER:
+            payload = before * size
+        elif move.op in (CUT, ZERO_FILL):
+            payload = after
+        return before, after, payload
+
+
+class PricedStep(NamedTuple):
+    """One step of a path: from where to where, by what, at which price."""
+
+    source: State
+    target: State
+    move: Move
+    price: StepPrice
+
+
+def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
+    """A path's steps, priced on the rank that has most to do; ValueError where neighbours are no legal step apart."""
+    # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
+    graph = Graph(len(problem.mesh_shape), len(problem.shape))
+    pricing = Pricing(graph, problem, model, None)
+    steps = []
+    for source, target in pairwise(states):
+        ops = tuple(sorted({op for _, op in target.partials}))
+        legal = legal_steps(source, ops, zero_fillable(target))
+        move = next((move for following, move in legal if following == target), None)
+        if move is None:
+            raise ValueError(f"no single step leads from {source} to {target}")
+        masks = [sum(1 << mesh_dim for mesh_dim in order) for order in source.orders]
+        steps.append(PricedStep(source, target, move, pricing.price(sum(masks), masks, move)))
+    return steps
+
+
+def least_received_bytes(problem: Problem, source: State, target: State) -> int:
+    """The receive lower bound: bytes of the target minus the source, on the rank that lacks most; NotHandled where one
+    side has a partial."""
+    if source.partials:
+        raise NotHandled("how little must be received of parts of a sum depends on who adds them up")
+    return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize
+
+
+def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
+    """All but the peak as one label."""
+    label = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
+    return label + (sent_bytes << SENT_SHIFT) + ONE_COLLECTIVE if is_collective else label
+
+
+def unpack(label: int) -> tuple[float, int, int, int]:
+    """(seconds, bytes sent, collectives, peak bytes) of a search's label."""
+    sent = label >> SENT_SHIFT & (1 << SENT_BITS) - 1
+    num_collectives = label >> COLLECTIVE_SHIFT & (1 << COLLECTIVE_BITS) - 1
+    return (label >> TIME_SHIFT) / FEMTOSECONDS_PER_S, sent, num_collectives, label >> PEAK_SHIFT & (1 << PEAK_BITS) - 1
+
+
+def _even_held_bytes(op: str, before: int, size: int) -> int:
+    if op in GROWING:
+        return before + before * size * (2 if op == ZERO_FILL else 1)
+    if op in (REDUCE_SCATTER, CUT):
+        return before + before // size
+    return before * 2
+
+
+def _sent_bytes(op: str, payload: int, size: int) -> int:
+    if op not in COLLECTIVES:
+        return 0
+    return payload * (size - 1) // size * (2 if op == ALL_REDUCE else 1)
 
 
 class Bounds(dict[int, int]):
-    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard."""
+    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard: for A*
+    a lower bound of what is left to pay.
+
+    It forgets which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already (here
+    they always do, as do those that a zero-fill may take out of a shard at any time, here for nothing). Every real path
+    maps to such an abstract one that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is
+    admissible and consistent. Bytes are unpadded shares: a padded one depends on the tensor dim that is forgotten, and
+    could be larger than what the cheapest path really moves.
+    """
 
     def __init__(self, pricing: Pricing, target: int) -> None:
         super().__init__()
@@ -50,16 +281,13 @@ class Bounds(dict[int, int]):
 
     def _gather(self, sharding: int) -> int:
         """All-gathers of these mesh dims, in the best order, while the target's own mesh dims shard."""
-        cached = self._gathers.get(sharding)
-        if cached is not None:
-            return cached
-        options = []
-        for mesh_dim in range(self.mesh_ndim):
-            if sharding >> mesh_dim & 1:
-                label = self.share_label(ALL_GATHER, mesh_dim, self.target | sharding)
-                options.append(label + self._gather(sharding ^ 1 << mesh_dim))
-        self._gathers[sharding] = cost = min(options)
-        return cost
+        if sharding not in self._gathers:
+            self._gathers[sharding] = min(
+                self.share_label(ALL_GATHER, mesh_dim, self.target | sharding) + self._gather(sharding ^ 1 << mesh_dim)
+                for mesh_dim in range(self.mesh_ndim)
+                if sharding >> mesh_dim & 1
+            )
+        return self._gathers[sharding]
 
     def _leave(self, bits: int, sharded: int) -> int:
         """Each of these mesh dims leaves its tensor dim, or its partial, while all of `sharded` shard."""
@@ -69,8 +297,7 @@ class Bounds(dict[int, int]):
                 total += min([self.share_label(op, mesh_dim, sharded) for op in self.leaving_ops])
             elif bits >> mesh_dim + self.mesh_ndim & 1:
                 mask = sharded & ~(1 << mesh_dim)
-                reduced = self.share_label(ALL_REDUCE, mesh_dim, mask)
-                total += min(reduced, self.share_label(REDUCE_SCATTER, mesh_dim, mask))
+                total += min([self.share_label(op, mesh_dim, mask) for op in (ALL_REDUCE, REDUCE_SCATTER)])
         return total
 
 
@@ -105,9 +332,8 @@ def cheapest_route(
 ) -> Route:
     """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
 
-    A* (Hart, Nilsson, Raphael 1968) with the sum of what each mesh dim that must leave where it is costs at least.
-    More bytes must never be cheaper by the model, and no step may hold more than `peak_cap_bytes`. `zero_fill`: torch
-    makes P(sum) of a shard where the target has it.
+    A* (Hart, Nilsson, Raphael 1968). More bytes must never be cheaper by the model, and no step may hold more than
+    `peak_cap_bytes`. `zero_fill`: torch makes P(sum) of a shard where the target has it.
 
     Raises:
         NoPath: the cap forbids every path, or there is none.
@@ -136,16 +362,12 @@ def least_peak_route(problem: Problem, model: MeshCost, source: State, target: S
     return cheapest_route(problem, model, source, target, least_bytes, zero_fill)
 
 
-def partial_ops_between(source: State, target: State) -> tuple[str, ...]:
-    """The reduce ops that a path may split replicas into: none unless the target has a partial, as in torch."""
-    return tuple(sorted({op for _, op in (*source.partials, *target.partials)})) if target.partials else ()
-
-
 def _searcher_for(
     problem: Problem, model: MeshCost, source: State, target: State, cap: int | None, zero_fill: bool
 ) -> "_Searcher":
-    zero_filled = zero_fillable(target) if zero_fill else ()
-    return _searcher(problem, model, partial_ops_between(source, target), cap, zero_filled)
+    # As in torch, a path splits replicas into parts only where the target has a partial.
+    ops = {op for _, op in (*source.partials, *target.partials)} if target.partials else set()
+    return _searcher(problem, model, tuple(sorted(ops)), cap, zero_fillable(target) if zero_fill else ())
 
 
 @lru_cache(maxsize=256)

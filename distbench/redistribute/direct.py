@@ -1,22 +1,20 @@
-"""The direct executor: a redistribution as one exchange, each rank receiving only what it lacks.
-
-From Partial it is one, or two: see `planning.direct_exchange`. Gradients of what it returns are moved by another one,
-from the target back to the source with each Partial a replica, as DTensor has it.
-"""
+"""The direct executor: a redistribution as one exchange (two from some Partials, see `planning.direct_exchange`), each
+rank receiving only what it lacks."""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-from distbench.planning.direct_exchange import Exchange, is_contiguous, overlap, plan_direct, volume
+from distbench.planning.direct_exchange import Exchange, as_boxes, is_contiguous, overlap, plan_direct, volume
 from distbench.planning.placement_states import Box, State, parse_state
 from distbench.spec.devices import is_accelerator
 
-# So that no message of the user's is taken for one of these.
+# Keeps these messages apart from the user's.
 TAG = 0xD15
 
 
@@ -30,7 +28,7 @@ class Piece:
     work: Any = None
 
     def arrived(self) -> torch.Tensor:
-        """The tensor, once it is here."""
+        """The tensor, once it has arrived."""
         if self.work is not None:
             self.work.wait()
         return self.tensor
@@ -58,12 +56,12 @@ REDUCTIONS: dict[str | None, Callable[..., object]] = {
 
 
 class DirectRedistribution:
-    """One pair on one rank, planned once and run as often as wanted; NotHandled where the target has a partial.
+    """One pair on one rank, planned once and run repeatedly; NotHandled where the target has a partial.
 
     `source` and `target` are layouts as torch writes them, such as "S(0)R" (S(tensor dim), R or P(sum) per mesh dim).
     `ranks` is the global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`). The group must
-    consist of exactly these ranks, this one among them; None is the default group. `seconds_of` predicts an exchange,
-    the same on every rank; it matters only to a source with partials.
+    consist of exactly these ranks; None is the default group. `seconds_of` predicts an exchange, the same on every
+    rank; it matters only to a source with partials.
     """
 
     def __init__(
@@ -90,7 +88,7 @@ class DirectRedistribution:
 
     @property
     def exchanges(self) -> list[Exchange]:
-        """What is exchanged, in order."""
+        """The exchanges, in order."""
         return [exchange for _, exchange in self.stages]
 
     @property
@@ -101,8 +99,8 @@ class DirectRedistribution:
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
         """This rank's shard under the target layout; every rank of the group must call it.
 
-        That is `local` itself where nothing changes on any rank; ValueError where it has another shape than the source
-        layout gives this rank, or holds parts of an average and integers.
+        It is `local` itself where nothing changes on any rank; ValueError where `local` has another shape than the
+        source layout gives this rank, or holds integer parts of an average.
         """
         for run in self._runs:
             local = run(local)
@@ -110,25 +108,18 @@ class DirectRedistribution:
 
 
 class _ExchangeOnRank:
-    """One exchange on one rank.
+    """One exchange on one rank, at this flat position on the mesh; `peers` are those of each rank of the group.
 
-    Its pieces travel as messages of their own on CPU, elsewhere in one all-to-all. gloo's all-to-all takes everything
-    out of one buffer and puts it into another, and sends to every rank, also where there is nothing to send. A message
-    leaves from where a piece lies in the local tensor, and arrives where it belongs in the result, wherever it is
-    contiguous there. NCCL's all-to-all is a single kernel.
-
-    Args:
-        exchange: what is exchanged.
-        position: this rank's flat position on the mesh.
-        peers: the position of each rank of the group.
-        group: of exactly the mesh's ranks; None for the default one.
+    Its pieces travel as messages of their own on CPU, elsewhere in one all-to-all, a single kernel of NCCL. gloo's
+    all-to-all copies through two buffers, and sends to every rank, also where there is nothing to send. A message
+    leaves from the local tensor and arrives in the result, wherever the piece is contiguous there.
     """
 
     def __init__(
         self, exchange: Exchange, position: int, peers: Sequence[int], group: dist.ProcessGroup | None
     ) -> None:
         self._exchange, self._group, self._part = exchange, group, exchange.parts[position]
-        self._before, self._after = exchange.source_boxes[position], exchange.target_boxes[position]
+        self._before, self._after = as_boxes(np.stack([exchange.before[position], exchange.after[position]]))
         self._kept = overlap(self._before, self._after)
         to_others = [transfer for transfer in exchange.transfers if transfer.sender == position]
         from_others = [transfer for transfer in exchange.transfers if transfer.receiver == position]
@@ -176,10 +167,8 @@ class _ExchangeOnRank:
         return output.div_(exchange.num_averaged) if exchange.num_averaged > 1 else output
 
     def _messages(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
-        """(what is on its way here, some of it into `output`, what is on its way from here); returns at once.
-
-        `local` must not be written to before the latter has ended.
-        """
+        """(pieces on their way here, some into `output`, and works that send from here, during which `local` must not
+        be written to); returns at once."""
         aside = [box for (_, _, box), in_place in zip(self._receives, self._in_place, strict=True) if not in_place]
         landings = iter(local.new_empty(sum(map(volume, aside))).split([volume(box) for box in aside]))
         pieces = []
@@ -196,7 +185,7 @@ class _ExchangeOnRank:
         return pieces, leaving
 
     def _all_to_all(self, local: torch.Tensor) -> list[Piece]:
-        """What this rank receives, in one collective of the whole group."""
+        """The pieces that this rank receives, in one collective of the whole group."""
         flat = [part_of_box(local, self._before, box).reshape(-1) for _, box in self._sends]
         sends, receives = [0] * self._size, [0] * self._size
         for rank, box in self._sends:

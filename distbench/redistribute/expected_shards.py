@@ -1,4 +1,4 @@
-"""Which part of a full tensor a rank holds, worked out here and not by DTensor: what results are checked against."""
+"""The part of a full tensor that a rank holds, by our own arithmetic: results are checked against it."""
 
 import math
 from collections.abc import Sequence
@@ -13,8 +13,6 @@ from distbench.spec import UserError
 from distbench.spec.placements import Placement, format_placements, parse_placements
 from distbench.torch_private import is_strided_shard, strided_shard
 
-# How a tensor lies on the mesh before and after a redistribution. Plain data, no torch.
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -25,10 +23,9 @@ class Layout:
 
     @classmethod
     def of(cls, text: str, tensor_ndim: int) -> "Layout":
-        """The layout that a text in the notation of `spec.layouts` names; strided shards have no state."""
-        placements = parse_placements(text)
-        is_strided = any(placement.split_factor for placement in placements)
-        return cls(placements, None if is_strided else state_of(placements, tensor_ndim))
+        """The layout of a text such as "S(0)R"; strided shards have no state."""
+        layout = cls(parse_placements(text), None)
+        return layout if layout.is_strided else cls(layout.placements, state_of(layout.placements, tensor_ndim))
 
     def __str__(self) -> str:
         return format_placements(self.placements)
@@ -85,7 +82,7 @@ def parse_placement(text: str) -> Any:
 
 
 def torch_placement(placement: Placement) -> Any:
-    """torch's own, which says nothing of turns."""
+    """torch's own, without turns."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if placement.reduce_op is not None:
@@ -103,7 +100,7 @@ def shard_of(
     """The shard of `full` at a mesh coordinate; Replicate and Partial hold all of it.
 
     Mesh dims shard from left to right, each into ceil-sized chunks of what is left, except that the strided shards of
-    FSDP2 over TP come after all plain ones (the parameter was sharded by TP before FSDP saw it).
+    FSDP2 over TP come after all plain ones (TP sharded the parameter before FSDP2).
     The coordinate is the rank's index along each mesh dim.
     """
     for mesh_dim in sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim])):
@@ -124,14 +121,11 @@ def _is_packed(placements: Sequence[Any], mesh_shape: Sequence[int]) -> bool:
     """Whether a strided shard is its author's, and not FSDP2's over what other mesh dims shard already."""
     for mesh_dim, placement in enumerate(placements):
         if is_strided_shard(placement):
-            inner_dims = [at for at in range(mesh_dim + 1, len(placements)) if _shards(placements[at], placement.dim)]
-            if placement.split_factor != math.prod(mesh_shape[at] for at in inner_dims):
+            inner = zip(placements[mesh_dim + 1 :], mesh_shape[mesh_dim + 1 :], strict=True)
+            sizes = [size for other, size in inner if getattr(other, "dim", None) == placement.dim]
+            if placement.split_factor != math.prod(sizes):
                 return True
     return False
-
-
-def _shards(placement: Any, tensor_dim: int) -> bool:
-    return getattr(placement, "dim", None) == tensor_dim
 
 
 def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int) -> torch.Tensor:
@@ -155,10 +149,8 @@ def shard_in_order(
 def strided_shard_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """As `shard_of`, but from left to right throughout, and a strided shard takes its chunk of each piece.
-
-    This is what torch says a `_StridedShard` means, whether or not an order of plain shards gives the same.
-    """
+    """As `shard_of`, but from left to right throughout, and a strided shard takes its chunk of each piece, as torch
+    defines `_StridedShard`."""
     for mesh_dim, placement in enumerate(placements):
         tensor_dim = getattr(placement, "dim", None)
         if tensor_dim is not None:
@@ -170,7 +162,7 @@ def strided_shard_of(
 
 
 def tagged(shape: Sequence[int], dtype: torch.dtype, period: int = PERIOD, shift: int = 0) -> torch.Tensor:
-    """Small integers, exact in every dtype, that tell neighbouring offsets apart: (offset + shift) mod period."""
+    """Small integers, exact in every dtype, unlike their neighbours: (offset + shift) mod period."""
     numel = math.prod(shape)
     pattern = ((torch.arange(period) + shift) % period).to(dtype)
     return pattern.repeat(numel // period + 1)[:numel].reshape(tuple(shape))
@@ -181,8 +173,8 @@ def part_of(
 ) -> torch.Tensor:
     """The part of `full` that a rank contributes to the reduction, not sharded yet; `full` itself without Partial.
 
-    No two ranks contribute the same, so that a rank left out of the reduction shows. `rounding_of` says whether a right
-    reduction of the parts is exact.
+    Each rank contributes another part, so that a rank left out of the reduction shows. `rounding_of` is the error of a
+    right reduction.
     """
     mesh_dims = _partial_dims(placements)
     if not mesh_dims:
@@ -211,7 +203,7 @@ def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
 
 
 def torch_placements(layout: Layout) -> Any:
-    """torch's placements, one a mesh dim, which say nothing of shard orders."""
+    """torch's placements, one a mesh dim, without shard orders."""
     return [torch_placement(placement) for placement in layout.placements]
 
 
@@ -234,11 +226,9 @@ def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> A
 
 
 def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype) -> float:
-    """By how much a right redistribution of `part_of`'s parts may miss the full tensor's values; 0 where it is exact.
-
-    It is exact where all sums are integers that the dtype holds, and all divisions (of averages, and of a replica that
-    becomes parts) are by powers of two.
-    """
+    """By how much a right redistribution of `part_of`'s parts may miss the full tensor's values; 0 where all sums are
+    integers that the dtype holds, and all divisions (of averages, and of a replica that becomes parts) are by powers of
+    two."""
     before, after = _partial_dims(source), _partial_dims(target)
     num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in before)
     num_pairs = num_parts // 2

@@ -1,4 +1,4 @@
-"""The ways to move a DTensor that are timed against each other: torch's planners, ours, and the direct exchange."""
+"""The ways to move a DTensor that are compared: torch's planners, ours, and the direct exchange."""
 
 import contextlib
 import time
@@ -49,13 +49,13 @@ def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None)
 
 
 class Switch:
-    """Something that is on while a case runs, and off while it is kept for later and others run; `with` is the same."""
+    """A context that is on while a case runs, and off while others run; `with` is the same."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
         self._make, self._entered = make, contextlib.ExitStack()
 
     def on(self) -> None:
-        """Enter the context that `make` gives; it must be off."""
+        """Enter the context; it must be off."""
         self._entered.enter_context(self._make())
 
     def off(self) -> None:
@@ -74,12 +74,12 @@ class Switch:
 class PlannedRedistribution:
     """One redistribution, planned and ready to run while the context that gave it is open."""
 
-    call: Callable[[], Any]  # runs it; what it returns has the local tensor, or is it
+    call: Callable[[], Any]  # runs it, and returns the local tensor or a DTensor
     path: str  # in torch's own notation, or what is done instead
     collectives: tuple[str, ...]  # as planned, in order
-    executed_as: tuple[str, ...]  # what the backend runs for each of them
-    wire_bytes: int  # that one rank must send, each step counted as its ring algorithm would
-    wire_bytes_executed: int  # the same, each step counted as the backend runs it
+    executed_as: tuple[str, ...]  # the backend's collective for each of them
+    wire_bytes: int  # that one rank must send by each step's ring algorithm
+    wire_bytes_executed: int  # the same for steps as the backend runs them
     planning_s: tuple[float, float]  # thread CPU seconds to plan with empty caches, and again from them
     predicted_s: float | None = None  # by the profile; None without one, or where it lacks a line
     steps: tuple[PathStep, ...] = ()
@@ -101,11 +101,10 @@ def planned_redistribution(
     native: bool,
     known_planning_s: tuple[float, float] | None = None,
 ) -> Iterator[PlannedRedistribution]:
-    """Plan a DTensor's redistribution by name, and keep what it needs switched on until it has been timed.
+    """Plan a DTensor's redistribution by a planner of torch's or ours, which stays switched on until it has been timed.
 
-    Names are those of `spec.placements.PLANNERS` but direct, which `exchange_between` plans. `native` runs
-    all-to-alls as such on CPU; `known_planning_s` is what planning it took, where that was measured.
-    Unsupported where this planner cannot move this pair, or torch is not the one we know.
+    `native` runs all-to-alls as such on CPU; `known_planning_s` is an earlier measurement of planning. Unsupported
+    where this planner cannot move this pair, or torch's planner has another shape.
     """
     profile = context.profile.natively() if context.profile and native else context.profile
     with planning_switch(name, profile, context, native) as switch:
@@ -113,8 +112,8 @@ def planned_redistribution(
 
 
 def planning_switch(name: str, profile: Profile | None, context: RankContext, native: bool = False) -> Switch:
-    """Have DTensor plan by one of torch's planners, or by the profile, while it is on; what it planned is kept for when
-    it is on again. `Unsupported` where the profile cannot."""
+    """Have DTensor plan by one of torch's planners, or by the profile, while it is on; plans are kept for when it is on
+    again. `Unsupported` where the profile lacks a line."""
     plans = OwnPlans()
 
     @contextlib.contextmanager
@@ -137,7 +136,7 @@ def _planning_by(name: str, profile: Profile | None, context: RankContext) -> It
         measured_cost(profile, dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
     except UserError as error:
         raise Unsupported(str(error)) from error
-    # A launch starts with one profile on all ranks (`session`).
+    # A launch starts with one profile on all ranks (`rank_session`).
     with calibrated_planning(profile, check_ranks=False):
         yield
 
@@ -151,7 +150,12 @@ def _path(
     known_planning_s: tuple[float, float] | None,
 ) -> PlannedRedistribution:
     plan = plan_only(source, target)
-    planning_s = known_planning_s or planning_seconds(plan, _forget_paths, context.rank == 0)
+
+    def forget() -> None:
+        clear_redistribution_caches()
+        forget_prices()
+
+    planning_s = known_planning_s or planning_seconds(plan, forget, context.rank == 0)
     plan()  # never in an iteration
     text, steps = plan_path(source, target)
     if any(step.does == ZERO_FILL for step in steps):
@@ -236,14 +240,9 @@ def _exchange_seconds(exchange: Exchange, itemsize: int, context: RankContext) -
     return line.seconds(busiest * itemsize, num_copies, num_messages) if busiest else 0.0
 
 
-def _forget_paths() -> None:
-    clear_redistribution_caches()
-    forget_prices()
-
-
 def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_measured: bool) -> tuple[float, float]:
-    """Thread CPU seconds to plan with empty caches, and again from them: the median of several on the rank that tells,
-    of one on the others, which would only keep it waiting for a CPU."""
+    """Thread CPU seconds to plan with empty caches, and again from them: the median of several on the rank that
+    reports, of one on the others, which would only keep it waiting for a CPU."""
     forget()
     seconds = []
     for _ in range(1 + (WARM_PLANS if is_measured else 1)):
@@ -254,7 +253,7 @@ def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_
 
 
 def executed_as(op: str, context: RankContext, native: bool) -> str:
-    """What the backend runs for a step: on CPU an all-to-all is an all-gather and a local chunk, if not native."""
+    """The backend's collective for a step: on CPU an all-to-all is an all-gather and a local chunk, if not native."""
     if op == NATIVE_ALL_TO_ALL:
         return "all_to_all"
     if context.device.type == "cpu" and op == "all_to_all" and not native:
@@ -263,7 +262,7 @@ def executed_as(op: str, context: RankContext, native: bool) -> str:
 
 
 def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
-    """Bytes that one rank must send on a path, each step counted as its ring algorithm would."""
+    """Bytes that one rank must send on a path by each step's ring algorithm."""
     return round(sum(_sent(step, step.op) for step in steps) * itemsize)
 
 

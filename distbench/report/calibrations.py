@@ -7,8 +7,16 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from distbench.planning.calibration import MeasuredSteps, measured_in, profile_of
-from distbench.planning.cost_profile import DIRECT, LOCAL_OPS, Line, Profile, Sample
+from distbench.planning.cost_profile import (
+    DIRECT,
+    LOCAL_OPS,
+    Line,
+    MeasuredSteps,
+    Profile,
+    Sample,
+    measured_in,
+    profile_of,
+)
 from distbench.records.run_file import Run
 from distbench.report.section_protocol import Figures, ReportedRun, Section
 from distbench.show import plots as style

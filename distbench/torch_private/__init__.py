@@ -4,12 +4,13 @@ What needs a name that is missing raises `Unsupported` with the reason, and so t
 recorded.
 """
 
-from distbench.torch_private.collective_dispatch_mode import (
+from distbench.torch_private.collectives import (
     FAMILIES,
     NAMESPACES,
     OTHERS,
     PEERS,
     CollectiveCall,
+    Issued,
     arguments_of,
     call_of,
     each_collective,
@@ -23,11 +24,12 @@ from distbench.torch_private.collective_dispatch_mode import (
     kind_of,
     loses_gradients_of_pending_inputs,
     no_collectives,
+    nothing_sent,
     tensors_in,
+    timed_collectives,
     waited_for,
     written_by,
 )
-from distbench.torch_private.collective_kernels import Issued, nothing_sent, timed_collectives
 from distbench.torch_private.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.torch_private.fake_tensors import (
     EndedWork,
@@ -91,6 +93,7 @@ from distbench.torch_private.planners import (
     OwnPlans,
     PathStep,
     clear_redistribution_caches,
+    native_all_to_all,
     partition,
     path_between,
     plan_only,
@@ -117,4 +120,3 @@ from distbench.torch_private.probe import (
     require,
 )
 from distbench.torch_private.profile_planner import calibrated_planning
-from distbench.torch_private.redistribute import native_all_to_all

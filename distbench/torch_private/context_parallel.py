@@ -1,18 +1,20 @@
-"""Context parallel on CUDA as torch has it, and on CPU with torch's ring template around the CPU flash kernel."""
+"""Context parallel on CUDA as torch has it, on CPU with torch's ring template around the CPU flash kernel; Ulysses."""
 
 import contextlib
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from distbench.spec import UserError
 from distbench.spec.plan import ULYSSES
+from distbench.torch_private.planners import native_all_to_all
 from distbench.torch_private.probe import Skipped, Unsupported, replaced, require
-from distbench.torch_private.redistribute import native_all_to_all
 
 KERNELS = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION"}
 
@@ -29,9 +31,8 @@ def context_parallel(
 ) -> Iterator[None]:
     """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
 
-    On CPU torch has the ring template but no dispatch to the CPU flash kernel; there, inside torch's own context,
-    `F.scaled_dot_product_attention` is ours and calls torch's template with that kernel. For Ulysses, which torch
-    lacks, it is ours everywhere: DTensor's redistribution round torch's plain kernels.
+    On CPU torch has no dispatch from its ring template to the CPU flash kernel: there `F.scaled_dot_product_attention`
+    is ours. For Ulysses, which torch lacks, it is ours everywhere: DTensor's redistribution round torch's kernels.
 
     Args:
         mesh: 1-D mesh of the context parallel ranks.
@@ -48,19 +49,25 @@ def context_parallel(
             "ulysses has no load balance: each rank has the whole sequence for some heads, so that causal work is even "
             "as it is; use load_balance=False"
         )
+    from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
     options = module._cp_options
-    saved = options.enable_load_balance, options.rotate_method
+    saved = {**vars(options)}
     plain = F.scaled_dot_product_attention  # before torch's context replaces it
     if rotate != ULYSSES:
         module.set_rotate_method(rotate)
     options.enable_load_balance = load_balance
     try:
-        sharded = module.context_parallel(
+        sharded = context_parallel(
             mesh, buffers=buffers, buffer_seq_dims=seq_dims, no_restore_buffers=set(not_restored)
         )
-        with sharded, _kernel(kernel, mesh), _by_heads(mesh, plain) if rotate == ULYSSES else _ring(mesh):
+        is_cpu, unchanged = mesh.device_type == "cpu", contextlib.nullcontext()
+        by_kernel = unchanged if is_cpu or kernel is None else sdpa_kernel(getattr(SDPBackend, KERNELS[kernel]))
+        own_attention = (
+            _by_heads(mesh, plain) if rotate == ULYSSES else _ring_attention_on_cpu(mesh) if is_cpu else unchanged
+        )
+        with sharded, by_kernel, own_attention:
             # torch 2.11 puts nothing back where an exception leaves its context, so torch sees none.
             raised = None
             try:
@@ -70,17 +77,7 @@ def context_parallel(
         if raised is not None:
             raise raised
     finally:
-        options.enable_load_balance, options.rotate_method = saved
-
-
-def _kernel(kernel: str | None, mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
-    if kernel is None or mesh.device_type == "cpu":
-        return contextlib.nullcontext()
-    return sdpa_kernel(getattr(SDPBackend, KERNELS[kernel]))
-
-
-def _ring(mesh: DeviceMesh) -> contextlib.AbstractContextManager[None]:
-    return _ring_attention_on_cpu(mesh) if mesh.device_type == "cpu" else contextlib.nullcontext()
+        vars(options).update(saved)
 
 
 @contextlib.contextmanager
@@ -112,8 +109,6 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
 
 def _exchanged(local: torch.Tensor, mesh: DeviceMesh, source: int, target: int) -> torch.Tensor:
     """What is sharded on one tensor dim, sharded on another one: an all-to-all, and one in backward."""
-    from torch.distributed.tensor import DTensor, Shard
-
     dtensor = DTensor.from_local(local, mesh, [Shard(source)], run_check=False)
     exchanged: torch.Tensor = dtensor.redistribute(placements=[Shard(target)]).to_local()
     return exchanged
@@ -131,10 +126,10 @@ def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
 
 def _require_as_long(query: torch.Tensor, key: torch.Tensor) -> None:
     if query.shape[2] != key.shape[2]:
-        problem = (
-            f"context parallel splits one sequence, and attention is of {query.shape[2]} queries to {key.shape[2]} keys"
+        raise UserError(
+            f"context parallel splits one sequence, and attention is of {query.shape[2]} queries to {key.shape[2]} "
+            "keys, as in a decode step over a cache; leave cp out of it"
         )
-        raise UserError(f"{problem}, as in a decode step over a cache; leave cp out of it")
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
@@ -144,39 +139,51 @@ def require_kernel(kernel: str | None, device_type: str) -> None:
 
 
 def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
-    """The tensor that the ranks hold a share of the sequence each of, in its original order; inside `context_parallel`.
+    """The tensor of which each rank holds a share of the sequence, in its original order; inside `context_parallel`.
 
-    torch's `context_parallel_unshard`, which has no backward, with one: each rank takes its share of the gradient,
-    times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
+    Unlike torch's `context_parallel_unshard` it has a backward: each rank takes its share of the gradient, times the
+    number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
 
     Args:
         local: (batch, ..., share of the sequence, ...); `seq_dim` is not 0.
         mesh: 1-D mesh of the context parallel ranks.
     """
-    require("context parallel outputs")
+    require("context parallel")
     sequence: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)
     return sequence
 
 
 class _WholeSequence(torch.autograd.Function):
-    """An all-gather and the load balance undone; backward takes a chunk, without communication."""
+    """An all-gather and the load balance undone; backward takes this rank's share, without communication."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
-        from torch.distributed.tensor.experimental._context_parallel import _attention as module
-
-        length = local.shape[seq_dim] * mesh.size()
-        ctx.balancer = module._create_default_load_balancer(length, mesh.size(), local.device)
-        ctx.mesh, ctx.seq_dim = mesh, seq_dim
-        unsharded: list[torch.Tensor] = module.context_parallel_unshard(mesh, [local], [seq_dim], ctx.balancer)
-        return unsharded[0]
+        ctx.places, ctx.mesh, ctx.seq_dim = _places(local.shape[seq_dim], mesh, local.device), mesh, seq_dim
+        shares = local.new_empty((mesh.size() * local.shape[0], *local.shape[1:]))
+        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
+        all_gather(shares, local.contiguous(), group=mesh.get_group())
+        whole = torch.cat(shares.chunk(mesh.size()), seq_dim)
+        return whole if ctx.places is None else whole.index_select(seq_dim, ctx.places.flatten().argsort())
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+        rank, size = ctx.mesh.get_local_rank(), ctx.mesh.size()
+        if ctx.places is None:
+            share = grad_outputs[0].chunk(size, ctx.seq_dim)[rank]
+        else:
+            share = grad_outputs[0].index_select(ctx.seq_dim, ctx.places[rank])
+        return share * size, None, None
 
-        grads: Any = module._context_parallel_buffers(ctx.mesh, [grad_outputs[0]], [ctx.seq_dim], ctx.balancer)
-        return grads[0] * ctx.mesh.size(), None, None
+
+def _places(share: int, mesh: DeviceMesh, device: torch.device) -> torch.Tensor | None:
+    """Where each rank's share of a balanced load lies in the sequence, (ranks, share): a chunk from its head and one
+    as far from its tail; None where shares are in order."""
+    from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+    if not module._cp_options.enable_load_balance or share % 2:
+        return None
+    head, tail = torch.arange(share * mesh.size(), device=device).reshape(2, mesh.size(), -1)
+    return torch.cat([head, tail.flip(0)], dim=1)
 
 
 @contextlib.contextmanager
@@ -205,8 +212,8 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
 
 
 def _of_four_dims(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Give attention of (batch, heads, sequence, head) tensors of any number of dims that torch takes: the one before
-    the sequence counts as heads, of which each is computed alone, and all before that as the batch."""
+    """Let attention of (batch, heads, sequence, head) take tensors of any dims that torch takes: the dim before the
+    sequence counts as heads, and all before that as the batch."""
 
     def of_any(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any, **named: Any

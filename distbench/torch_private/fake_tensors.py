@@ -1,5 +1,4 @@
-"""Tensors without values: a model of any size runs on them in seconds, and shows what does not fit together; and a
-device without hardware for them to be on."""
+"""Tensors without values, on which a model of any size runs in seconds, and a device without hardware for them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -9,9 +8,9 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.torch_private.probe import REDUCER, Unsupported, replaced, require
+from distbench.torch_private.probe import PENDING, REDUCER, Unsupported, replaced, require
 
-# torch has one device type to give away in a process; what has a kernel of its own stays whole for as long.
+# torch has one device type to give away in a process; its kernels are there as long as their library.
 _REGISTERED: dict[str, Any] = {}
 # What fake tensors raise, by name.
 NEED_VALUES = (
@@ -23,7 +22,7 @@ OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
 
 class NeedsValues(Unsupported):
-    """What was run asks for a value where only shapes are; the message is what it does, without a subject."""
+    """Code asks for a value where only shapes are; the message is what it does, without a subject."""
 
     is_deed = True
 
@@ -39,10 +38,8 @@ class ShapesOnly:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Run what is inside on shapes alone; tensors from outside lose their values inside.
-
-        `NeedsValues` where it asks for a value, or for an operator that knows none but real tensors.
-        """
+        """Run what is inside on shapes alone; `NeedsValues` where it asks for a value, or for an operator that takes
+        real tensors only. Tensors from outside lose their values inside."""
         try:
             with self._mode, _MaskedWrites():
                 yield
@@ -54,7 +51,7 @@ class ShapesOnly:
 
 @contextlib.contextmanager
 def with_values_again() -> Iterator[None]:
-    """What is made inside has values, or lies on the meta device, though `ShapesOnly` may be on."""
+    """Tensors made inside have values, or lie on the meta device, though `ShapesOnly` may be on."""
     try:
         require("simulated device")
     except Unsupported:  # nothing is built while they have none
@@ -67,7 +64,7 @@ def with_values_again() -> Iterator[None]:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a real one."""
+    """Whether a tensor is no fake one."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return not isinstance(tensor, FakeTensor)
@@ -86,10 +83,8 @@ class _MaskedWrites(TorchDispatchMode):
 
 
 def simulated_device(name: str, module: Any) -> None:
-    """Make a device type known to torch that has streams, events and a current device as `module` has them, and no
-    kernels: only tensors without values can be on it. Once in a process; the same again does nothing.
-
-    Unsupported where this torch cannot, or has given its one extra device type to another.
+    """Make a device type known to torch, with the streams, events and current device of `module`, for tensors without
+    values. The same again does nothing; Unsupported where torch has given its one extra device type to another.
     """
     require("simulated device")
     if name in _REGISTERED:
@@ -109,22 +104,22 @@ def simulated_device(name: str, module: Any) -> None:
 
 
 def _kernels_of_accelerators() -> Any:
-    """Operators that accelerators have kernels for and unknown devices are given a decomposition of, kept whole.
+    """Keep operators whole that accelerators have kernels for, and that torch decomposes on unknown devices.
 
     torch.nn.functional.silu's backward would be five operators instead of one. A torch built for the CPU alone does not
-    know which kernels accelerators have: those that the CPU has, and those named above.
+    know the kernels of accelerators: taken are those of the CPU, and those named above.
     """
     library = torch.library.Library("aten", "IMPL")
-    has = torch._C._dispatch_has_kernel_for_dispatch_key
+    decomposed, on_cpu, own = (
+        {name for name in torch._C._dispatch_get_registrations_for_dispatch_key(key) if name.startswith("aten::")}
+        for key in ("CompositeImplicitAutograd", "CPU", "PrivateUse1")
+    )
 
     def never(*_: Any, **__: Any) -> Any:
         raise NeedsValues("asks for values on a device that has none")
 
-    for name in torch._C._dispatch_get_all_op_names():
-        if not name.startswith("aten::") or has(name, "PrivateUse1"):
-            continue
-        if has(name, "CompositeImplicitAutograd") and (has(name, "CPU") or name in OWN_KERNELS):
-            library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
+    for name in (decomposed & {*on_cpu, *OWN_KERNELS}) - own:
+        library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
     # Without a kernel torch would multiply queries and keys out.
     library.impl("scaled_dot_product_attention", _flash_attention, "AutogradPrivateUse1")
     return library
@@ -132,7 +127,7 @@ def _kernels_of_accelerators() -> Any:
 
 @contextlib.contextmanager
 def meshes_with_values() -> Iterator[None]:
-    """Have meshes that are made while tensors have no values made with values: their ranks are asked for."""
+    """Give values to meshes that are made while tensors have none: their ranks are read."""
     require("simulated device")
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
@@ -167,7 +162,7 @@ def meshes_with_values() -> Iterator[None]:
 
 
 class _Chunks:
-    """What FSDP2 takes a parameter's chunks for, each made when it is asked for: thousands of ranks have as many."""
+    """A parameter's chunks, each made at its first use."""
 
     def __init__(self, tensor: torch.Tensor, num_chunks: int, dim: int) -> None:
         self._tensor, self._dim = tensor, dim
@@ -181,10 +176,10 @@ class _Chunks:
 
 @contextlib.contextmanager
 def chunks_when_asked_for() -> Iterator[None]:
-    """Have FSDP2 make those chunks of a parameter that it looks at, instead of one a rank; nothing else changes."""
+    """Have FSDP2 make those chunks of a parameter that it looks at, instead of one per rank of thousands."""
     try:
         require("chunks of parameters")
-    except Unsupported:  # it is slower then, and says the same
+    except Unsupported:  # it is slower then, with the same result
         yield
         return
     from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -195,18 +190,16 @@ def chunks_when_asked_for() -> Iterator[None]:
 
 @contextlib.contextmanager
 def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
-    """Have functional collectives waited for where their result is first used, as an eager step does; yields the class
-    of a result that nobody has waited for yet.
+    """Wait for functional collectives at the first use of their result, as an eager step does, unless `at_once`; yields
+    the class of a result that nobody has waited for yet.
 
-    Tensors without values look to torch like a compiler at work, in whose graphs they are waited for at once.
-
-    Args:
-        at_once: leave it so.
+    torch takes tensors without values for a compiler at work, and waits in its graphs at once.
     """
     if at_once:
         yield ()
         return
     require("simulated device")
+    require(PENDING)
     from torch.distributed import _functional_collectives
 
     with replaced(_functional_collectives, "_are_we_tracing", lambda: False):
@@ -215,14 +208,12 @@ def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
 
 @contextlib.contextmanager
 def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Have `around()` entered whenever DTensor runs an operator on global shapes only to learn its metadata."""
+    """Enter `around()` whenever DTensor runs an operator on global shapes only to learn its metadata."""
     require("simulated device")
-    from torch.distributed.tensor._sharding_prop import ShardingPropagator
+    from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
 
-    with contextlib.ExitStack() as undo:
-        for name in ("_propagate_tensor_meta_non_cached", "_propagate_tensor_meta"):
-            plain = getattr(ShardingPropagator, name)
-            undo.enter_context(replaced(ShardingPropagator, name, _within(around, plain)))
+    within = _within(around, Propagator._propagate_tensor_meta_non_cached)
+    with replaced(Propagator, "_propagate_tensor_meta_non_cached", within):
         yield
 
 
@@ -261,11 +252,11 @@ def _flash_attention(
 
 @contextlib.contextmanager
 def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Have `around()` entered whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its
-    buckets anew: there it counts on the host, in memory of its own."""
+    """Enter `around()` whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its buckets
+    again: there it counts on the host, in memory of its own."""
     try:
         require(REDUCER)
-    except Unsupported:  # torch then says what it reads
+    except Unsupported:  # torch then reports what it reads
         yield
         return
 
@@ -281,8 +272,8 @@ class EndedWork(dist.Work):
     """A collective that has ended, as c10d hands them out.
 
     Args:
-        result: what its future has.
-        on_wait: called by the first who waits; then both are forgotten, as by NCCL's works.
+        result: of its future.
+        on_wait: called by the first wait; then both are forgotten, as by NCCL's works.
     """
 
     def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:
@@ -290,13 +281,13 @@ class EndedWork(dist.Work):
         self._result, self._on_wait = result, on_wait
 
     def wait(self, timeout: Any = None) -> bool:
-        """Nothing is left to wait for."""
+        """Return at once."""
         on_wait, self._result, self._on_wait = self._on_wait, None, bool
         on_wait()
         return True
 
     def get_future(self) -> Any:
-        """One that has ended, too."""
+        """Return a future that has ended, too."""
         done: torch.futures.Future[Any] = torch.futures.Future()
         done.set_result(self._result)
         return done

@@ -1,46 +1,33 @@
-"""FSDP2's units, and who issues communication now: FSDP for which of them, DTensor for which redistribution, or a stage
-of a pipeline."""
+"""FSDP2's units, and who communicates now: FSDP for one of them, DTensor's redistribution, or a pipeline's stage."""
 
 import contextlib
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
 
-from distbench.torch_private.collective_dispatch_mode import CollectiveCall
+from distbench.torch_private.collectives import CollectiveCall
 from distbench.torch_private.probe import STAGES_AGREE, replaced, require
 
 
 @dataclass(frozen=True)
 class Label:
-    """Who communicates.
+    """Who communicates."""
 
-    Args:
-        source: "fsdp" or "redistribute".
-        owner: FSDP's name of the module whose parameters it moves; empty for the root, and for a redistribution.
-        redistribution: `"S(0)R->RR"`, placements one a mesh dim; empty for FSDP.
-        explicit: whether a user or a parallel style asked for the redistribution; an operator's own is implicit.
-    """
-
-    source: str
-    owner: str = ""
-    redistribution: str = ""
-    explicit: bool = True
+    source: str  # "fsdp" or "redistribute"
+    owner: str = ""  # FSDP's name of the module whose parameters it moves; empty for the root, and for a redistribution
+    redistribution: str = ""  # `"S(0)R->RR"`, placements one a mesh dim; empty for FSDP
+    explicit: bool = True  # not an operator's own redistribution, but that of a user or a parallel style
 
 
 @dataclass(frozen=True)
 class Message:
-    """What a stage of a pipeline sends or receives.
-
-    Args:
-        stage: that sends or receives it.
-        microbatch: whose.
-        phase: "forward" for activations, "backward" for their gradients.
-    """
+    """A microbatch's message of a pipeline's stage; phase "forward" for activations, "backward" for gradients."""
 
     stage: int
     microbatch: int
@@ -48,11 +35,11 @@ class Message:
 
     @property
     def owner(self) -> str:
-        """As paths have it."""
+        """As in paths."""
         return f"stage{self.stage}.microbatch.{self.microbatch}"
 
 
-# Of a stage: what it asks for to send and receive, and in which phase.
+# A stage's methods that make its messages, to the phase.
 MESSAGES = {
     f"get_{way}_{what}_ops": phase
     for way, phase in (("fwd", "forward"), ("bwd", "backward"))
@@ -69,7 +56,7 @@ class Labels:
 
     @property
     def current(self) -> Label | None:
-        """The innermost."""
+        """The innermost label."""
         return self.stack[-1] if self.stack else None
 
     @property
@@ -79,7 +66,7 @@ class Labels:
 
     @contextlib.contextmanager
     def on(self, label: Label) -> Iterator[None]:
-        """Have a label in force."""
+        """Put a label in force."""
         self.stack.append(label)
         try:
             yield
@@ -98,12 +85,25 @@ def labelled_communication() -> Iterator[Labels]:
 
     labels = Labels()
     with contextlib.ExitStack() as undo:
+
+        def label_all(owner: Any, name: str, label_of: Callable[..., Label]) -> None:
+            plain = getattr(owner, name)
+
+            def labelled(*args: Any, **kwargs: Any) -> Any:
+                with labels.on(label_of(*args)):
+                    return plain(*args, **kwargs)
+
+            undo.enter_context(replaced(owner, name, labelled))
+
         for name in ("unshard", "post_backward"):
-            _replace(undo, FSDPParamGroup, name, _fsdp(labels, lambda group: group._module_fqn or ""))
-        _replace(undo, FSDPParam, "_get_grad_inner_tensor", _fsdp(labels, _module_of_parameter))
+            label_all(FSDPParamGroup, name, lambda group, *_: Label("fsdp", group._module_fqn or ""))
+        label_all(
+            *(FSDPParam, "_get_grad_inner_tensor"),
+            lambda parameter, *_: Label("fsdp", (parameter._param_fqn or "").rpartition(".")[0]),
+        )
         for module in (_api, _dispatch, _redistribute):
-            _replace(undo, module, "redistribute_local_tensor", _dtensor(labels, module is not _dispatch))
-        # Where nobody has imported it, nobody has a pipeline.
+            label_all(module, "redistribute_local_tensor", partial(_redistribution, module is not _dispatch))
+        # Where it is not imported, there is no pipeline.
         if (pipelining := sys.modules.get("torch.distributed.pipelining")) is not None:
             for name, phase in MESSAGES.items():
                 plain = getattr(pipelining.PipelineStage, name)
@@ -112,40 +112,18 @@ def labelled_communication() -> Iterator[Labels]:
 
 
 def _noted(plain: Callable[..., Any], labels: Labels, phase: str) -> Callable[..., Any]:
-    def asked(stage: Any, microbatch: int) -> Any:
+    def noted(stage: Any, microbatch: int) -> Any:
         messages = plain(stage, microbatch)
         for message in messages:
             labels.messages[id(message.tensor)] = Message(stage.stage_index, microbatch, phase)
         return messages
 
-    return asked
+    return noted
 
 
-def _replace(undo: contextlib.ExitStack, owner: Any, name: str, label: Callable[..., Any]) -> None:
-    """Put a function that runs under `label(*args)` in the place of `owner.name`, until `undo` is closed."""
-    plain = getattr(owner, name)
-
-    def labelled(*args: Any, **kwargs: Any) -> Any:
-        with label(*args):
-            return plain(*args, **kwargs)
-
-    undo.enter_context(replaced(owner, name, labelled))
-
-
-def _fsdp(labels: Labels, owner: Callable[[Any], str]) -> Callable[..., Any]:
-    return lambda of, *_: labels.on(Label("fsdp", owner(of)))
-
-
-def _module_of_parameter(parameter: Any) -> str:
-    return (parameter._param_fqn or "").rpartition(".")[0]
-
-
-def _dtensor(labels: Labels, explicit: bool) -> Callable[..., Any]:
-    def label(local: Any, *specs: Any) -> Any:
-        texts = ["".join(map(_placement_text, spec.placements)) for spec in specs[:2]]
-        return labels.on(Label("redistribute", "", "->".join(texts), explicit))
-
-    return label
+def _redistribution(explicit: bool, local: Any, *specs: Any) -> Label:
+    texts = ["".join(map(_placement_text, spec.placements)) for spec in specs[:2]]
+    return Label("redistribute", "", "->".join(texts), explicit)
 
 
 def _placement_text(placement: Any) -> str:
@@ -159,8 +137,7 @@ def _placement_text(placement: Any) -> str:
 
 def next_autograd_position() -> int:
     """The sequence number that the next node of this thread's graph will carry."""
-    position: int = torch.autograd._get_sequence_nr()  # type: ignore[attr-defined]
-    return position
+    return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def autograd_position() -> int | None:
@@ -177,7 +154,7 @@ def finished_parameter() -> torch.Tensor | None:
 
 
 def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
-    """Have stages of a pipeline take the shapes that they were given where nobody is there to vote on that.
+    """Have stages of a pipeline on a fake group take their given shapes.
 
     In its first step torch asks every stage, by messages, whether all were given their shapes. The method that asks
     has another name since torch 2.15; torch 2.11 has none.
@@ -197,18 +174,17 @@ def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
 
 
 def forget_step(schedule: Any) -> None:
-    """Have a pipeline's schedule forget a step that raised: it would take up what that left in the next one."""
+    """Have a pipeline's schedule forget a step that raised: the next one would use its leftovers."""
     for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
         getattr(schedule, name, set()).clear()
 
 
 @contextlib.contextmanager
 def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]], list[Any]]) -> Iterator[None]:
-    """Have `issue(tensors, messages)` called where stages of a pipeline send and receive, which returns what they then
-    call `wait()` of; nothing is sent. Messages of one call were asked for together.
-    """
+    """Call `issue(tensors, messages of one batch)` where stages of a pipeline send and receive; they `wait()` for its
+    results, and nothing is sent."""
     if (schedules := sys.modules.get("torch.distributed.pipelining.schedules")) is None:
-        yield  # nobody has a pipeline
+        yield  # there is no pipeline
         return
     require("simulated messages of pipelines")
 
@@ -240,11 +216,8 @@ def unit_policies(model: nn.Module) -> dict[nn.Module, Any]:
 
 
 def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
-    """What FSDP2 reduces gradients in under a mixed precision policy, of parameters held in `held`.
-
-    Without `reduce_dtype` that is the parameters' own dtype since torch 2.15, and what they are gathered in before
-    (`MixedPrecisionPolicy`'s docstring).
-    """
+    """The dtype in which FSDP2 reduces gradients under a mixed precision policy, of parameters held in `held`: without
+    `reduce_dtype` their own since torch 2.15, and the one of their all-gather before (`MixedPrecisionPolicy`)."""
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     gathered_in = held if hasattr(FSDPParam, "unsharded_grad_dtype") else policy.param_dtype
@@ -253,11 +226,8 @@ def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
 
 
 def sum_then_divide(model: nn.Module) -> None:
-    """Have the units of FSDP2 whose gradients are divided by a number of their own sum them first: a reduction that
-    divides by any other number than the group's size only NCCL has.
-
-    What scatters nothing torch has divided already; it would do so twice.
-    """
+    """Have the units of FSDP2 whose gradients are divided by a number of their own sum them first: only NCCL divides by
+    another number than the group's size. Units that scatter nothing are left out: torch would divide twice."""
     for group in _parameter_groups(model):
         size, factor = getattr(group.mesh_info, "shard_mesh_size", 1), group.gradient_divide_factor
         if factor is not None and size not in (1, factor):
@@ -265,7 +235,7 @@ def sum_then_divide(model: nn.Module) -> None:
 
 
 def divide_factors(model: nn.Module) -> set[float]:
-    """What the units of FSDP2 have gradients divided by, where somebody said so."""
+    """The divisors that were set for the gradients of FSDP2's units."""
     factors = (group.gradient_divide_factor for group in _parameter_groups(model))
     return {float(factor) for factor in factors if factor is not None}
 

@@ -1,8 +1,5 @@
-"""How much memory a call takes: what its tensors hold at most, and what CPU's allocator hands out meanwhile.
-
-Tensors are followed at dispatch. The allocator's own record has every block, those inside operators and of compiled
-code too, and changes nothing that runs.
-"""
+"""How much memory a call takes: what its tensors hold at most, as dispatch shows them, and what CPU's allocator hands
+out, inside operators and compiled code too."""
 
 import contextlib
 import gc
@@ -13,9 +10,8 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import nn
-from torch.profiler import ProfilerActivity
 
-from distbench.torch_private.collective_dispatch_mode import each_operator, tensors_in
+from distbench.torch_private.collectives import each_operator, tensors_in
 from distbench.torch_private.fake_tensors import has_values
 from distbench.torch_private.probe import replaced, require
 
@@ -44,8 +40,8 @@ class LiveStorages:
 
     def see(self, storage: torch.UntypedStorage) -> int:
         """Return the number of a storage, which is allocated now if it was not before."""
-        block = self._blocks.get(id(storage))
-        return block.number if block is not None else self._keep(storage, storage.nbytes(), False)
+        number = self.number_of(storage)
+        return self._keep(storage, storage.nbytes(), False) if number is None else number
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
         """Return the number of a storage, None where it was not seen."""
@@ -101,8 +97,8 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
 
     storages = LiveStorages(allocate, free)
 
-    def see(found: object) -> None:
-        for storage in _storages_in(found):
+    def see(tree: object) -> None:
+        for storage in _storages_in(tree):
             storages.see(storage)
 
     def handle(func: Any, args: Any, kwargs: Any) -> Any:
@@ -116,6 +112,8 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
         see([*module.parameters(), *module.buffers()])
 
     see([*model.parameters(), *model.buffers(), *(parameter.grad for parameter in model.parameters()), *others])
+    was_collecting = gc.isenabled()
+    gc.collect()
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
             # Before FSDP2's own: what that gathers for a module, its operators show.
@@ -124,29 +122,19 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
             hooks.enter_context(torch.compiler.set_stance("force_eager"))
         hooks.enter_context(storages.resizing())
         hooks.enter_context(each_operator(handle))
-        hooks.enter_context(_no_garbage_collected())
+        # Tensors in reference cycles go when Python happens to look for garbage: then no two peaks would be the same.
+        gc.disable()
+        if was_collecting:
+            hooks.callback(gc.enable)
         peak = live
         call()
     return peak
 
 
-@contextlib.contextmanager
-def _no_garbage_collected() -> Iterator[None]:
-    """Tensors in reference cycles go when Python happens to look for garbage: then no two peaks would be the same."""
-    was_enabled = gc.isenabled()
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if was_enabled:
-            gc.enable()
-
-
-def _storages_in(found: object) -> Iterator[torch.UntypedStorage]:
+def _storages_in(tree: object) -> Iterator[torch.UntypedStorage]:
     """The storages of the tensors in nested containers: of a DTensor this rank's part, of a subclass what it wraps;
     none of tensors without values, on which DTensor tries an operator to learn its result's shape."""
-    for tensor in tensors_in(found):
+    for tensor in tensors_in(tree):
         if hasattr(tensor, "__tensor_flatten__"):
             yield from _storages_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
         elif tensor.device.type != "meta" and has_values(tensor):
@@ -154,61 +142,47 @@ def _storages_in(found: object) -> Iterator[torch.UntypedStorage]:
 
 
 class Allocation(NamedTuple):
-    """A block that CPU's allocator handed out, or took back.
-
-    Args:
-        pointer: where it begins.
-        num_bytes: its size as it was asked for; negative where it was taken back.
-        inside: what was open around it on its thread, outermost first: names of `record_function` blocks, and the
-            sequence numbers of nodes of backward.
-    """
+    """A block that CPU's allocator handed out, or took back."""
 
     pointer: int
-    num_bytes: int
+    num_bytes: int  # as requested; negative where it was taken back
+    # Around it on its thread, outermost first: names of `record_function` blocks, sequence numbers of backward's nodes.
     inside: tuple[str | int, ...] = ()
 
 
 def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
-    """Every block that CPU's allocator handed out or took back during a call, in order, on all threads that it had
-    work done on.
-
-    Blocks that were handed out before are not known, so neither is that they were taken back. Runs nothing else than
-    the call does by itself.
-    """
+    """Every block that CPU's allocator handed out or took back during a call, in order, on all of its threads; blocks
+    that were handed out before are left out."""
     require("memory of a step")
-    from torch._C import _autograd
-    from torch._C._profiler import ProfilerConfig, ProfilerState, RecordScope, _ExperimentalConfig
+    from torch._C._profiler import RecordScope
+    from torch.autograd import profiler
 
-    activities = {ProfilerActivity.CPU}
-    config = ProfilerConfig(ProfilerState.KINETO, False, True, False, False, False, _ExperimentalConfig())
-    _autograd._prepare_profiler(config, activities)
-    # Not every operator, which torch.profiler would record too: that takes longer than the step.
-    enable: Any = _autograd._enable_profiler
-    enable(config, activities, {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION})
-    try:
-        call()
-    finally:
-        result = _autograd._disable_profiler()
-    tree = result.experimental_event_tree()
+    enable: Any = profiler._enable_profiler
+    scopes = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
+    # Not every operator, which it would record by itself: that takes longer than the step.
+    with replaced(profiler, "_enable_profiler", lambda config, activities: enable(config, activities, scopes)):
+        recording: Any = profiler.profile(profile_memory=True)
+        with recording:
+            call()
+    tree = recording.kineto_results.experimental_event_tree()
     return [allocation for _, allocation in sorted(_allocations(tree), key=lambda timed: timed[0])]
 
 
 def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
-    from torch._C._profiler import RecordScope, _EventType
+    from torch._C._profiler import RecordScope
 
     pending: list[tuple[Any, tuple[str | int, ...]]] = [(event, ()) for event in tree]
     while pending:
         event, inside = pending.pop()
-        if event.tag == _EventType.Allocation:
-            fields = event.extra_fields
+        fields = event.extra_fields
+        if hasattr(fields, "alloc_size"):
             yield event.start_time_ns, Allocation(fields.ptr, fields.alloc_size, inside)
             continue
-        if event.tag == _EventType.TorchOp:
-            fields = event.extra_fields
-            if fields.scope == RecordScope.USER_SCOPE:
-                inside = (*inside, event.name)
-            elif fields.scope == RecordScope.BACKWARD_FUNCTION and fields.sequence_number >= 0:
-                inside = (*inside, fields.sequence_number)
+        scope = getattr(fields, "scope", None)
+        if scope == RecordScope.USER_SCOPE:
+            inside = (*inside, event.name)
+        elif scope == RecordScope.BACKWARD_FUNCTION and fields.sequence_number >= 0:
+            inside = (*inside, fields.sequence_number)
         pending += [(child, inside) for child in event.children]
 
 

@@ -13,17 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from distbench.spec.mesh import dim_shape
 from distbench.torch_private.probe import SPMD_MESH, Skipped, require
 
-# gloo runs reduce-scatter as an all-reduce of the whole buffer; a test holds this against the profiler's spans.
+# gloo runs reduce-scatter as an all-reduce of the whole buffer; a test compares this with the profiler's spans.
 BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
 
 
 def is_strided_shard(placement: object) -> bool:
-    """Whether a placement is the one FSDP2 gives a tensor dim that TP has sharded before."""
+    """Whether a placement is that of FSDP2 for a tensor dim that TP has sharded before."""
     return type(placement).__name__ == "_StridedShard"
 
 
 def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) -> None:
-    """torch's composable DDP, which starts with the first forward: a module on the meta device can be given to it."""
+    """torch's composable DDP, which takes modules on the meta device: it starts with the first forward."""
     require("composable DDP")
     from torch.distributed._composable.replicate import replicate
 
@@ -31,11 +31,10 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
 
 
 def steps_until_buckets_stay(model: Any) -> int:
-    """After how many steps DDP, however a model came by it, makes buckets no more; 0 where there is none. It makes them
-    anew in the second, of a static graph, whose first step tells nothing of their order, in the third.
+    """After how many steps DDP makes its buckets no more: it makes them again in the second step, of a static graph in
+    the third; 0 without DDP.
 
-    On a fake process group of CPUs it is given a hook: what that returns has no result, which the reducer asks for; on
-    a simulated device works have results.
+    On a fake process group of CPUs DDP gets a hook: works there have no result, which the reducer reads.
     """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
@@ -66,11 +65,8 @@ def replicate_by_unit() -> Any:
 
 
 def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
-    """What `torch.compile` takes as `options` for async TP over a 1-D mesh, whose group gets symmetric memory.
-
-    Raises:
-        Skipped: the mesh is not of CUDA devices, which alone have symmetric memory.
-    """
+    """The `options` of `torch.compile` for async TP over a 1-D mesh, whose group gets symmetric memory; Skipped where
+    the mesh is not of CUDA devices, which alone have it."""
     if mesh.device_type != "cuda":
         raise Skipped(
             f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, on devices "
@@ -84,10 +80,9 @@ def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
 
 
 def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
-    tensor = bucket.buffer()
-    dist.all_reduce(tensor.div_(dist.get_world_size(group)), group=group)
     done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
-    done.set_result(tensor)
+    dist.all_reduce(bucket.buffer().div_(dist.get_world_size(group)), group=group)
+    done.set_result(bucket.buffer())
     return done
 
 
@@ -103,15 +98,13 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
 def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
     """Mesh dim to a group along it whose ranks do not ascend, for those that have one.
 
-    torch sorts the ranks of a process group. So what it gathers, scatters or exchanges over such a mesh dim arrives in
-    another order than that of the mesh: values are wrong, and nothing says so.
+    torch sorts the ranks of a process group, so a collective over such a mesh dim silently gives wrong values.
     """
-    group_of: dict[int, list[int]] = {}
-    for mesh_dim, groups in enumerate(groups_along(mesh)):
-        for group in groups:
-            if group != sorted(group):
-                group_of.setdefault(mesh_dim, group)
-    return group_of
+    unordered = {
+        mesh_dim: [group for group in groups if group != sorted(group)]
+        for mesh_dim, groups in enumerate(groups_along(mesh))
+    }
+    return {mesh_dim: groups[0] for mesh_dim, groups in unordered.items() if groups}
 
 
 def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:
@@ -126,7 +119,7 @@ def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:
 
 
 def group_shapes(mesh: DeviceMesh, names: Sequence[str], hosts: Sequence[str]) -> dict[str, str]:
-    """How the groups of each mesh dim lie on hosts, given for each global rank; empty where those do not say."""
+    """How the groups of each mesh dim lie on hosts, given for each global rank; empty where a rank has none."""
     along = groups_along(mesh)
     if any(rank >= len(hosts) for group in along[0] for rank in group):
         return {}
@@ -158,7 +151,7 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 
 def on_spmd_mesh(mesh: DeviceMesh, shard_dims: Sequence[str], replicate_dims: Sequence[str]) -> dict[str, Any]:
-    """What `fully_shard` takes for parameters that are DTensors on a whole mesh, of which these are data parallel."""
+    """Arguments of `fully_shard` for parameters that are DTensors on a whole mesh, of which these are data parallel."""
     require(SPMD_MESH)
     from torch.distributed.fsdp import DataParallelMeshDims
 
@@ -178,7 +171,7 @@ def _fake_group(world_size: int, backend: str = "fake", rank: int = 0) -> Iterat
 
 @contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> Iterator[DeviceMesh]:
-    """A device mesh over torch's fake process group; this is the given rank, and what it sends goes nowhere.
+    """A device mesh over torch's fake process group, as the given rank; its messages go nowhere.
 
     One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
     """
@@ -217,14 +210,13 @@ class _ForgetInBackward(torch.autograd.Function):
 
 
 def forget_layouts_of_backward(device: torch.device) -> None:
-    """The same as `fake_ranks` does at its end, on the thread that runs a device's backward: each has layouts of its
-    own, and those of an accelerator's would name groups that are gone."""
+    """`forget_layouts` on the thread that runs a device's backward, which has layouts of its own."""
     _ForgetInBackward.apply(torch.ones((), device=device, requires_grad=True)).backward()
 
 
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
-    """The same without names or values, for torch's planners, which take hosts to hold `devices_per_host`."""
+    """A mesh without names on a fake process group, for torch's planners, on hosts of `devices_per_host`."""
     require("fake process group")
     from torch.distributed.tensor import _collective_utils
 

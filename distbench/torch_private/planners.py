@@ -1,4 +1,4 @@
-"""DTensor's redistribution planners: which one plans, the path it takes, and what planning costs."""
+"""DTensor's redistribution planners: which one plans, and the path it takes."""
 
 import contextlib
 import math
@@ -32,7 +32,7 @@ class OrderedPlacements(tuple[Any, ...]):
 
 
 class OrderedTensor:
-    """As much of a DTensor as timing its redistribution needs, past what `DTensor.redistribute` takes.
+    """The part of a DTensor that redistributing needs, for layouts that `DTensor.redistribute` does not take.
 
     torch's operators redistribute so too: with explicit shard orders on either side, and to Partial. `full` has the
     full shape, stride and dtype; its values are not read.
@@ -48,7 +48,7 @@ class OrderedTensor:
         return self._local
 
     def redistribute(self, mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Tensor:
-        """This rank's shard under the target, as `DTensor.redistribute` would make it."""
+        """This rank's shard under the target, as of `DTensor.redistribute`."""
         from torch.distributed.tensor import _redistribute as module
 
         return module.redistribute_local_tensor(
@@ -57,7 +57,7 @@ class OrderedTensor:
 
 
 def clear_redistribution_caches() -> None:
-    """Forget every planned path and planner: a plan cached under one planner would be served to the other."""
+    """Forget every planned path and planner, which would be served to another planner."""
     from torch.distributed.tensor import _redistribute as module
 
     module._gen_transform_infos.cache_clear()
@@ -82,9 +82,9 @@ def planner(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remembered_steps() -> Iterator[None]:
-    """torch's graph search works out the steps out of a layout once, not anew for each pair: the same paths, sooner.
+    """torch's graph search works out the steps out of a layout once, not for each pair: the same paths, sooner.
 
-    Those steps and their costs depend on the planner's mesh and tensor, and on what it has seen of targets.
+    Those steps and their costs depend on the planner's mesh and tensor, and on the targets that it has seen.
     """
     from torch.distributed.tensor import _redistribute as module
 
@@ -92,31 +92,31 @@ def remembered_steps() -> Iterator[None]:
     if plain is None:
         yield
         return
-    cache: dict[Any, Any] = {}
+    known_steps: dict[Any, Any] = {}
 
     def steps(self: Any, placements: Any, order: Any) -> Any:
         target_kinds = frozenset(self.partial_reduce_ops_in_target), frozenset(self.strided_shard_placements_in_target)
         key = self.device_mesh, self.dtensor_meta, placements, order, target_kinds
-        if key not in cache:
-            cache[key] = plain(self, placements, order)
-        return cache[key]
+        if key not in known_steps:
+            known_steps[key] = plain(self, placements, order)
+        return known_steps[key]
 
     with replaced(module.DTensorRedistributePlanner, "get_next_state", steps):
         yield
 
 
 class OwnPlans:
-    """Planned paths of one case: entered, DTensor looks them up here; they outlast what is planned in between."""
+    """Planned paths of one case, which DTensor uses while `used` is open; they outlast other plans in between."""
 
     def __init__(self) -> None:
         self._cached: Any = None
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """DTensor's cache of paths is this one; to be entered inside of the planner's own context."""
+        """Make this DTensor's cache of paths, inside of the planner's own context."""
         from torch.distributed.tensor import _redistribute as module
 
-        # Without torch's cache, and not what stands under it: the context may have put another planner in its place.
+        # The context may have put another planner in torch's place, so not what torch's cache wraps.
         self._cached = self._cached or cache(module._gen_transform_infos_non_cached)
         with replaced(module, "_gen_transform_infos", self._cached):
             yield
@@ -124,23 +124,14 @@ class OwnPlans:
 
 @dataclass(frozen=True)
 class PathStep:
-    """One step of a redistribution path on this rank.
+    """One step of a redistribution path on this rank."""
 
-    Args:
-        op: "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local one.
-        group_size: ranks in the group that takes the step.
-        logical_numel: elements of the tensor as it is before this mesh dim shards it.
-        mesh_dim: name of the mesh dim, or of several flattened into one; empty where the mesh has no names.
-        num_copies: tensor dims that it gathers or scatters and that are not the first (0 to 2).
-        local_op: one of `costmodel.lines.LOCAL_OPS` where `op` is None.
-    """
-
-    op: str | None
+    op: str | None  # "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local one
     group_size: int
-    logical_numel: int
-    mesh_dim: str = ""
-    num_copies: int = 0
-    local_op: str = CUT
+    logical_numel: int  # elements of the tensor as it is before this mesh dim shards it
+    mesh_dim: str = ""  # or several flattened into one; empty where the mesh has no names
+    num_copies: int = 0  # tensor dims that it gathers or scatters and that are not the first (0 to 2)
+    local_op: str = CUT  # one of `cost_profile.LOCAL_OPS` where `op` is None
 
     @property
     def does(self) -> str:
@@ -149,7 +140,7 @@ class PathStep:
 
     @property
     def payload_numel(self) -> int:
-        """Elements of the full gathered or scattered buffer (nccl-tests' size); what a local step copies."""
+        """Elements of the full gathered or scattered buffer (nccl-tests' size), or of a local step's copy."""
         return self.logical_numel // (self.group_size if self.does in (ALL_TO_ALL, CUT) else 1)
 
     @property
@@ -159,7 +150,7 @@ class PathStep:
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
-    """The path DTensor would take now: in torch's own notation, and step by step."""
+    """The path that DTensor takes now: in torch's own notation, and step by step."""
     source = dtensor._spec
     infos, text = _planned(source, _spec(source, placements))
     steps, held_numel = [], dtensor.to_local().numel()
@@ -176,8 +167,7 @@ def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Ten
 
 
 def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
-    """The path DTensor would take now, in torch's own notation, for a contiguous tensor that nobody holds; shard orders
-    count."""
+    """The path that DTensor takes now, in torch's own notation, for a contiguous tensor; shard orders count."""
     require(PATHS)
     full = torch.empty(tuple(shape), dtype=dtype, device="meta")
     return _planned(_spec_of(mesh, source, full), _spec_of(mesh, target, full))[1]
@@ -220,7 +210,7 @@ def state_of_layout(placements: tuple[Any, ...], shard_order: tuple[Any, ...], t
 
 
 def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
-    """A call that plans this redistribution and does nothing else: what planning costs, cold or warm."""
+    """A call that only plans this redistribution."""
     from torch.distributed.tensor import _redistribute as module
 
     return partial(module._gen_transform_infos, dtensor._spec, _spec(dtensor._spec, placements))
@@ -255,23 +245,18 @@ def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
         )
     except ValueError:
         # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
-        text = _path_text(source.placements, infos)
+        current = list(map(str, source.placements))
+        texts = ["".join(current)]
+        for info in infos:
+            current[info.mesh_dim] = str(info.src_dst_placements[1])
+            texts.append("".join(current))
+        text = "->".join(texts)
     return infos, text
 
 
-def _path_text(placements: Sequence[Any], infos: Sequence[Any]) -> str:
-    """The path in torch's notation, shard order left out."""
-    current = list(map(str, placements))
-    texts = ["".join(current)]
-    for info in infos:
-        current[info.mesh_dim] = str(info.src_dst_placements[1])
-        texts.append("".join(current))
-    return "->".join(texts)
-
-
 def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
-    """Greedy's logical shape is right only for what it gathers: of a replica or a partial it says what it was at the
-    path's beginning, whatever has been sharded since. There the `held` elements of the local tensor count."""
+    """Greedy's logical shape is right only for gathers: of a replica or a partial it is that of the path's beginning,
+    so there the `held` elements of the local tensor count."""
     group_mesh = getattr(info, "mesh", mesh)
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
     numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
@@ -287,3 +272,26 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
         num_copies=sum(getattr(placement, "dim", 0) > 0 for placement in info.src_dst_placements),
         local_op=local_op,
     )
+
+
+@contextlib.contextmanager
+def native_all_to_all(enabled: bool = True) -> Iterator[None]:
+    """Let DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), where `enabled`.
+
+    torch's substitute is from the time when gloo had none. All ranks enter and leave it together: a rank that gathers
+    waits forever for ranks that exchange.
+    """
+    if not enabled:
+        yield
+        return
+    require("native all-to-all on CPU")
+    # placement_types imports the function by name, so this is where it is looked up.
+    from torch.distributed.tensor import placement_types as module
+
+    with replaced(module, "shard_dim_alltoall", _shard_dim_alltoall):
+        yield
+
+
+def _shard_dim_alltoall(input: torch.Tensor, gather_dim: int, shard_dim: int, mesh: Any, mesh_dim: int) -> torch.Tensor:
+    group_name = mesh.get_group(mesh_dim).group_name
+    return torch.ops._dtensor.shard_dim_alltoall(input, gather_dim, shard_dim, group_name)

@@ -1,14 +1,20 @@
-"""DTensor plans by a profile: our cheapest path instead of torch's, and our prices for its operators, in one context.
+"""DTensor plans by a profile, in one context: our cheapest path instead of torch's, and our prices for its operators.
 
-What we do not plan is planned and priced as without us. Our plans outlive the context, so that entering it again plans
-nothing twice.
+Replaced while it is open are `_gen_transform_infos`, with and without its cache; `_optimize_transform_infos`, which
+merges a plan's steps, though what runs must be what was priced; and `redistribute_cost`, by which an operator chooses
+its sharding. What we do not plan is planned and priced as without us. torch's caches stay as they are, and our plans
+outlive the context, so that entering it again plans nothing twice.
 """
 
 import contextlib
+import dataclasses
 import functools
 import inspect
 import math
 import os
+import threading
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -20,17 +26,161 @@ import torch.distributed as dist
 
 from distbench.planning.cost_profile import MeshCost, Profile, TorchCost, load_profile, measured_cost
 from distbench.planning.placement_states import NotHandled, State
-from distbench.planning.search import NoPath, Route, cheapest_route, least_peak_route
-from distbench.planning.step_prices import Problem
+from distbench.planning.search import NoPath, Problem, Route, cheapest_route, least_peak_route
 from distbench.spec.errors import UserError
 from distbench.spec.versions import SUPPORTED
 from distbench.torch_private.mesh import group_shapes, is_strided_shard, unordered_groups
 from distbench.torch_private.planners import dist_state, state_of_layout
 from distbench.torch_private.probe import PLANNERS, ZERO_FILLS, Unsupported, lacks, require
-from distbench.torch_private.redistribute import PlanCounts, Steps, planned_by
 
-_METHOD_PARAMETERS = ("self", "src_state", "dst_state")
-_STATE_FIELDS = ("placements", "tensor_dim_to_mesh_dim")
+
+class PlanCounts:
+    """How many plans were ours, and why the others were left to torch; for a report, not for control.
+
+    `above_max_bytes` of ours hold more than was asked for, because every path does.
+    """
+
+    def __init__(self) -> None:
+        self.ours, self.above_max_bytes = 0, 0
+        self.left_to_torch: Counter[str] = Counter()
+        self._lock = threading.Lock()
+
+    def count(self, steps: Any, reason: str | None) -> None:
+        """Count a plan; `reason` is why torch made it, None for ours."""
+        with self._lock:
+            if reason is not None:
+                self.left_to_torch[reason] += 1
+                return
+            self.ours += 1
+            self.above_max_bytes += bool(steps.above_max_bytes)
+            warning = steps.above_max_bytes if self.above_max_bytes == 1 else ""
+        if warning:
+            warnings.warn(f"{warning}; further ones are only counted, in above_max_bytes", stacklevel=2)
+
+
+class Steps(list[Any]):
+    """torch's steps of a path of ours, which torch must not merge.
+
+    It merges steps over mesh dims that were flattened into one: what runs is then not what was priced, and where nested
+    shards are uneven it is wrong (pytorch PR 194457). `above_max_bytes` is why it holds more than was asked for.
+    """
+
+    above_max_bytes = ""
+
+
+@contextlib.contextmanager
+def _planned_by(planning: "_Planning") -> Iterator[PlanCounts]:
+    """Let DTensor plan redistributions, and its operators price them, by this.
+
+    Contexts may be left in any order, as by threads, or by a generator that is closed late: a context that was left
+    under another open one passes on to what it had replaced.
+    """
+    from torch.distributed.tensor import _redistribute as module
+    from torch.distributed.tensor._ops import utils as operators
+
+    context = _Context(planning)
+    with contextlib.ExitStack() as stack:
+        for owner, name, wrapper in (
+            (module, "_gen_transform_infos", context.planned_once),
+            (module, "_gen_transform_infos_non_cached", context.planned),
+            (module, "_optimize_transform_infos", context.merged),
+            (operators, "redistribute_cost", context.price),
+        ):
+            stack.enter_context(context.replaced(owner, name, wrapper))
+        yield context.counts
+
+
+class _Context:
+    """What is in the place of torch's functions from when one context is entered until it is left."""
+
+    _lock = threading.Lock()
+
+    def __init__(self, planning: "_Planning") -> None:
+        self.planning, self.counts, self.is_left = planning, PlanCounts(), False
+
+    @contextlib.contextmanager
+    def replaced(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Iterator[None]:
+        """`wrapper(before)` is in the place of what was there before."""
+        with self._lock:
+            before = getattr(owner, name)
+            new = wrapper(before)
+            new.context, new.before = self, before
+            setattr(owner, name, new)
+        try:
+            yield
+        finally:
+            with self._lock:
+                self.is_left = True
+                current = getattr(owner, name)
+                while (context := getattr(current, "context", None)) and context.is_left:
+                    current = current.before
+                setattr(owner, name, current)
+
+    def planned_once(self, original: Any) -> Any:
+        """`_gen_transform_infos`, which keeps what it planned."""
+        from torch.distributed.tensor import _redistribute as module
+
+        planning, counted_ids = self.planning, set[int]()
+
+        @functools.wraps(original)
+        def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
+            if self.is_left:
+                return original(src_spec, dst_spec, use_graph_based_transform)
+            forced = module._FORCE_MIN_COST_REDISTRIBUTION_PLAN
+            planned = planning.kept(src_spec, dst_spec, use_graph_based_transform, forced)
+            if id(planned) not in counted_ids:
+                counted_ids.add(id(planned))
+                self.counts.count(*planned)
+            return planned[0]
+
+        def clear() -> None:
+            counted_ids.clear()
+            planning.kept.cache_clear()
+
+        function: Any = plan
+        function.cache_clear, function.cache_info = clear, planning.kept.cache_info
+        return function
+
+    def planned(self, original: Any) -> Any:
+        """`_gen_transform_infos_non_cached`."""
+
+        @functools.wraps(original)
+        def plan(src_spec: Any, dst_spec: Any, use_graph_based_transform: bool | None = None) -> Any:
+            if self.is_left:
+                return original(src_spec, dst_spec, use_graph_based_transform)
+            steps, reason = self.planning.plan(src_spec, dst_spec, use_graph_based_transform)
+            self.counts.count(steps, reason)
+            return steps
+
+        return plan
+
+    def merged(self, original: Any) -> Any:
+        """`_optimize_transform_infos`, which leaves ours as they are."""
+
+        @functools.wraps(original)
+        def merge(transform_infos: Any, *arguments: Any, **named: Any) -> Any:
+            if isinstance(transform_infos, Steps):
+                return transform_infos
+            return original(transform_infos, *arguments, **named)
+
+        return merge
+
+    def price(self, original: Any) -> Any:
+        """`redistribute_cost`."""
+        torchs = inspect.unwrap(original)
+
+        @functools.wraps(original)
+        def price(current_spec: Any, target_spec: Any) -> Any:
+            if self.is_left:
+                return original(current_spec, target_spec)
+            try:
+                return self.planning.price(current_spec, target_spec)
+            except (NotHandled, NoPath):
+                return torchs(current_spec, target_spec)
+
+        return price
+
+
 US_PER_S = 1e6
 # What torch does right whatever the order of a group's ranks is; None is local.
 ORDERLESS_STEPS = ("all_reduce", None)
@@ -45,26 +195,26 @@ def calibrated_planning(
 ) -> Iterator[PlanCounts]:
     """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
 
-    Operators ask what redistributions cost before they choose a sharding; that is answered by the profile too. DTensor
-    keeps what an operator chose, inside and outside alike: entering and leaving do not touch it.
+    Operators ask what redistributions cost before they choose a sharding; the profile answers that too. DTensor keeps
+    an operator's choice, inside and outside alike.
 
-    It may be nested, also inside torch's own planner contexts, and restores what was there when it is left. What it
-    does not know (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover
-    by name and size) is planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left
-    in any order. What other threads do meanwhile is planned by it as well: backward may run on threads of its own.
+    It may be nested, also inside torch's own planner contexts, and restores what was there before. What it does not
+    handle (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover by name
+    and size) is planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left in any
+    order. It plans for other threads too: backward may run on threads of its own.
 
     Args:
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
             ranks with different profiles would wait for each other for ever.
-        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, the same on all
-            ranks. The cheapest path within it is taken; where there is none, the one that holds least, with a warning
-            (and `PlanCounts.above_max_bytes`). What a collective itself needs meanwhile is not counted.
+        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, without a
+            collective's own memory; the same on all ranks. The cheapest path within it is taken; where there is none,
+            the one that holds least, with a warning (and `PlanCounts.above_max_bytes`).
 
     Raises:
-        Unsupported: torch's planner is not the one we know.
+        Unsupported: torch's planner has another shape than this one replaces.
         UserError: `max_bytes` is no positive number; the ranks' profiles or limits differ; the file cannot be read, on
-            whichever rank; inside, over ranks whose order torch does not keep (`mesh_facts.unordered_groups`).
+            whichever rank; inside, over ranks whose order torch does not keep (`mesh.unordered_groups`).
     """
     try:
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
@@ -82,7 +232,7 @@ def calibrated_planning(
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
-    with planned_by(_kept_planning(_PlanKey(digest, tuple(loaded.mesh.items()), rank, max_bytes, loaded))) as counts:
+    with _planned_by(_kept_planning(_PlanKey(digest, tuple(loaded.mesh.items()), rank, max_bytes, loaded))) as counts:
         yield counts
 
 
@@ -90,7 +240,7 @@ def calibrated_planning(
 def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
     """The same under any cost model, chosen for each device mesh; None leaves it to torch. Plans end with it."""
     require_known_planner()
-    with planned_by(_Planning(model_of)) as counts:
+    with _planned_by(_Planning(model_of)) as counts:
         yield counts
 
 
@@ -124,10 +274,12 @@ class _Planning:
         self._model_of = functools.cache(model_of)
         self.kept = functools.cache(self.plan)
 
-    def plan(self, source: Any, target: Any, use_graph: bool | None, forced: bool | None) -> tuple[Any, str | None]:
-        """(torch's steps between two specs, why torch planned them or None); the flags are those torch plans by.
+    def plan(
+        self, source: Any, target: Any, use_graph: bool | None, forced: bool | None = None
+    ) -> tuple[Any, str | None]:
+        """(torch's steps between two specs, why torch planned them or None); torch's flags are a key of `kept`.
 
-        UserError where a step goes over ranks whose order torch does not keep, whoever planned it.
+        UserError where a step goes over ranks whose order torch does not keep.
         """
         steps, reason = self._planned(source, target, use_graph)
         unordered = unordered_groups(source.mesh)
@@ -171,26 +323,24 @@ class _Planning:
     def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
         """The path between two of torch's states; NotHandled or NoPath where we have none."""
         start, end = (
-            state_of_layout(state.placements, state.tensor_dim_to_mesh_dim, len(meta.shape))
-            for state in (source, target)
+            state_of_layout(one.placements, one.tensor_dim_to_mesh_dim, len(meta.shape)) for one in (source, target)
         )
         return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
 
     def price(self, source: Any, target: Any) -> float:
         """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.
 
-        What is local costs nothing, and from a shard or another partial to a partial costs infinitely much: an operator
-        that gathers an input to be able to add it up later would be no gain. torch prices its zero-fill so too, which
-        sends nothing but fills the whole tensor.
+        What is local costs nothing. A shard or another partial to a partial costs infinitely much: an operator that
+        gathers an input to add it up later would gain nothing. torch prices its zero-fill so too.
         """
         meta = source.tensor_meta
         if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
             raise NotHandled("specs that no path connects")
-        start = state_of_layout(source.placements, source.shard_order, len(meta.shape))
-        end = state_of_layout(target.placements, target.shard_order, len(meta.shape))
+        start, end = (state_of_layout(one.placements, one.shard_order, len(meta.shape)) for one in (source, target))
         if start == end or not (start.partials or any(start.orders)):
             return 0.0
-        if _splits_what_is_no_replica(start, end):
+        used_dims = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
+        if any(partial not in start.partials and partial[0] in used_dims for partial in end.partials):
             return math.inf
         return _price_us(*self._priced(source.mesh, meta), start, end, self.max_bytes)
 
@@ -200,11 +350,6 @@ class _Planning:
         if model is None:
             raise NotHandled("a mesh that the profile does not cover")
         return problem, model
-
-
-def _splits_what_is_no_replica(start: State, end: State) -> bool:
-    used_dims = {mesh_dim for order in start.orders for mesh_dim in order} | dict(start.partials).keys()
-    return any(partial not in start.partials and partial[0] in used_dims for partial in end.partials)
 
 
 @functools.lru_cache(maxsize=65536)
@@ -241,11 +386,11 @@ def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: 
     require("calibrated planning")
     supported = f"distbench supports {SUPPORTED}"
     parameters = tuple(inspect.signature(find_min_cost_path).parameters)
-    if parameters != _METHOD_PARAMETERS:
+    if parameters != ("self", "src_state", "dst_state"):
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {supported}")
-    fields = getattr(getattr(planner_class, "DistState", None), "__dataclass_fields__", {})
-    if tuple(name for name, field in fields.items() if field.init) != _STATE_FIELDS:
-        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(_STATE_FIELDS)}; {supported}")
+    fields, known_fields = dataclasses.fields(planner_class.DistState), ("placements", "tensor_dim_to_mesh_dim")
+    if tuple(field.name for field in fields if field.init) != known_fields:
+        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(known_fields)}; {supported}")
     _plan_one_pair(planner_class)
 
 
@@ -275,7 +420,7 @@ class _OneMesh:
 
 
 def _plan_one_pair(planner_class: Any) -> None:
-    """Plan one pair with our method and hold each step against torch's own list of next states."""
+    """Plan one pair with our method and compare each step with torch's own list of next states."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry, TensorMeta
 

@@ -40,11 +40,9 @@ SAVE_EVERY_S = 1.0
 class RowWriter:
     """One rank's end of the run file; ranks other than 0 write nothing.
 
-    Rows of first passes are appended at once, lines of further passes once a second. The disk is waited for once a
-    second too: all ranks wait for rank 0, at each row for longer than a short case takes.
-
-    Raises:
-        StorageFailed: in each method that writes, where the disk is full or the folder is gone.
+    Rows of first passes are appended at once, lines of further passes once a second. So is the wait for the disk: all
+    ranks wait for rank 0, at each row for longer than a short case takes. Methods that write raise StorageFailed where
+    the disk is full or the folder is gone.
     """
 
     def __init__(self, context: RankContext, run_file: Path) -> None:
@@ -72,34 +70,24 @@ class RowWriter:
         return time.monotonic() - self._synced_at > SAVE_EVERY_S
 
     def save_row(self, result: CaseResult) -> None:
-        """The row of a case: a launch that ends in whatever way keeps it, a machine that stops may lose a second."""
+        """Append the row of a case; only a machine that stops may lose a second of rows."""
         result.backend = self._context.backend
         self._append([result.to_record()], self._is_sync_due())
 
     def note(self, of: CaseSpec, number: int, samples: Samples) -> None:
-        """A further pass of a case, written later: between short ones there is no wait for the disk."""
+        """Keep a further pass of a case for `save_passes`: between short ones there is no wait for the disk."""
         record = samples.to_record(of.keeps_ranks)
         self._passes.append({"type": "pass", "case_id": of.case.id, "number": number, **record})
 
     def save_passes(self, are_due: bool = True) -> None:
-        """Append the passes noted since the last time; where they are not due, only once a second."""
+        """Append the passes noted since the last time; only once a second where they are not due."""
         if are_due or time.monotonic() - self._saved_at > SAVE_EVERY_S:
             records, self._passes, self._saved_at = self._passes, [], time.monotonic()
             self._append(records, self._is_sync_due())
 
 
 class Runner:
-    """One rank's part in measuring a list of cases.
-
-    Args:
-        context: this rank's context.
-        agreement: tells failures of all ranks from failures of one.
-        settings: how to warm up and repeat.
-        rows: where results go.
-        progress: where rank 0 reports progress.
-        stopwatch: where this rank's time is counted.
-        trace_paths: whether cases that can be traced are, each after its row is on the disk.
-    """
+    """One rank's part in measuring a list of cases; with `trace_paths`, traces follow the rows on the disk."""
 
     def __init__(
         self,
@@ -111,11 +99,8 @@ class Runner:
         stopwatch: Stopwatch,
         trace_paths: bool = False,
     ) -> None:
-        self._context = context
-        self._agreement = agreement
-        self._rows = rows
-        self._progress = progress
-        self._stopwatch = stopwatch
+        self._context, self._agreement, self._rows = context, agreement, rows
+        self._progress, self._stopwatch = progress, stopwatch
         clock = clock_of(context.device)
         shared = clock.shared_between_ranks and len(set(context.gather(os.uname().nodename))) == 1
         self._repeats = settings.iterations_per_sample
@@ -136,7 +121,7 @@ class Runner:
 
         Args:
             case_specs: the cases.
-            plan: how many passes, and what a case takes of each.
+            plan: how many passes, and a case's part of each.
             passes_done: id to the next pass's number, of cases whose first pass an earlier launch has made.
 
         Raises:
@@ -158,13 +143,8 @@ class Runner:
             spent_s = Counter(self._stopwatch.spent_s) - spent_s
             opening_s = spent_s["set-up"] + spent_s["warm-up"]
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
-            pass_s = (
-                time.monotonic()
-                - started
-                - spent_s["checking"]
-                - opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
-            )
-            pass_s += plan.share_limits(turns)
+            saved_s = spent_s["checking"] + opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
+            pass_s = time.monotonic() - started - saved_s + plan.share_limits(turns)
             # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
@@ -185,17 +165,15 @@ class Runner:
         if not self._is_small:
             self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
         self._plan.share_limits(turns)
-        alive = set()
-        for place in self._plan.order(number, len(turns)):
-            if self._in_pass(turns[place], number, self._turn_of):
-                alive.add(place)
+        places = self._plan.order(number, len(turns))
+        alive = {place for place in places if self._in_pass(turns[place], number, self._turn_of)}
         if not self._is_small or self._plan.must_be_seen(number + 1):
             self._see()
         self._rows.save_passes(are_due=False)
         return [turn for place, turn in enumerate(turns) if place in alive]
 
     def _in_pass(self, turn: CaseProgress, number: int, measure: Callable[[CaseProgress, int], str]) -> bool:
-        """One turn of a case, and its row or what became of it; whether it may have another."""
+        """One turn of a case, and its row or its failure; whether it may have another."""
         case = turn.case_spec.case
         self._progress.tell("case", index=turn.index, id=case.id, kind=case.kind, params=case.params, number=number)
         try:
@@ -229,19 +207,12 @@ class Runner:
 
     def _require_harmless(self, what: str, message: str) -> None:
         """Return when all ranks raised and every group still works: half of a collective may have been left behind.
-
-        Raises:
-            RankFailed: this case breaks the launch, and not the innocent one after it.
-        """
+        RankFailed otherwise: this case breaks the launch, and not the innocent one after it."""
         self._agreement.require_all_failed(what, message)
         self._require_working_groups(message)
 
     def _require_working_groups(self, message: str) -> None:
-        """Return, on all ranks together, when every group still sums.
-
-        Raises:
-            RankFailed: one does not.
-        """
+        """RankFailed, on all ranks together, where a group no longer sums."""
         try:
             works = [self._context.group_works(mesh_dim) for mesh_dim in self._context.mesh_dims]
             # A rank that sees it ends at once: what it issued next would meet what others issued before.
@@ -277,14 +248,14 @@ class Runner:
         return result.status
 
     def _stays_beside_checks(self, turn: CaseProgress, opened_case: OpenedCase) -> bool:
-        """Whether a case stays open while others are first opened and checked: not where all share an allocator, whose
-        peak would be theirs too."""
+        """Whether a case stays open while others are first opened and checked: not where they share an allocator's
+        peak."""
         so_far = [other_turn for other_turn in self._turns if other_turn.opened_case is not None]
         return self._waits_on_host and opened_case.stays_open and self._fit_in(so_far)
 
     def _fit_in(self, turns: Sequence[CaseProgress]) -> bool:
-        """Whether these can be kept open at once, in half of the memory that every rank had free when that was first
-        asked for this group; all ranks ask together."""
+        """Whether these can be kept open at once, in half of the memory that every rank had free at this group's first
+        check; all ranks ask together."""
         if self._room_bytes is None:
             self._room_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2
         return sum(turn.held_bytes for turn in turns) <= self._room_bytes
@@ -359,7 +330,7 @@ class Runner:
         turn.medians.append(median(samples.samples_s))
 
     def _trace(self, turn: CaseProgress) -> None:
-        """Append a case's trace, or why there is none; the launch goes on where all ranks failed."""
+        """Append a case's trace, or why there is none; the launch continues where all ranks failed."""
         if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
             return
         turn.is_traced = True

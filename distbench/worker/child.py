@@ -46,7 +46,7 @@ def main(verb: str, *arguments: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     if verb == "sweep":
-        from distbench.worker.sweep_steps import answer_lines
+        from distbench.worker.child_verbs import answer_lines
 
         results = answer_lines(*arguments)
     else:

@@ -1,36 +1,57 @@
-"""What a child process answers of some jobs, or of a pair of layouts, on a fake process group; verbs of `child.py`."""
+"""What a child process answers of jobs, of a pair of layouts and of a sweep, on a fake process group.
+
+Each question is answered by a process of its own, forked from this one, which has torch imported and nothing else done.
+A second question in the same process would find what the first one left behind: DTensor keeps what it planned for a
+mesh, in backward's thread too, and serves it to an equal mesh later, whatever groups that one has.
+"""
 
 import contextlib
+import gc
+import importlib
 import json
+import multiprocessing
 import os
 import random
+import sys
+import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, replace
+import warnings
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
+from multiprocessing.connection import Connection, wait
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
-import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.observe.memory import predicted_peak_bytes
 from distbench.observe.module_attribution import communications_of
 from distbench.planning.placement_states import State, parse_state
-from distbench.plans.training_step import TrainingStep
+from distbench.plans.batch import batch_of
+from distbench.plans.changed_plan import changed_plan, checkpointable, mesh_dims_of, sharding_dims_of
+from distbench.plans.model import blueprint, tensors_of
+from distbench.plans.plan_check import problems
+from distbench.plans.plan_code import change_code, plan_code
+from distbench.plans.training_step import TrainingStep, state_of
+from distbench.processes.ask_child import ended_text, last_words
 from distbench.ranks.case_protocol import OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, profile_of
 from distbench.ranks.failure import one_line
 from distbench.ranks.measure import no_stamp
-from distbench.simulate.recorded_step import recorded_ranks
+from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks
 from distbench.simulate.recording import save_recordings
-from distbench.spec import Job, ParallelPlan, UserError
+from distbench.spec import Job, ParallelPlan, Scenario, UserError
 from distbench.spec.case_filter import MAX_NAMED, none_chosen
+from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.placements import TORCH_PLANNERS
-from distbench.spec.plan_changes import mesh_of
+from distbench.spec.plan_changes import mesh_of, split_variant
 from distbench.torch_private import (
     ZERO_FILLS,
+    ShapesOnly,
     Skipped,
     Unsupported,
     fake_mesh,
@@ -40,25 +61,96 @@ from distbench.torch_private import (
     planner,
     remembered_steps,
 )
-from distbench.worker.fork_pool import ForkPool
+from distbench.worker.plan_rehearsal import rank_of, rehearse
 from distbench.worker.rank_session import all_cases, chosen_cases, declared, load_scenario, variant_label
 
-
-def jobs_in(records: Sequence[Mapping[str, Any]]) -> list[Job]:
-    """The jobs that a question is about."""
-    return [Job.from_record(record) for record in records]
-
-
-def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
-    """This rank of a fake process group on its mesh."""
-    assert dist.group.WORLD is not None
-    return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, seed)
-
-
 Answer = dict[str, Any]
+STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
 
 
-def answers_of(function: Callable[[Job], Answer], records: Sequence[Mapping[str, Any]]) -> list[Answer]:
+@dataclass
+class Question:
+    """A question and its answer."""
+
+    data: Any
+    answer: Any = None  # None also where its process ended without one
+    why: str = ""  # how the process ended then, in words
+    again: str = ""  # how a first process was ended by a signal, in words; the second one gave the answer
+
+
+class ForkPool:
+    """Has each question answered by `function` in a process forked from this one, which must have done no work in torch
+    before. A question whose process a signal ends is asked once more."""
+
+    def __init__(self, function: Callable[[Any], Any], num_at_once: int) -> None:
+        self._function, self._num_at_once = function, num_at_once
+        self._waiting: deque[Question] = deque()
+        self._running: dict[Connection, tuple[Question, BaseProcess, BinaryIO]] = {}
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether some question has no answer yet."""
+        return bool(self._waiting or self._running)
+
+    def ask(self, data: Any) -> None:
+        """Take in a question."""
+        self._waiting.append(Question(data))
+
+    def wait(self, files: Sequence[int] = ()) -> tuple[list[Question], bool]:
+        """Return when a question is answered, or one of some files can be read: the questions, and whether one can."""
+        while self._waiting and len(self._running) < self._num_at_once:
+            self._start(self._waiting.popleft())
+        ready = wait([*self._running, *files])
+        ended = [self._ended(connection) for connection in ready if isinstance(connection, Connection)]
+        return [question for question in ended if question], len(ready) > len(ended)
+
+    def _start(self, question: Question) -> None:
+        context = multiprocessing.get_context("fork")
+        receiver, sender = context.Pipe(duplex=False)
+        stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_ended` closes it
+        process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
+        process.start()
+        # While this process holds the sending end too, a child that dies would never be noticed.
+        sender.close()
+        self._running[receiver] = question, process, stderr
+
+    def _answer(self, question: Question, sender: Connection, stderr: int) -> None:
+        """In the forked process: send the answer, and the modules that torch imported for it."""
+        os.dup2(stderr, 2)
+        warnings.simplefilter("ignore")
+        before = {*sys.modules}
+        answer = self._function(question.data)
+        sender.send((answer, [name for name in [*sys.modules] if name.startswith("torch.") and name not in before]))
+
+    def _ended(self, connection: Connection) -> Question | None:
+        """The question of a process that has ended; None where it is asked once more."""
+        question, process, stderr = self._running.pop(connection)
+        modules: list[str] = []
+        with stderr:
+            with connection, contextlib.suppress(EOFError):
+                question.answer, modules = connection.recv()
+            process.join()
+            stderr.seek(0)
+            stderr_lines = stderr.read().decode("utf-8", "replace").splitlines()
+        # What torch imports once it is used takes a fifth of an answer: the next processes have it already.
+        for module in modules:
+            with contextlib.suppress(Exception):
+                importlib.import_module(module)
+        gc.freeze()  # processes that are forked from here on need not look through it for garbage
+        code = process.exitcode or 0
+        if question.answer is None and code < 0:
+            ended = ended_text(code, stderr_lines)
+            if not question.again:
+                self._waiting.appendleft(Question(question.data, again=ended))
+                return None
+            question.why = f"its process was {ended}, the second time"
+        elif question.answer is None:
+            words = f" (its last words: {last_words(stderr_lines)})" if last_words(stderr_lines) else ""
+            question.why = f"its process ended with exit code {code} and without an answer{words}"
+        return question
+
+
+def _answers_of(function: Callable[[Job], Answer], records: Sequence[Mapping[str, Any]]) -> list[Answer]:
     """What a function answers for each job, in the jobs' order; {"user_error": one sentence} where it raises."""
     pool = ForkPool(partial(_answer_or_error, function), len(os.sched_getaffinity(0)))
     for number, record in enumerate(records):
@@ -80,8 +172,8 @@ def _answer_or_error(function: Callable[[Job], Answer], question: tuple[int, Map
         return {"user_error": reason}
 
 
-def case_ids(job: Job) -> dict[str, Any]:
-    """The ids of a job's cases. `UserError` where the scenario is declared wrongly."""
+def _case_ids(job: Job) -> Answer:
+    """{"ids": the ids of a job's cases, as it chooses them}; `UserError` where the scenario is declared wrongly."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
         all_specs = all_cases(job, function, replace(rank_of(mesh, job.settings.seed), profile=profile_of(job)))
@@ -89,11 +181,6 @@ def case_ids(job: Job) -> dict[str, Any]:
     if not ids:
         raise UserError(none_chosen(job.chosen, len(all_specs), [spec.case.id for spec in all_specs[:MAX_NAMED]]))
     return {"ids": ids}
-
-
-def all_case_ids(records: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """For each job {"ids": [case id, ...]} in their order, as the job chooses them, or {"user_error": sentence}."""
-    return answers_of(case_ids, records)
 
 
 PathAnswer = dict[str, str] | None
@@ -125,13 +212,13 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
                     for number in order:
                         if time.monotonic() > deadline:
                             break
-                        answers[name][number] = _answer(mesh, shape, dtype, *pairs[number])
+                        answers[name][number] = _path_answer(mesh, shape, dtype, *pairs[number])
     except Unsupported as reason:
         return {"torch": torch.__version__, "unsupported": str(reason)}
     return {"torch": torch.__version__, "no_zero_fill": lacks(ZERO_FILLS), "paths": answers}
 
 
-def _answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: State, target: State) -> PathAnswer:
+def _path_answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: State, target: State) -> PathAnswer:
     try:
         return {"path": path_between(mesh, shape, dtype, source, target)}
     # Whatever torch raises for this pair it would raise in a training job too: that is the answer.
@@ -139,7 +226,7 @@ def _answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: Stat
         return {"error": f"torch raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 
-def signature(job: Job) -> dict[str, Any]:
+def signature(job: Job) -> Answer:
     """What rank 0 communicates and holds in one call of each case, after one that sets things up.
 
     Returns:
@@ -169,24 +256,33 @@ def signature(job: Job) -> dict[str, Any]:
     return {"torch": torch.__version__, "cases": by_case, "left_out": left_out}
 
 
-def all_signatures(records: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """What `signature` answers for each job, or {"user_error": sentence}."""
-    return answers_of(signature, records)
-
-
 def _of_case(opened_case: OpenedCase, context: RankContext) -> dict[str, Any]:
     call = opened_case.call
-    for _ in range(call.num_setup_steps if isinstance(call, TrainingStep) else 1):
+    step = call if isinstance(call, TrainingStep) else None
+    for _ in range(step.num_setup_steps if step else 1):
         call(no_stamp)
-    if isinstance(call, TrainingStep):
-        rows = communications_of(call, call.phases, call.plan, context, call.model)
-        peak = predicted_peak_bytes(call)
-    else:
-        rows, peak = communications_of(call, opened_case.phases, ParallelPlan(), context), None
-    return {"paths": [asdict(row) for row in rows], "peak_bytes": peak}
+    plan, model = (step.plan, step.model) if step else (ParallelPlan(), None)
+    rows = communications_of(call, opened_case.phases, plan, context, model)
+    return {"paths": [asdict(row) for row in rows], "peak_bytes": predicted_peak_bytes(step) if step else None}
 
 
-def recordings(job: Job, prefix: Path, ranks: Sequence[int] | None = (0,)) -> Iterator[dict[str, str]]:
+# For each job what the function answers, or {"user_error": sentence}.
+all_case_ids = partial(_answers_of, _case_ids)
+all_signatures = partial(_answers_of, signature)
+
+
+def all_recordings(records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]") -> list[list[dict[str, str]]]:
+    """For each job one entry a variant: {"label": its name, "file": the recordings in the folder}, or {"label",
+    "left_out": why there is none}.
+
+    Args:
+        ranks: as JSON; null for rank 0 and those that differ from it.
+    """
+    jobs = map(Job.from_record, records)
+    return [[*_recordings(job, Path(folder) / str(number), json.loads(ranks))] for number, job in enumerate(jobs)]
+
+
+def _recordings(job: Job, prefix: Path, ranks: Sequence[int] | None) -> Iterator[dict[str, str]]:
     """Record a step of each variant, as some ranks run it, into a file, whose name begins with the prefix."""
     function = load_scenario(Path(job.file), job.scenario)
     for number, variant in enumerate(job.variants):
@@ -203,13 +299,145 @@ def recordings(job: Job, prefix: Path, ranks: Sequence[int] | None = (0,)) -> It
         yield {"label": label, "file": str(file)}
 
 
-def all_recordings(records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]") -> list[list[dict[str, str]]]:
-    """For each job one entry a variant: {"label": its name, "file": the recordings in the folder}, or {"label",
-    "left_out": why there is none}.
+def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[str, Any]]:
+    """Answer the questions of a sweep, the lines of standard input until it ends, each in a process of its own.
 
-    Args:
-        ranks: as JSON; null for rank 0 and those that differ from it.
+    Each line is a question: `id`, `ask`, `mesh`, `label`, and `variants` with as many `files`. Answers are lines {"id",
+    "answers": one a variant}, in the order in which they are ready:
+
+    - "facts": what the plan and the model are, see `_facts`
+    - "record": {}, once the recording of a step was saved in its file, by each rank that the others may wait for
+    - "check": {}, where the plan can work
+    - "code": the plan as Python, and its difference from the first variant's, see `_code`
+
+    or {"id", "left_out": why there is no answer, "lasts": whether asking again would be answered likewise}. A process
+    that a signal ends is started once more; the answer then says in "again" how the first one ended.
     """
-    return [
-        [*recordings(job, Path(folder) / str(number), json.loads(ranks))] for number, job in enumerate(jobs_in(records))
-    ]
+    pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario), int(num_at_once)), True
+    # A buffer would take in lines that `wait` then never sees.
+    with open(0, "rb", buffering=0, closefd=False) as lines:
+        while is_open or pool.is_busy:
+            questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
+            for question in questions:
+                again = {"again": question.again} if question.again else {}
+                answer = question.answer or {"left_out": question.why, "lasts": False}
+                yield {"id": question.data["id"], **answer, **again}
+            if is_readable:
+                line = lines.readline()
+                is_open = bool(line)
+                if line:
+                    pool.ask(json.loads(line))
+
+
+def _sweep_answer(file: Path, name: str, question: dict[str, Any]) -> Answer:
+    answer_for = {"facts": _facts, "record": _record, "check": _check, "code": _code}[question["ask"]]
+    try:
+        function = load_scenario(file, name)
+        answers: list[Answer] = []
+        for variant, recording in zip(question["variants"], question["files"], strict=True):
+            scenario = declared(function, variant)
+            if scenario.build_model is None or scenario.make_batch is None:
+                raise UserError("it has no step; give it build_model and make_batch")
+            if scenario.inference:
+                raise UserError(
+                    "it runs forward alone, and a sweep changes what training has; try plans with run --set"
+                )
+            about = {"scenario": name, "file": recording, "variant": variant, "function": function}
+            answers.append(answer_for(scenario, {**question, **about}))
+        return {"answers": answers}
+    except (UserError, Unsupported) as error:
+        return {"left_out": str(error), "lasts": True}
+    except (Exception, SystemExit) as error:
+        return {"left_out": f"it raises {one_line(error)}", "lasts": not isinstance(error, OSError | MemoryError)}
+
+
+def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
+    """Rank 0's step; where other ranks have more to do in theirs, those too; of a pipeline every position's."""
+    step_args = scenario, question["scenario"], question["label"], question["mesh"]
+    if scenario.plan.pipeline is not None:
+        recordings = recorded_ranks(*step_args, None)
+    else:
+        first = recorded(*step_args)
+        recordings = [first.recording, *(recorded(*step_args, rank).recording for rank in first.busier)]
+    save_recordings(recordings, Path(question["file"]))
+    return {}
+
+
+def _check(scenario: Scenario, question: dict[str, Any]) -> Answer:
+    assert scenario.build_model and scenario.make_batch
+    with fake_ranks(question["mesh"]) as mesh:
+        model = blueprint(scenario.build_model, SEED, with_values=False).model
+        context = rank_of(mesh, SEED)
+        sentences = problems(model, batch_of(scenario), scenario.step_plan, context)
+        if not sentences:
+            with contextlib.suppress(Skipped):
+                sentences = list(rehearse(scenario, context, with_step=False).problems)
+    if sentences:
+        raise UserError("; ".join(sentences))
+    return {}
+
+
+def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
+    """`plan`: lines that make the variant's plan. `change`: lines that make it of the same scenario's plan with the
+    changes of the first variant alone. Each is None where some value has no text."""
+    params, changes = split_variant(question["variant"])
+    _, first_changes = split_variant(question["variants"][0])
+    # Of one call: objects without an equality of their own are equal to themselves alone.
+    plan = question["function"](**params).plan
+    change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
+    return {"plan": plan_code(scenario.plan), "change": change}
+
+
+def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
+    """Of the plan: the mesh dims that it uses, those that shard parameters, and what of it can be changed.
+    Of the model: its parameters, those that are trained, and the optimizer's bytes for each byte of these."""
+    assert scenario.build_model and scenario.make_batch
+    plan = scenario.plan
+    model = blueprint(scenario.build_model, SEED, with_values=False).model
+    with ShapesOnly().on():
+        batch = batch_of(scenario)
+    fsdp, cp = plan.fsdp, plan.cp
+    # What a function of the user's own does with parameters and gradients nobody knows beforehand.
+    is_own = scenario.parallelize is not None or scenario.after_materialize is not None
+    trained = [] if is_own else [parameter for parameter in model.parameters() if parameter.requires_grad]
+    return {
+        "mesh_dims": mesh_dims_of(plan),
+        "shard_dims": list(MESH_DIMS) if scenario.parallelize is not None else sharding_dims_of(plan),
+        "fsdp": fsdp
+        and {
+            "reshard_after_forward": fsdp.reshard_after_forward,
+            "mixed_precision": fsdp.mixed_precision is not None,
+            "prefetch": fsdp.prefetch_forward is not None or fsdp.prefetch_backward is not None,
+        },
+        "cp": cp and {"mesh_dim": cp.mesh_dim, "rotate": cp.rotate, "load_balance": cp.balances},
+        "pipeline": plan.pipeline is not None,
+        "checkpoint": list(plan.checkpoint),
+        "is_selective": plan.checkpoint_context is not None,
+        "checkpointable": list(checkpointable(plan)),
+        "microbatches": plan.microbatches,
+        "parameter_bytes": _num_bytes(model.parameters()),
+        "trained_bytes": _num_bytes(trained),
+        "optimizer_share": _optimizer_share(scenario),
+        "batch_size": batch.length,
+        "num_tokens": scenario.num_tokens(batch.tree) if callable(scenario.num_tokens) else scenario.num_tokens,
+    }
+
+
+def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _optimizer_share(scenario: Scenario) -> float:
+    """Bytes of optimizer state for each byte of parameters, of one parameter alone; 0 where that cannot be told."""
+    if scenario.optimizer is None:
+        return 0.0
+    parameter = torch.nn.Parameter(torch.zeros(STATE_ELEMENTS).reshape(128, -1))
+    parameter.grad = torch.zeros_like(parameter)
+    try:
+        optimizer = scenario.optimizer([parameter])
+        optimizer.step()
+    except Exception:
+        return 0.0
+    tensors = [tensor for _, tensor in tensors_of(state_of(optimizer)) if tensor.numel() >= parameter.numel()]
+    state = [tensor for tensor in tensors if tensor is not parameter and tensor is not parameter.grad]
+    return _num_bytes(state) / _num_bytes([parameter])

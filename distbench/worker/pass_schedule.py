@@ -1,10 +1,8 @@
 """How a launch's cases are spread over passes: how many passes, in which order, and how much of a case each takes.
 
 Cases that a report compares are a group: all training steps of a launch, the planners of one redistribution. Groups are
-measured one after the other, each in passes of its own, so that a pair's planners take turns within a second or so.
-
-A stretch of a launch has its own level, so samples taken in one go tell little beyond about five; passes do. Every rank
-decides alike, from what all ranks were given.
+measured one after the other, each in passes of its own, so that a pair's planners take turns within about a second. A
+stretch of a launch has its own level, so more than about five samples in one go add little. Every rank decides alike.
 """
 
 import contextlib
@@ -22,15 +20,14 @@ from distbench.statistics.pass_comparison import MIN_PASSES
 SAMPLES_A_TURN = 5
 SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it is over
 MAX_PASSES = 100
-REOPEN_EVERY = 4  # passes: what one opening of a model has by luck must not look like a difference between two
+REOPEN_EVERY = 4  # passes: the luck of one opening of a model must not look like a difference between two
 # How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
 STRETCH = 4.0
-# Samples of a turn, and of one that begins with an iteration nobody looks at, as far as they take no longer than that:
-# what is not timed shall not be most of a turn.
+# Samples of a turn, and of one that begins with an untimed iteration, within that time: most of a turn is timed.
 LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
 UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
 UNTOUCHED_STEP_S = 5e-3  # nor does one of a model that has run since it was checked
-ENOUGH = 3  # passes of what cannot be compared: a sample alone may be any
+ENOUGH = 3  # passes of cases that cannot be compared: a single sample may be any
 
 
 class PassPlan:
@@ -41,9 +38,9 @@ class PassPlan:
         num_cases: of the group.
         is_compared: whether a report will compare these cases with each other.
         group: its name: each has an order of its own.
-        max_passes: it takes at most so many; 0 for MAX_PASSES.
-        run_id: of the launch, the same on all ranks. Orders are drawn by it, not by the seed alone: orders that are the
-            same in every launch put some case before another one in most passes, of every launch.
+        max_passes: at most; 0 for MAX_PASSES.
+        run_id: of the launch, the same on all ranks. Orders are drawn by it too: by the seed alone, some case would
+            come before another one in most passes of every launch.
     """
 
     def __init__(
@@ -61,7 +58,7 @@ class PassPlan:
         self.num_passes = MIN_PASSES if self.is_automatic else max(settings.passes, 1)
 
     def order(self, number: int, count: int) -> list[int]:
-        """Places in a list of `count` cases, in the order of one pass: drawn anew for each."""
+        """Places in a list of `count` cases, in the random order of one pass."""
         places = list(range(count))
         if self.num_passes > 1:
             random.Random(f"{self._settings.seed} {self._run_id} {self._group} pass {number}").shuffle(places)
@@ -92,13 +89,11 @@ class PassPlan:
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
     def share_limits(self, turns: Sequence["CaseProgress"]) -> float:
-        """Give all cases that are compared with each other the same turns from here on: those of the longest case.
+        """Give all cases that are compared the same turns from here on, those of the longest case; return the seconds
+        by which a pass gets longer.
 
         A case's own estimate is luck on a busy machine, and it would stay with the case for the whole launch. The
         median of 5 samples and the median of 30 samples have different means where samples are skewed.
-
-        Returns:
-            Seconds by which a pass gets longer than one with the limits of before.
         """
         longer_s = 0.0
         compared: dict[tuple[str, int], list[CaseProgress]] = {}
@@ -117,34 +112,25 @@ class PassPlan:
         return longer_s * self._settings.iterations_per_sample
 
     def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:
-        """Choose the number of passes.
-
-        Args:
-            pass_s: seconds that a pass takes on the slowest rank, checks apart.
-            stretch: budgets that it may take for MIN_PASSES of them.
-        """
+        """Choose the number of passes, which take `pass_s` seconds each on the slowest rank without checks; `stretch`
+        budgets may be taken for MIN_PASSES of them."""
         if not self.is_automatic:
             return
         budget_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
         affordable = budget_s / max(pass_s, 1e-6)
-        # What is taken beyond the budget, but is too little to compare anything, is taken for nothing.
+        # Passes beyond the budget that are too few to compare anything would be wasted.
         least = MIN_PASSES if stretch * affordable >= MIN_PASSES else min(max(int(stretch * affordable), 1), ENOUGH)
         self.num_passes = min(max(int(affordable), least), self._max_passes)
 
     def goes_on(self, number: int, medians: Sequence[Sequence[float]]) -> bool:
-        """Whether there is another pass.
-
-        Args:
-            number: passes so far.
-            medians: seconds, for each case its median of each pass.
-        """
+        """Whether there is another pass after `number`, with each case's median of each pass (seconds)."""
         if number >= self.num_passes:
             return False
         target_ci = self._settings.target_ci
         return not (self.is_automatic and number >= MIN_PASSES and all(is_steady(case, target_ci) for case in medians))
 
     def must_be_seen(self, number: int) -> bool:
-        """Whether what that many passes gave must be known: whether there is another one may depend on it."""
+        """Whether `goes_on` may depend on the results of that many passes."""
         return number >= min(MIN_PASSES, self.num_passes)
 
 
@@ -153,11 +139,8 @@ def groups_of(
 ) -> list[tuple[PassPlan, list[CaseSpec]]]:
     """The cases of a launch by group, in order of first appearance, each group with its plan.
 
-    Args:
-        case_specs: all cases.
-        settings: `passes` other than 0 makes one group of all: what is measured then takes its turns together.
-        done: ids that have a row from an earlier launch of the job. A group before one of those is finished, if whole.
-        run_id: of the launch, the same on all ranks.
+    `settings.passes` other than 0 makes one group of all. `done` are ids that have a row from an earlier launch of the
+    job: a group before one of those is finished, if whole.
     """
     if settings.passes:
         return [(PassPlan(settings, len(case_specs), is_compared=False, run_id=run_id), list(case_specs))]
@@ -169,49 +152,29 @@ def groups_of(
         (PassPlan(settings, len(group), bool(name), name, group[0].max_passes, run_id), group)
         for name, group in groups.items()
     ]
-    begun = [place for place, (_, group) in enumerate(planned_groups) if any(one.case.id in done for one in group)]
-    last = max(begun, default=0)
-    return [
-        one
-        for place, one in enumerate(planned_groups)
-        if place >= last or any(spec.case.id not in done for spec in one[1])
-    ]
+    are_done = [[case_spec.case.id in done for case_spec in group] for _, group in planned_groups]
+    last = max((place for place, group_done in enumerate(are_done) if any(group_done)), default=0)
+    return [planned for place, planned in enumerate(planned_groups) if place >= last or not all(are_done[place])]
 
 
 @dataclass
 class CaseProgress:
-    """A case on its way through the passes.
+    """A case on its way through the passes."""
 
-    Args:
-        index: its place among the cases of the launch.
-        case_spec: the case.
-        medians: seconds, its median of each pass so far.
-        limits: what one turn may take of it; None before it was first warmed up.
-        is_touched: whether an iteration that is not timed comes before its samples.
-        estimate_s: seconds that an iteration took when the case was first warmed up.
-        shortest_s: the least estimate of the cases that it is compared with.
-        longest_s: the largest one.
-        counters: of its row.
-        held_bytes: memory that it takes while it is kept open, on this rank.
-        opened_case: the case while it is open.
-        stays_open: whether it may be kept so between passes, known once it was open.
-        has_settled: whether it has run since its check, which may leave an optimizer that has seen nothing.
-    """
-
-    index: int
+    index: int  # its place among the cases of the launch
     case_spec: CaseSpec
-    medians: list[float] = field(default_factory=list)
-    limits: Settings | None = None
-    is_touched: bool = False
-    estimate_s: float = 0.0
-    shortest_s: float = 0.0
-    longest_s: float = 0.0
-    counters: dict[str, Any] = field(default_factory=dict)
-    held_bytes: int = 0
+    medians: list[float] = field(default_factory=list)  # seconds, of each pass so far
+    limits: Settings | None = None  # of one turn; None before it was first warmed up
+    is_touched: bool = False  # whether an iteration that is not timed comes before its samples
+    estimate_s: float = 0.0  # of an iteration when the case was first warmed up
+    shortest_s: float = 0.0  # the least estimate of the cases that it is compared with
+    longest_s: float = 0.0  # the largest one
+    counters: dict[str, Any] = field(default_factory=dict)  # of its row
+    held_bytes: int = 0  # memory that it takes while it is kept open, on this rank
     opened_case: OpenedCase | None = None
     is_traced: bool = False
-    stays_open: bool = True
-    has_settled: bool = False
+    stays_open: bool = True  # whether it may be kept open between passes, known once it was open
+    has_settled: bool = False  # whether it has run since its check, which may leave an optimizer without state
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
@@ -232,12 +195,12 @@ class CaseProgress:
         self._opened.close()
 
     def needs_touch(self, is_small: bool, is_on_cpu: bool) -> bool:
-        """Whether an untimed iteration comes before those of a further pass of a case that was kept open: not where one
-        is so long that caches have long forgotten what ran before it."""
+        """Whether an untimed iteration comes before a further pass of a case that was kept open: not before iterations
+        so long that caches do not matter."""
         if is_small:
             return self.shortest_s < UNTOUCHED_S
         return not (is_on_cpu and self.has_settled and self.shortest_s >= UNTOUCHED_STEP_S)
 
     def is_due_for_reopening(self, number: int) -> bool:
-        """Whether this is one of the passes before which it is opened anew; cases take turns in that, too."""
+        """Whether it is opened again before this pass; cases take turns in that, too."""
         return (number + self.index) % REOPEN_EVERY == 0

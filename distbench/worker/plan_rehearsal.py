@@ -1,4 +1,4 @@
-"""Whether plans can work: checked, and one step tried on a fake process group, on shapes alone; and where it fails."""
+"""Whether plans can work, and where they fail: checked, and one step tried on a fake process group, on shapes alone."""
 
 import contextlib
 import itertools
@@ -12,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.cases.single_device_reference import model_on_device
 from distbench.cases.step import NEEDS_A_BATCH, parameter_bytes, step_case
@@ -32,45 +34,37 @@ from distbench.spec.plan import SCHEDULES
 from distbench.spec.plan_changes import mesh_of
 from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
-from distbench.worker.child_verbs import jobs_in, rank_of
 from distbench.worker.rank_session import declared, load_scenario, variant_label
-
-# One step of a plan on a fake process group, on shapes alone: what only shows when the model runs, and where.
 
 # A model of no more parameters that fails on shapes alone is run again with values: it may need them.
 MAX_REPEATED = 20_000_000
-# One of no more, in parameters and in what its batch holds, is run with values whatever shapes tell.
+# One of no more parameters, and elements of its batch, is run with values in any case.
 SMALL = 2_000_000
-# What an index says that was to come from another rank; memory that FSDP2 has freed is out of bounds on all of them.
+# Errors of an index that was to come from another rank; memory that FSDP2 has freed is out of bounds on all of them.
 NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
-# Parts of a batch whose gradients are held against each other.
+# Parts of a batch whose gradients are compared.
 MOST_PARTS = 8
 TOO_LARGE = "and the model is too large to be tried with values"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What came of trying a step.
+    """The result of trying a step."""
 
-    Args:
-        problems: what keeps the plan from being applied, or the step from running.
-        why_not: what kept forward and backward from being tried; None where they were, or the plan was refused.
-        parameter_bytes: of the parameters that rank 0 holds.
-    """
+    problems: tuple[str, ...] = ()  # of applying the plan, or of the step
+    why_not: str | None = None  # forward and backward were not tried; None where they were, or the plan was refused
+    parameter_bytes: int = 0  # of the parameters that rank 0 holds
 
-    problems: tuple[str, ...] = ()
-    why_not: str | None = None
-    parameter_bytes: int = 0
+
+def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
+    """This rank of a fake process group on its mesh."""
+    assert dist.group.WORLD is not None
+    return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, seed)
 
 
 def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -> Rehearsal:
-    """Apply the plan, which has been checked against the mesh, then run forward, loss and backward as this rank would.
-
-    `Skipped` where a part of the plan has nothing to do on this machine.
-
-    Args:
-        with_step: False applies the plan alone.
-    """
+    """Apply the plan, which has been checked against the mesh, then (`with_step`) run forward, loss and backward as
+    this rank would. `Skipped` where a part of the plan has nothing to do on this machine."""
     shapes, missing = None, ""
     try:
         shapes = ShapesOnly()
@@ -94,28 +88,26 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
         raise
     except UserError as error:
         return Rehearsal((str(error),))
-    except Exception as error:
-        # What plan_check does not know of, torch says when the plan is applied.
+    except Exception as error:  # of plans that pass plan_check
         return Rehearsal((f"torch refuses the plan: {one_line_and_place(error)}",))
+    held_bytes = parameter_bytes(step.model)
     if shapes is None or not with_step:
-        return Rehearsal((), missing, parameter_bytes(step.model))
+        return Rehearsal((), missing, held_bytes)
     if step.has_buckets and num_parameters > MAX_REPEATED:
-        return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", parameter_bytes(step.model))
+        return Rehearsal((), f"DDP's buckets need values, {TOO_LARGE}", held_bytes)
     problems, why_not = _tried(step, shapes.on, scenario.plan.ddp, scenario.call)
-    if problems or why_not:
-        if num_parameters <= MAX_REPEATED:
-            problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
-        else:
-            problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
-    elif _is_small(step, num_parameters):
+    failed = bool(problems or why_not)
+    if failed and num_parameters > MAX_REPEATED:
+        problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
+    elif failed or _is_small(step, num_parameters):
         problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
-        # What ranks should have received is not there to be an index.
-        problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
-    return Rehearsal(problems, why_not, parameter_bytes(step.model))
+        if not failed:  # an index that another rank should have sent is missing here
+            problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
+    return Rehearsal(problems, why_not, held_bytes)
 
 
 def _is_small(step: TrainingStep, num_parameters: int) -> bool:
-    """Whether a step on this machine's CPU takes no time: kernels refuse what shapes do not tell (dtypes, say)."""
+    """Whether a step on this machine's CPU takes no time: kernels also check dtypes, say, which shapes do not."""
     numel = sum(tensor.numel() for _, tensor in tensors_of(step.batch.tree))
     is_here = step.microbatches and all(leaf.device.type == "cpu" for _, leaf in tensors_of(step.microbatches[0]))
     return bool(is_here) and num_parameters <= min(MAX_REPEATED, SMALL) and numel <= SMALL
@@ -131,15 +123,14 @@ def _tried_with_values(
     problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
     plan = scenario.step_plan
     is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
-    if is_compared and not (problems or why_not or scenario.inference):
-        lacking = any(parameter.requires_grad and parameter.grad is None for parameter in step.model.parameters())
-        problems = tuple(_of_some_parts_only(scenario, step, context)) if lacking else ()
+    lacking = [one for one in step.model.parameters() if one.requires_grad and one.grad is None]
+    if lacking and is_compared and not (problems or why_not or scenario.inference):
+        problems = _of_some_parts_only(scenario, step, context)
     return problems, why_not
 
 
-def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankContext) -> Iterator[str]:
-    """A parameter whose gradient some ranks have and some do not, as data decide (an expert that no token chose): FSDP2
-    sums those that a rank has."""
+def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankContext) -> tuple[str, ...]:
+    """A parameter whose gradient some ranks have and some do not, by their data (an expert that no token chose)."""
     _, count = context.index(BATCH_DIMS)
     model = model_on_device(scenario, context, step.built)
     names_of_parts: list[set[str]] = []
@@ -149,12 +140,12 @@ def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankCon
         names_of_parts.append({name for name, parameter in model.named_parameters() if parameter.grad is not None})
         if odd := sorted(names_of_parts[0] ^ names_of_parts[-1]):
             some, none = (0, part) if odd[0] in names_of_parts[0] else (part, 0)
-            yield (
+            return (
                 f"parameter {odd[0]} gets a gradient from part {some} of the batch and none from part {none}; FSDP2 "
                 "sums what each rank has, and so ranks would wait for each other: have each part use it (add 0 times "
-                "its sum to the loss), or name it in FsdpPlan(ignored=...)"
+                "its sum to the loss), or name it in FsdpPlan(ignored=...)",
             )
-            return
+    return ()
 
 
 def _tried(
@@ -195,16 +186,15 @@ def _tried(
 
 
 def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
-    """What DDP would wait for in vain."""
+    """The parameters that DDP would wait for in vain."""
     if ddp is None or ddp.find_unused_parameters or ddp.static_graph:
         return []
     ignored = {id(tensor) for module in matching_modules(ddp.ignored, model).values() for tensor in module.parameters()}
-    trained = [
-        (name, tensor)
+    lacking = [
+        name
         for name, tensor in model.named_parameters()
-        if tensor.requires_grad and id(tensor) not in ignored
+        if tensor.requires_grad and tensor.grad is None and id(tensor) not in ignored
     ]
-    lacking = [name for name, parameter in trained if parameter.grad is None]
     if not lacking:
         return []
     problem = f"parameter {listed(lacking, 1)} gets no gradient, and DDP waits for it"
@@ -212,7 +202,7 @@ def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
 
 
 class _ForwardTracker:
-    """Which module runs and what it was given; it keeps its state when the model raises, to say where."""
+    """Which module runs on which inputs, also after the model has raised."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
         self.problems: list[str] = []
@@ -225,7 +215,7 @@ class _ForwardTracker:
             module.register_forward_hook(self._leave)
 
     def where(self) -> str:
-        """The innermost module whose forward has begun, its style, and what it was given; or the phase."""
+        """The innermost module whose forward has begun, with its style and inputs; or the phase."""
         return self._at[-1] if self._at else self.phase
 
     def stamp(self) -> None:
@@ -235,16 +225,16 @@ class _ForwardTracker:
     def _enter(self, name: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
         self.has_run = self.has_run or not name
         style = self._styles.get(name)
-        under = f" under {type(style).__name__}" if style is not None else ""
-        texts = [_text(value) for value in inputs] + [f"{key}={_text(value)}" for key, value in keywords.items()]
-        self._at.append(f"{name or 'the root'}{under}, given {' and '.join(texts) or 'nothing'},")
+        where = f"{name or 'the root'}{f' under {type(style).__name__}' if style is not None else ''}"
+        texts = [*map(_text, inputs), *(f"{key}={_text(value)}" for key, value in keywords.items())]
+        given = " and ".join(texts) or "nothing"
+        self._at.append(f"{where}, given {given},")
         inner = getattr(style, "prepare_module_input", style)
-        for key in getattr(inner, "input_kwarg_layouts", None) or ():
-            if key not in keywords:
-                self.problems.append(
-                    f"{name or 'the root'}{under} has a layout for input {key!r}, which is not passed by that name; "
-                    f"it was given {' and '.join(texts) or 'nothing'}"
-                )
+        self.problems += [
+            f"{where} has a layout for input {key!r}, which is not passed by that name; it was given {given}"
+            for key in getattr(inner, "input_kwarg_layouts", None) or ()
+            if key not in keywords
+        ]
 
     def _leave(self, module: nn.Module, inputs: object, output: Any) -> None:
         self._at.pop()
@@ -259,15 +249,14 @@ def _text(value: Any) -> str:
     return f"{text} as {''.join(map(str, value.placements))}" if hasattr(value, "placements") else text
 
 
-# Of this process, for looking for meshes that work, all variants of a scenario together.
-SEARCH_S = 15.0
+SEARCH_S = 15.0  # of this process, for looking for meshes that work, all variants of a scenario together
 MANY = 16  # ranks along a mesh dim of which every size is tried
 
 
-def plan_problems(job: Job) -> Iterator[dict[str, Any]]:
-    """For each variant: `label` and `problems`. Where there are some, `works`: a mesh that has been tried and has none,
-    or null; where there are none why it is skipped, or `num_parameters`, `parameter_bytes` of a rank, `advice`:
-    sentences, and `not_tried`: why no step was tried, or null."""
+def _plan_problems(job: Job) -> Iterator[dict[str, Any]]:
+    """For each variant `label` and `problems`. With problems, `works`: a mesh that has been tried and has none, or
+    null. Without, why it is `skipped`, or `num_parameters`, `parameter_bytes` of a rank, `advice` (sentences), and
+    `not_tried` (why no step was tried, or null)."""
     find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
@@ -275,14 +264,14 @@ def plan_problems(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def all_plan_problems(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """For each job one entry a variant, as `plan_problems` has them."""
-    return [[*plan_problems(job)] for job in jobs_in(records)]
+    """For each job one entry a variant, as `_plan_problems` has them."""
+    return [[*_plan_problems(Job.from_record(record))] for record in records]
 
 
 def _of_variant(
     function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
 ) -> dict[str, Any]:
-    """What raises in the scenario's own code is one more problem: it must not hide those of the others."""
+    """One entry of `_plan_problems`; errors of the scenario's own code must not hide those of other variants."""
     try:
         scenario = declared(function, variant)
         answer = answer_on(mesh_of(variant, job.mesh), scenario, job)
@@ -298,28 +287,23 @@ def _of_variant(
 
 
 def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
-    """What `answers` says of a variant, without a mesh that works, on a mesh of that shape: rank 0's answer, and what
-    keeps other ranks from a step."""
+    """The entry of a variant, without `works`, on a mesh of that shape: rank 0's answer, and other ranks' problems."""
     with fake_ranks(shape) as mesh:
         answer = answer_of(scenario, rank_of(mesh, job.settings.seed, job.device))
     if "parameter_bytes" not in answer:
         return answer
     tried_ranks = _other_ranks(scenario, shape)
-    for rank in [*tried_ranks, *(rank for rank in _ranks_of_a_function(scenario, shape) if rank not in tried_ranks)]:
+    for rank in dict.fromkeys([*tried_ranks, *_ranks_of_a_function(scenario, shape)]):
         with fake_ranks(shape, rank=rank) as mesh:
-            if problems := rehearse(
-                scenario, rank_of(mesh, job.settings.seed, job.device), with_step=rank in tried_ranks
-            ).problems:
+            context = rank_of(mesh, job.settings.seed, job.device)
+            if problems := rehearse(scenario, context, with_step=rank in tried_ranks).problems:
                 return {"problems": [f"on rank {rank}: {problem}" for problem in problems], "step_fails": True}
     return answer
 
 
 def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
-    """Ranks whose step may fail where rank 0's does not.
-
-    Of inference the last one: a token that cannot be split may be all rank 0's. Of a pipeline the first one that has
-    the last stage and with it the loss, where that is not rank 0.
-    """
+    """Ranks whose step may fail where rank 0's does not: of inference the last one (a token that cannot be split may be
+    all rank 0's), of a pipeline the first one that has the last stage and with it the loss."""
     if scenario.inference:
         return [mesh_size(shape) - 1]
     pipeline = scenario.step_plan.pipeline
@@ -331,8 +315,8 @@ def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
 
 
 def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
-    """Ranks on which a function of the user's own is called, as it may raise on one only; of many the first ones, rank
-    0's neighbours along each mesh dim, and the last one."""
+    """Ranks on which a function of the user's own may raise alone: the first ones, rank 0's neighbours along each mesh
+    dim, and the last one."""
     if not callable(scenario.step_plan.tp):
         return []
     size = mesh_size(shape)
@@ -341,7 +325,7 @@ def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[i
 
 
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
-    """What `answers` says of a variant, without a mesh that works; `step_fails` where a step did not run."""
+    """Rank 0's entry of a variant, without `works`; `step_fails` where a step did not run."""
     if scenario.build_model is None:
         return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
     if scenario.make_batch is None:
@@ -365,12 +349,10 @@ def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
     """What works, and may cost more than one expects."""
     policies = policies_of(scenario.step_plan.fsdp) if scenario.step_plan.fsdp is not None else []
     parameter_dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
-    policy = next(
-        (one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, parameter_dtype)), None
-    )
-    if policy is None:
+    policies = [one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, parameter_dtype)]
+    if not policies:
         return []
-    own_name, gathered = dtype_name(parameter_dtype), dtype_name(policy.param_dtype)
+    policy, own_name, gathered = policies[0], dtype_name(parameter_dtype), dtype_name(policies[0].param_dtype)
     return [
         f"mixed_precision sets no reduce_dtype: torch {torch.__version__} reduces gradients in "
         f"{dtype_name(reduction_dtype(policy, parameter_dtype))} (torch 2.15 and newer in {own_name}, older ones in "
@@ -381,10 +363,8 @@ def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
 def _mesh_that_works(
     job: Job, until: float, worked: list[dict[str, int]], scenario: Scenario
 ) -> Mapping[str, int] | None:
-    """The mesh of the most ranks, no mesh dim larger than it is, that passes this check; None where time runs out.
-
-    Those that worked for other variants are tried first.
-    """
+    """The mesh of the most ranks, no mesh dim larger than it is, that passes this check; None where time runs out. A
+    mesh that worked for other variants is tried first."""
     for mesh in [*worked, *smaller_meshes(job.mesh)]:
         if time.process_time() > until:
             break

@@ -1,8 +1,8 @@
 """`python -m distbench.worker.rank_launcher RANKS PROGRAM JOB.json...`: forks the ranks of some jobs on this host.
 
-This process imports torch once, does nothing with it, and forks every rank of a job as soon as the job's file is there,
-one job after another. So a job finds what a new process would find, whatever the one before it did: patched modules,
-compiled code, threads, caches, memory. What is shared is the time that imports take.
+This process imports torch once, does nothing with it, and forks every rank of a job as soon as the job's file exists,
+one job after another. So a job does not see patched modules, compiled code, threads, caches or memory of the one before
+it. Only the time of imports is shared.
 """
 
 import contextlib
@@ -36,11 +36,11 @@ COMPILES, COMPILE_KNOB = "CompilePlan", "plan.compile"
 
 
 def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> NoReturn:
-    """Run the jobs in turn and end this process: 0 when all went well, 1 when a rank did not end well.
+    """Run the jobs in turn and end this process: 0 when all ranks ended well, else 1.
 
     Args:
         num_ranks: of each job.
-        program: what a rank runs, given its job's file: a Python file, or "-m" and a module.
+        program: a Python file, or "-m" and a module, which each rank runs with its job's file.
         job_files: the first one is there; each of the others is waited for when the one before it has ended.
     """
     die_with_parent()
@@ -54,7 +54,8 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
         ranks = Ranks(num_ranks, program)
         signal.signal(signal.SIGTERM, ranks.end_by_signal)
         for number, file in enumerate(job_files, start=1):
-            _wait_for(file)
+            while not file.exists():  # a parent that has ended writes none, but it also ends this process
+                time.sleep(POLL_S)
             log_dir = file.parent
             _log_to(log_dir / LAUNCH_LOG)
             _import_more_for(Job.load(file))
@@ -72,7 +73,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
 
 
 class Ranks:
-    """The ranks of one job at a time, and the store at which they meet: this process's, so it outlives any rank."""
+    """The ranks of one job at a time, and their store, which outlives any rank."""
 
     def __init__(self, num_ranks: int, program: Sequence[str]) -> None:
         self._num_ranks, self._program = num_ranks, list(program)
@@ -148,7 +149,7 @@ class Ranks:
 
 
 def _is_bound(rank: int, log_dir: Path) -> bool:
-    """Whether this rank is bound as asked, if it is; why it is not is left where ranks say why they fail."""
+    """Bind this rank as asked; where that fails, report why and return False."""
     if mode := os.environ.get(NUMA_BINDING):
         from distbench.torch_private import Unsupported, bind_to_numa_node
 
@@ -180,11 +181,8 @@ def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 
 
 def _import_for(job: Job) -> None:
-    """Import what jobs on such a device need, so that each of their ranks has it.
-
-    On an accelerator only what every job needs: what else is imported might touch the device, which a process that
-    forks must not.
-    """
+    """Import for all ranks what jobs on such a device need; on an accelerator only what every job needs: other imports
+    might touch the device, which a process that forks must not."""
     import distbench.worker.rank_session  # noqa: F401
 
     if job.device == "cpu":
@@ -196,7 +194,7 @@ def _import_for(job: Job) -> None:
 
 
 def _import_more_for(job: Job) -> None:
-    """Import once what each rank would have to where its scenario compiles, as far as its text and variants tell."""
+    """Import the compiler once for all ranks where the scenario's text or variants name it."""
     compiles = any(COMPILE_KNOB in variant for variant in job.variants)
     if job.device == "cpu" and (compiles or COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace")):
         from distbench.torch_private import import_compiler
@@ -208,7 +206,7 @@ def _import_more_for(job: Job) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Send what this process prints there; a disk that is full will end the job's ranks, and they say so."""
+    """Send what this process prints there; a full disk ends the job's ranks, which report it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):
@@ -216,18 +214,6 @@ def _log_to(path: Path) -> None:
         os.close(descriptor)
 
 
-def _wait_for(path: Path) -> None:
-    """Return when the file is there; a parent that has ended will write none, but it also ends this process."""
-    while not path.exists():
-        time.sleep(POLL_S)
-
-
-def _split(arguments: Sequence[str]) -> tuple[int, list[str], list[Path]]:
-    """The command line's words: RANKS, -m MODULE or a file, and the jobs' files."""
-    num_ranks, *rest = arguments
-    length = 2 if rest[0] == "-m" else 1
-    return int(num_ranks), rest[:length], [Path(word) for word in rest[length:]]
-
-
 if __name__ == "__main__":
-    main(*_split(sys.argv[1:]))
+    length = 2 if sys.argv[2] == "-m" else 1
+    main(int(sys.argv[1]), sys.argv[2 : 2 + length], [Path(word) for word in sys.argv[2 + length :]])

@@ -53,7 +53,7 @@ PAIRS_A_PROOF, MAX_PROOFS = 8, 8
 
 @dataclass(frozen=True)
 class ConnectedRanks:
-    """This rank's context among connected ranks, the job's key-value store, and in what hosts differ, in sentences."""
+    """This rank's context, the job's key-value store, and sentences on how hosts differ."""
 
     context: RankContext
     store: Store
@@ -85,26 +85,22 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             except UserError as error:
                 raise agreement.user_error(error) from error
             case_specs = chosen_cases(job, all_specs)
-            digests = {
-                "the list of cases": digest(repr([spec.case.id for spec in case_specs])),
-                "the model or batch": digest(repr([spec.case.params for spec in case_specs])),
-            }
-            require_same(context.gather(digests), context.hosts)
+            facts: dict[str, Any] = {"the list of cases": [spec.case.id for spec in case_specs]}
+            facts["the model or batch"] = [spec.case.params for spec in case_specs]
+            require_same(context.gather({name: digest(repr(fact)) for name, fact in facts.items()}), context.hosts)
             settings = replace(job.settings, max_case_s=job.settings.case_limit_s(len(case_specs)))
             groups = groups_of(case_specs, settings, set(job.done_ids), context.gather(job.run_id)[0])
             rows = RowWriter(context, Path(job.run_file))
             runner = Runner(context, agreement, settings, rows, progress, stopwatch, job.trace_paths)
             if not (case_specs or job.done_ids):
-                progress.tell(
-                    "none_chosen", num_cases=len(all_specs), ids=[spec.case.id for spec in all_specs[:MAX_NAMED]]
-                )
+                named_ids = [spec.case.id for spec in all_specs[:MAX_NAMED]]
+                progress.tell("none_chosen", num_cases=len(all_specs), ids=named_ids)
             elif not job.done_ids:
                 # The header says 0 only where the plan chose: launches of one pass are like those of before.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
                 rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), ranks))
         progress.tell("plan", num_cases=len(case_specs))
-        # What is imported by now stays: looking through it for garbage would take a fifth of a second a case.
-        gc.freeze()
+        gc.freeze()  # looking through all imports for garbage would take a fifth of a second per case
         stopwatch.begin_measuring()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
@@ -113,20 +109,15 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             except UserError as error:
                 raise agreement.user_error(error) from error
             except RuntimeError as error:
-                # Between cases ranks talk too: whoever is gone shall be named there as well.
+                # Ranks communicate between cases too: a lost one is named there as well.
                 agreement.require_all_failed("between cases", one_line(error))
                 raise
         progress.tell("end", spent_s=stopwatch.spent_s, measuring_s=stopwatch.measuring_s)
 
 
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
-    """Import the file as a script would be, its own folder first on the path, and take the function.
-
-    A file that lies in a package may also import from it relatively.
-
-    Raises:
-        UserError: the import raised, or left no such function.
-    """
+    """Import the file as a script would be, its own folder first on the path, and take the function. A file in a
+    package may also import from it relatively. UserError where the import raised, or left no such function."""
     packages = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
     sys.path[:0] = [str(file.parent), *(str(outermost.parent) for outermost in packages[-1:])]
     module_name = ".".join([*(folder.name for folder in reversed(packages)), f"distbench_scenario_{file.stem}"])
@@ -146,11 +137,7 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
 
 
 def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
-    """What a scenario's function declares for a variant.
-
-    Raises:
-        UserError: it raised, or returned something else.
-    """
+    """The scenario that a function declares for a variant; UserError where it raised, or returned something else."""
     with blamed("the scenario", function):
         scenario = scenario_of(function, variant)
     if not isinstance(scenario, Scenario):
@@ -213,11 +200,8 @@ def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup
 
 
 def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext) -> list[CaseSpec]:
-    """Every case of every variant, each id once.
-
-    Raises:
-        UserError: the scenario raised, returned something else, or its plan cannot work.
-    """
+    """Every case of every variant, each id once; UserError where the scenario raised, returned something else, or its
+    plan cannot work."""
     case_specs: dict[str, CaseSpec] = {}
     contexts = {tuple(job.mesh.items()): context}
     for variant in job.variants:
@@ -241,7 +225,7 @@ def chosen_cases(job: Job, case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
 
 
 def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[CaseSpec]:
-    """The cases, and some once more as the run's own proof: the baseline of each group of steps that a report compares,
+    """The cases, and some once more as the run's control: the baseline of each group of steps that a report compares,
     and greedy on one in PAIRS_A_PROOF of the redistributions whose planners it compares (MAX_PROOFS at most)."""
     steps: dict[str, list[CaseSpec]] = {}
     pairs: dict[str, list[CaseSpec]] = {}

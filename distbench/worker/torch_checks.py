@@ -1,4 +1,4 @@
-"""What this torch can do: by name, by behaviour, and whether two methods see the same collectives of a step."""
+"""Features of this torch: by name, by behaviour, and whether two methods see the same collectives of a step."""
 
 import traceback
 from collections import Counter
@@ -27,7 +27,7 @@ from distbench.spec.devices import ACCELERATORS, built_for, known_device
 from distbench.spec.placements import PLANNERS
 from distbench.spec.versions import OLDEST, SUPPORTED, outside_of_support, release
 from distbench.torch_private import Skipped, fake_ranks, needs_newer, probe
-from distbench.worker.child_verbs import jobs_in, rank_of
+from distbench.worker.plan_rehearsal import rank_of
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 
@@ -58,8 +58,8 @@ def checks(_: None = None) -> list[dict[str, Any]]:
 
 
 def accelerator_checks() -> list[dict[str, Any]]:
-    """The accelerator that most have, and whatever else torch has devices of, each with its backend; `device` is
-    torch's name of it."""
+    """The first of ACCELERATORS, and others that torch has devices of, each with its backend; `device` is torch's
+    name of it."""
     all_rows = []
     for place, name in enumerate(ACCELERATORS):
         used = Accelerator(name)
@@ -81,7 +81,7 @@ def accelerator_checks() -> list[dict[str, Any]]:
 
 
 def _name_of(used: Accelerator) -> str:
-    """Of its first device, or why that does not answer: one whose driver hangs on to it, or that fell off the bus."""
+    """The name of its first device, or why that does not answer."""
     try:
         return used.name_of(0)
     except RuntimeError as error:
@@ -100,15 +100,14 @@ def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dic
         "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped" or "failed"
         with a reason; none for a scenario without a model.
     """
-    jobs = jobs_in(records)
+    jobs = [Job.from_record(record) for record in records]
     by_job: dict[int, list[dict[str, Any]]] = {}
-    meshes = [tuple(job.mesh.items()) for job in jobs]
     # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
-    for shape in dict.fromkeys(meshes):
+    for shape in dict.fromkeys(tuple(job.mesh.items()) for job in jobs):
         with fake_ranks(dict(shape)) as mesh:
             context = rank_of(mesh, jobs[0].settings.seed)
-            for index in [index for index, other_shape in enumerate(meshes) if other_shape == shape]:
-                by_job[index] = [*_of_job(jobs[index], context)]
+            same_mesh = {index: job for index, job in enumerate(jobs) if tuple(job.mesh.items()) == shape}
+            by_job |= {index: [*_of_job(job, context)] for index, job in same_mesh.items()}
     return [by_job[index] for index in range(len(jobs))]
 
 
@@ -126,7 +125,7 @@ def _of_job(job: Job, context: RankContext) -> Iterator[dict[str, Any]]:
 
 
 def differences_of_step(case_spec: CaseSpec) -> dict[str, Any]:
-    """One step seen by two methods: `num_rows`, `num_owned`, `counts` and `differences`, or why it was skipped."""
+    """One step seen by two methods, as `all_trace_differences` has it."""
     try:
         with case_spec.open() as opened_case:
             assert isinstance(opened_case.trace, StepTrace)
@@ -209,7 +208,7 @@ def redistribute(planner: str) -> None:
 
 
 FEATURES: dict[str, Callable[[], None]] = {
-    # Simulations come first: autograd must not have run backward before it gets to know the simulated device.
+    # Simulations come first: the simulated device must be registered before autograd's first backward.
     "simulated FSDP2 steps (simulate, sweep --hardware)": partial(simulate, FSDP, {"dp_shard": 2}),
     "simulated pipelines": partial(simulate, PIPELINE, {"pp": 2}),
     "tracing (run --trace-paths)": trace_a_step,

@@ -10,11 +10,19 @@ import torch
 from conftest import run_files
 from processes import Ranks
 
-from distbench.planning.calibration import measured_in, profile_of
-from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, Sample, TorchCost, fit_line, load_profile
+from distbench.planning.cost_profile import (
+    DIRECT,
+    NATIVE_ALL_TO_ALL,
+    Sample,
+    TorchCost,
+    fit_line,
+    load_profile,
+    measured_in,
+    profile_of,
+)
 from distbench.planning.direct_exchange import plan_exchange
 from distbench.planning.placement_states import parse_state
-from distbench.planning.step_prices import Problem, priced_steps
+from distbench.planning.search import Problem, priced_steps
 from distbench.records.run_file import Run, read_run
 from distbench.report import render
 from distbench.report.calibrations import calibration_figures, profile_text

@@ -21,10 +21,8 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from benchmarks.random_states import random_state
 from distbench.planning.cost_profile import TorchCost
-from distbench.planning.placement_graph import legal_steps, zero_fillable
-from distbench.planning.placement_states import State
-from distbench.planning.search import cheapest_route
-from distbench.planning.step_prices import Problem, priced_steps
+from distbench.planning.placement_states import State, legal_steps, zero_fillable
+from distbench.planning.search import Problem, cheapest_route, priced_steps
 
 WORLD_SIZE = 64
 # (mesh shape, tensor ndim, pairs): 570 in all, most where a torch plan is cheap.

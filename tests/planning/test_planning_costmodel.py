@@ -20,8 +20,7 @@ from distbench.planning.cost_profile import (
     relative_error,
 )
 from distbench.planning.placement_states import parse_state
-from distbench.planning.search import cheapest_route
-from distbench.planning.step_prices import Problem
+from distbench.planning.search import Problem, cheapest_route
 from distbench.spec.errors import UserError
 
 HEAD = '"profile_version": 1, "machine": "m", "backend": "gloo", "torch": "2", "mesh": {"tp": 2}'

@@ -9,10 +9,16 @@ from processes import Children
 
 from benchmarks.random_states import random_state
 from distbench.planning.cost_profile import TorchCost
-from distbench.planning.placement_graph import Move, legal_steps
-from distbench.planning.placement_states import NotHandled, State, box_of, parse_state
-from distbench.planning.search import NoPath, cheapest_route, least_peak_route
-from distbench.planning.step_prices import Pricing, Problem, least_received_bytes, priced_steps
+from distbench.planning.placement_states import Move, NotHandled, State, box_of, legal_steps, parse_state
+from distbench.planning.search import (
+    NoPath,
+    Pricing,
+    Problem,
+    cheapest_route,
+    least_peak_route,
+    least_received_bytes,
+    priced_steps,
+)
 
 
 class TableCost:
@@ -158,7 +164,7 @@ def test_what_was_planned_before_does_not_change_a_path(children: Children) -> N
 import random, sys
 from distbench.planning.cost_profile import TorchCost
 from distbench.planning.placement_states import parse_state
-from distbench.planning.step_prices import Problem
+from distbench.planning.search import Problem
 from distbench.planning.search import cheapest_route
 texts = ["S(0)S(1)", "S(1)S(0)", "S(0)S(0)", "S(1)S(1)", "RS(0)", "S(1)R", "RR", "P(sum)R", "P(sum)S(1)"]
 pairs = [(a, b) for a in texts for b in texts if "P" not in b]

@@ -28,8 +28,8 @@ from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import _one_sentence_errors
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.torch_private import NeedsValues, no_collectives
+from distbench.worker.child_verbs import _optimizer_share
 from distbench.worker.plan_rehearsal import answer_of
-from distbench.worker.sweep_steps import _optimizer_share
 
 HERE = __file__
 CPU = torch.device("cpu")

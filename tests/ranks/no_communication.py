@@ -14,7 +14,7 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 
 from distbench.cases import collective, step
-from distbench.torch_private import redistribute
+from distbench.torch_private import planners
 from distbench.worker.__main__ import main
 
 
@@ -77,7 +77,7 @@ REPLACED: dict[str, list[tuple[Any, str, Any]]] = {
         *((dist, name, local_copy) for name in ("reduce_scatter_tensor", "reduce_scatter_single")),
     ],
     "all_reduce": [(functional, "all_reduce", kept)],
-    "all_to_all": [(dist, "all_to_all_single", local_copy), (redistribute, "_shard_dim_alltoall", exchanged)],
+    "all_to_all": [(dist, "all_to_all_single", local_copy), (planners, "_shard_dim_alltoall", exchanged)],
     "messages": [(dist, "isend", nothing_sent), (dist, "irecv", nothing_received)],
     "permute": [(functional, "permute_tensor", kept)],
 }

@@ -1,60 +1,52 @@
-"""Every collective that a piece of code issues, seen where torch dispatches it; works without real ranks too. And the
-results of functional collectives that nobody has waited for yet."""
+"""Every collective of a process: seen where torch dispatches it, and on its way to a backend."""
 
+import _thread
 import contextlib
 import functools
 import importlib
+import threading
+import time
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.torch_private.probe import require
+from distbench.torch_private.fake_tensors import EndedWork
+from distbench.torch_private.probe import KERNELS, require
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
-# Messages between two ranks: what torch calls the other one's place in the group.
+# Messages between two ranks, to torch's name for the other rank's place in the group.
 PEERS = {"send": "dst", "recv": "src"}
 # In the same namespaces, but these communicate nothing.
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
-# Of a scatter only its root has an input: what each rank puts out is known to all.
-PUT_OUT = ("scatter",)
-# Of which a rank's own tensor is a part of the buffer that its size is told of.
-OF_EACH_RANK = ("all_gather", *PUT_OUT)
+# Their size is that of the whole buffer, of which a rank's own tensor is a part.
+OF_EACH_RANK = ("all_gather", "scatter")
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective as it was issued on this rank.
+    """One collective as it was issued on this rank."""
 
-    Args:
-        kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name.
-        op: as torch dispatches it, e.g. "c10d._allgather_base_".
-        ranks: global ranks of its group.
-        payload_numel: elements of nccl-tests' size S: the full gathered or scattered buffer, else the input.
-        peer: global rank of whom a message is sent to or received from; None for collectives.
-        tensor_id: `id` of the first tensor, while it lives.
-    """
-
-    kind: str
-    op: str
-    ranks: tuple[int, ...]
+    kind: str  # "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name
+    op: str  # as torch dispatches it, e.g. "c10d._allgather_base_"
+    ranks: tuple[int, ...]  # global ones of its group
     dtype: torch.dtype
-    payload_numel: int
-    peer: int | None = None
-    tensor_id: int = 0
+    payload_numel: int  # elements of nccl-tests' size S: the full gathered or scattered buffer, else the input
+    peer: int | None = None  # global rank that a message is sent to or received from
+    tensor_id: int = 0  # `id` of the first tensor, while it lives
 
 
 def kind_of(name: str) -> str:
-    """One name for each of torch's and kineto's: "_allgather_base_" and "all_gather_into_tensor" are "all_gather"; a
-    name of no collective that we know stays as it is."""
+    """One name for each of torch's and kineto's ("_allgather_base_": "all_gather"); an unknown name stays as it is."""
     for kind in FAMILIES:
         if kind.replace("_", "") in name.replace("_", ""):
             return kind
@@ -66,10 +58,8 @@ def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None
     """Call `on_issue` just before each collective of this thread (and of the backward that it runs) is issued."""
 
     def handle(func: Any, args: Any, kwargs: Any) -> Any:
-        if func.namespace in NAMESPACES:
-            call = call_of(func, args, kwargs)
-            if call is not None:
-                on_issue(call)
+        if func.namespace in NAMESPACES and (call := call_of(func, args, kwargs)) is not None:
+            on_issue(call)
         return func(*args, **kwargs)
 
     with each_operator(handle):
@@ -78,11 +68,10 @@ def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...] = ()) -> Iterator[None]:
-    """Have `handle(operator, args, kwargs)` called in the place of each operator on plain tensors, which it then calls
-    itself.
+    """Call `handle(operator, args, kwargs)` in the place of each operator on plain tensors, which it then calls itself.
 
     Args:
-        own_dispatch: subclasses of tensors that, as DTensor, first do what they do: wait, say.
+        own_dispatch: subclasses of tensors that, as DTensor, dispatch first: they wait, say.
     """
     require("collectives seen at dispatch")
     with _Mode(handle, own_dispatch):
@@ -91,15 +80,11 @@ def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[ty
 
 @contextlib.contextmanager
 def no_collectives() -> Iterator[None]:
-    """Refuse every collective, barrier and message that is issued inside: for what one rank runs alone, where they
-    would never end, or meet those that the others issue next.
-
-    Raises:
-        RuntimeError: one was issued, inside of the code that issued it.
-    """
+    """Raise RuntimeError in code that issues a collective, barrier or message: one rank runs it alone, where they would
+    never end, or meet those that the others issue next."""
 
     def refuse(func: Any, args: Any, kwargs: Any) -> Any:
-        name = func._schema.name.split("::")[1]
+        name, _ = _names_of(func)
         if func.namespace in NAMESPACES and (name == "barrier" or name not in SILENT):
             raise RuntimeError(f"it issues {kind_of(name)}, and no other rank computes this step")
         return func(*args, **kwargs)
@@ -109,8 +94,7 @@ def no_collectives() -> Iterator[None]:
 
 
 class _Mode(TorchDispatchMode):
-    # Compiled code has some (random numbers' state round an operator, for one), and none of those that it runs as such
-    # communicates.
+    # Compiled code has some (random numbers' state round an operator, for one), and none of them communicates.
     supports_higher_order_operators = True
 
     def __init__(self, handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...]) -> None:
@@ -132,25 +116,25 @@ class _Mode(TorchDispatchMode):
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether a tensor, or what a DTensor holds of it, is a functional collective's result that torch waits for when it
-    is first used. Whoever asks requires PENDING."""
-    return isinstance(_held_by(tensor), _pending_type())
+    """Whether a tensor, or what a DTensor holds, is a functional collective's result that torch waits for at its first
+    use. Callers require PENDING."""
+    name = _held_in(tensor)
+    return isinstance(getattr(tensor, name) if name else tensor, _pending_type())
 
 
 def waited_for(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor whose collective is over, plain or a DTensor of plain ones, with the history that it had."""
     if not is_pending(tensor):
         return tensor
-    if isinstance(tensor, _pending_type()):
-        return _Waited.apply(tensor)  # type: ignore[no-any-return]
-    wrapper: Any = tensor
-    wrapper._local_tensor = wrapper._local_tensor.wait()
-    return tensor
+    if name := _held_in(tensor):
+        setattr(tensor, name, getattr(tensor, name).wait())
+        return tensor
+    return _Waited.apply(tensor)  # type: ignore[no-any-return]
 
 
 def keep_gradients_of_pending_inputs() -> None:
-    """From now on a functional collective's result that compiled code is given gets its gradient, also where a graph
-    begins in the middle of a module.
+    """From now on give compiled code's pending inputs (see `is_pending`) their gradients, in graphs that begin in
+    the middle of a module too.
 
     AOTAutograd of torch 2.12 to 2.15 waits for such an input before it checks whether the input needs a gradient, and
     the result of the wait needs none: https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 keeps the gradient.
@@ -224,8 +208,9 @@ class _Waited(torch.autograd.Function):
         return gradient
 
 
-def _held_by(tensor: Any) -> Any:
-    return tensor._local_tensor if isinstance(tensor, torch.distributed.tensor.DTensor) else tensor
+def _held_in(tensor: Any) -> str | None:
+    """The attribute in which a DTensor holds its local tensor; None for a plain tensor."""
+    return tensor.__tensor_flatten__()[0][0] if isinstance(tensor, torch.distributed.tensor.DTensor) else None
 
 
 def _pending_type() -> Any:
@@ -240,8 +225,14 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
     if name in SILENT:
         return None
     arguments = dict(zip(argument_names, args, strict=False)) | kwargs
-    ranks, kind = _ranks_of(arguments), kind_of(name)
-    inputs = ("output_tensors",) if kind in PUT_OUT else INPUTS
+    group: Any = arguments.get("group_name", arguments.get("process_group"))
+    if isinstance(group, str):
+        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
+    elif not isinstance(group, dist.ProcessGroup):
+        group = dist.ProcessGroup.unbox(group)
+    ranks, kind = tuple(dist.get_process_group_ranks(group)), kind_of(name)
+    # Only the root of a scatter has an input.
+    inputs = ("output_tensors",) if kind == "scatter" else INPUTS
     tensors = tensors_in(next(arguments[name] for name in inputs if name in arguments))
     numel = sum(tensor.numel() for tensor in tensors) * (len(ranks) if kind in OF_EACH_RANK else 1)
     peer = ranks[arguments[PEERS[kind]]] if kind in PEERS else None
@@ -260,15 +251,6 @@ def tensors_in(value: object) -> list[torch.Tensor]:
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | deque) else ()
     return [tensor for part in parts for tensor in tensors_in(part)]
-
-
-def _ranks_of(given: dict[str, Any]) -> tuple[int, ...]:
-    group: Any = given.get("group_name", given.get("process_group"))
-    if isinstance(group, str):
-        group = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[arg-type]
-    elif not isinstance(group, dist.ProcessGroup):
-        group = dist.ProcessGroup.unbox(group)
-    return tuple(dist.get_process_group_ranks(group))
 
 
 def is_attention(func: Any) -> tuple[bool, bool]:
@@ -292,9 +274,134 @@ def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     """The tensors among an operator's arguments that it writes into."""
     arguments = arguments_of(func, args, kwargs)
-    names = [
-        argument.name
-        for argument in func._schema.arguments
-        if argument.alias_info is not None and argument.alias_info.is_write
-    ]
-    return [tensor for name in names if arguments.get(name) is not None for tensor in tensors_in(arguments[name])]
+    names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
+    return [tensor for name in names for tensor in tensors_in(arguments.get(name))]
+
+
+# torch has `gather_into_tensor_` since 2.14.
+OPERATORS = (
+    *("allreduce_", "allreduce_coalesced_", "broadcast_", "reduce_", "gather_", "gather_into_tensor_", "scatter_"),
+    *("allgather_", "_allgather_base_", "allgather_coalesced_", "allgather_into_tensor_coalesced_"),
+    *("reduce_scatter_", "_reduce_scatter_base_", "reduce_scatter_tensor_coalesced_", "alltoall_", "alltoall_base_"),
+    *("send", "recv_", "recv_any_source_", "barrier"),
+)
+
+
+@dataclass(slots=True)
+class Issued:
+    """One collective: seconds of CLOCK_MONOTONIC, None while it is not known to be done (see `_timed`)."""
+
+    call: CollectiveCall
+    issued_s: float
+    completed_s: float | None = None
+
+
+@contextlib.contextmanager
+def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
+    """Call `on_issue` just before each collective of this process is issued; on CPU its end is stamped later.
+
+    c10d dispatches all of them: those of Python, of DDP's reducer in C++, of functional collectives and of compiled
+    code. Kernels of ours for a dispatch key that c10d leaves free come before the backends'. Nothing else goes through
+    Python, and process groups stay as they are.
+    """
+
+    def handle(operator: Any, pass_on: Callable[[], Any], args: Any) -> Any:
+        if (call := call_of(operator, args, {})) is None:
+            return pass_on()
+        issued = Issued(call, time.monotonic())
+        on_issue(issued)
+        result = pass_on()
+        if isinstance(result, tuple):  # after the tensors that it fills
+            return (*result[:-1], _timed(result[-1], issued))
+        return _timed(result, issued)
+
+    with _handled(handle):
+        yield
+
+
+@contextlib.contextmanager
+def nothing_sent() -> Iterator[None]:
+    """Have the collectives of this process end at once; what they should have received has any value."""
+    works: list[EndedWork] = []  # C++ keeps half of a work
+
+    def handle(operator: Any, _: Any, args: Any) -> Any:
+        filled = args[0] if isinstance(args[0], list) else [args[0]]
+        works.append(EndedWork(filled, bool))
+        return (args[0], works[-1].boxed()) if len(operator._schema.returns) > 1 else works[-1].boxed()
+
+    with _handled(handle):
+        yield
+
+
+@contextlib.contextmanager
+def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[None]:
+    """Call `handle(operator of c10d, call that passes it on to the backend, arguments)` for each collective."""
+    require(KERNELS)
+    key = torch._C.DispatchKey.BackendSelect
+    after = torch._C._dispatch_keyset_full_after(key)
+    library = torch.library.Library("c10d", "IMPL")
+
+    def kernel(operator: Any, keyset: Any, *args: Any) -> Any:
+        return handle(operator, lambda: operator.redispatch(keyset & after, *args), args)
+
+    for name in OPERATORS:
+        if hasattr(torch.ops.c10d, name):
+            operator = getattr(torch.ops.c10d, name).default
+            library.impl(operator, partial(kernel, operator), key.name, with_keyset=True)
+    try:
+        yield
+    finally:
+        library._destroy()
+
+
+def _timed(boxed: Any, issued: Issued) -> Any:
+    """The work to hand out, which stamps its completion; waiting for it waits for the same thing.
+
+    Where the backend gives a future, its thread stamps when the collective is done, and the backend's own work is
+    handed out: it lets waiters go after its future's callbacks, so they find the stamp. gloo's reduce-scatter has no
+    future, since half of it is done by the waiter: there the end of the wait is the end. Its messages have none either,
+    and a pipeline waits for them long after they are through: a thread of ours waits for each at once.
+    """
+    work: Any = dist.Work.unbox(boxed)
+
+    def stamp(_: object = None) -> None:
+        issued.completed_s = time.monotonic()
+
+    try:
+        future = work.get_future()
+    except RuntimeError:
+
+        def wait(timeout: Any) -> bool:
+            done = bool(work.wait(timeout))
+            stamp()
+            return done
+
+        waiter = _waited_for_at_once(work, stamp) if issued.call.kind in PEERS else wait
+        return torch._C._distributed_c10d.PythonCallbackWork(waiter).boxed()
+    future.add_done_callback(stamp)
+    return boxed
+
+
+def _waited_for_at_once(work: Any, stamp: Callable[[], None]) -> Callable[[Any], bool]:
+    raised: list[Exception] = []
+    is_over = threading.Lock()
+    is_over.acquire()
+
+    def wait() -> None:
+        try:
+            work.wait()
+        except Exception as error:
+            raised.append(error)
+        stamp()
+        is_over.release()
+
+    # Not `threading.Thread`, whose start waits for the new thread: on busy CPUs a tenth of a millisecond per message.
+    _thread.start_new_thread(wait, ())
+
+    def join(_: object) -> bool:
+        with is_over:
+            if raised:
+                raise raised[0]
+        return True
+
+    return join
