@@ -5,7 +5,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Shard
@@ -141,49 +140,37 @@ def require_kernel(kernel: str | None, device_type: str) -> None:
 def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
     """The tensor of which each rank holds a share of the sequence, in its original order; inside `context_parallel`.
 
-    Unlike torch's `context_parallel_unshard` it has a backward: each rank takes its share of the gradient, times the
-    number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
+    torch's `context_parallel_unshard`, which has no backward, with one: each rank takes its share of the gradient,
+    times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
 
     Args:
         local: (batch, ..., share of the sequence, ...); `seq_dim` is not 0.
         mesh: 1-D mesh of the context parallel ranks.
     """
-    require("context parallel")
+    require("context parallel outputs")
     sequence: torch.Tensor = _WholeSequence.apply(local, mesh, seq_dim)
     return sequence
 
 
 class _WholeSequence(torch.autograd.Function):
-    """An all-gather and the load balance undone; backward takes this rank's share, without communication."""
+    """An all-gather and the load balance undone; backward takes a chunk, without communication."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
-        ctx.places, ctx.mesh, ctx.seq_dim = _places(local.shape[seq_dim], mesh, local.device), mesh, seq_dim
-        shares = local.new_empty((mesh.size() * local.shape[0], *local.shape[1:]))
-        all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor  # torch 2.13 renamed it
-        all_gather(shares, local.contiguous(), group=mesh.get_group())
-        whole = torch.cat(shares.chunk(mesh.size()), seq_dim)
-        return whole if ctx.places is None else whole.index_select(seq_dim, ctx.places.flatten().argsort())
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
+
+        length = local.shape[seq_dim] * mesh.size()
+        ctx.balancer = module._create_default_load_balancer(length, mesh.size(), local.device)
+        ctx.mesh, ctx.seq_dim = mesh, seq_dim
+        unsharded: list[torch.Tensor] = module.context_parallel_unshard(mesh, [local], [seq_dim], ctx.balancer)
+        return unsharded[0]
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
-        rank, size = ctx.mesh.get_local_rank(), ctx.mesh.size()
-        if ctx.places is None:
-            share = grad_outputs[0].chunk(size, ctx.seq_dim)[rank]
-        else:
-            share = grad_outputs[0].index_select(ctx.seq_dim, ctx.places[rank])
-        return share * size, None, None
+        from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
-
-def _places(share: int, mesh: DeviceMesh, device: torch.device) -> torch.Tensor | None:
-    """Where each rank's share of a balanced load lies in the sequence, (ranks, share): a chunk from its head and one
-    as far from its tail; None where shares are in order."""
-    from torch.distributed.tensor.experimental._context_parallel import _attention as module
-
-    if not module._cp_options.enable_load_balance or share % 2:
-        return None
-    head, tail = torch.arange(share * mesh.size(), device=device).reshape(2, mesh.size(), -1)
-    return torch.cat([head, tail.flip(0)], dim=1)
+        grads: Any = module._context_parallel_buffers(ctx.mesh, [grad_outputs[0]], [ctx.seq_dim], ctx.balancer)
+        return grads[0] * ctx.mesh.size(), None, None
 
 
 @contextlib.contextmanager

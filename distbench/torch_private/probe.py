@@ -184,6 +184,13 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "simulated messages of pipelines": {PIPELINES: ("_batch_p2p(p2p_ops)",)},
     "2-D parameter shards": {PLACEMENTS: ("_StridedShard",)},
     "context parallel": {CP: ("set_rotate_method(rotate_method)", "_cp_options.enable_load_balance")},
+    "context parallel outputs": {
+        CP: (
+            "context_parallel_unshard(mesh, buffers, seq_dims, load_balancer)",
+            "_context_parallel_buffers(mesh, buffers, load_balancer)",
+            "_create_default_load_balancer(seq_length, world_size, device)",
+        )
+    },
     "context parallel on CPU": {
         CP: (
             "_templated_ring_attention(group, seq_dim, op, query, key, value, is_causal)",
