@@ -1,10 +1,11 @@
-"""A job: everything one launch needs to know, in one JSON file. The parent writes it, every rank reads it."""
+"""A job: everything that one launch needs to know, in one JSON file; and what of a scenario a user chooses for it."""
 
 import ast
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from typing import Any
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import write_whole
-from distbench.spec.plan_changes import KNOBS, check_knob, is_knob
-from distbench.spec.printable_text import cut
+from distbench.spec.mesh import Mesh, check_mesh_dims, mesh_dim_size, mesh_size
+from distbench.spec.plan import ROTATIONS
+from distbench.spec.printable_text import count_text, cut
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
@@ -245,3 +247,188 @@ def _typed(name: str, text: str, default: Any) -> Any:
         kind = "true or false" if expected_type is bool else f"{expected_type.__name__} values such as {default!r}"
         raise UserError(f"--set {name}={cut(text)}: {name} takes {kind}")
     return value
+
+
+PREFIX = "plan."
+MESH = "plan.mesh"
+_MESH_PART = re.compile(r"([a-z_]+?)(\d+)")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """One thing about a plan that can be changed.
+
+    Args:
+        values: all that it may be, or () for any of the type of `example`.
+        needs: the part of a plan without which there is nothing to change: "fsdp", "cp" or "".
+    """
+
+    example: Any
+    values: tuple[Any, ...] = ()
+    needs: str = ""
+
+
+KNOBS: Mapping[str, Knob] = {
+    MESH: Knob("dp_shard2xtp2"),
+    "plan.reshard_after_forward": Knob(True, (True, False), "fsdp"),
+    "plan.checkpoint": Knob("full", ("none", "full")),
+    "plan.microbatches": Knob(2),
+    "plan.sync_each_microbatch": Knob(True, (True, False), "fsdp"),
+    "plan.rotate": Knob("alltoall", ROTATIONS, "cp"),
+    "plan.load_balance": Knob(True, (True, False), "cp"),
+    "plan.mixed_precision": Knob("bf16", ("none", "bf16"), "fsdp"),
+    "plan.prefetch": Knob(2, needs="fsdp"),
+    "plan.compile": Knob("inductor", ("none", "eager", "aot_eager", "inductor")),
+}
+
+
+def is_knob(name: str) -> bool:
+    """Whether a name of --set is a change to the plan; UserError where it looks like one and is none."""
+    if name.startswith(PREFIX) and name not in KNOBS:
+        raise UserError(f"--set {name}: no such change to a plan ({nearest(name, KNOBS)})")
+    return name in KNOBS
+
+
+def check_knob(name: str, value: Any) -> None:
+    """Refuse a value that a knob cannot have."""
+    knob = KNOBS[name]
+    if name == MESH:
+        parse_brief_mesh(value)
+    elif knob.values and value not in knob.values:
+        raise UserError(f"--set {name}={value} is unknown; use {', '.join(map(str, knob.values))}")
+    elif not knob.values and not 0 < value < 1 << 16:
+        raise UserError(f"--set {name}={value} cannot be used; give a whole number from 1")
+
+
+def split_variant(variant: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(what the scenario's function is given, what is changed in its plan), of a variant."""
+    knobs = {name: value for name, value in variant.items() if name in KNOBS}
+    return {name: value for name, value in variant.items() if name not in knobs}, knobs
+
+
+def brief_mesh(mesh: Mapping[str, int]) -> str:
+    """`{"dp_shard": 2, "tp": 2}` to `dp_shard2xtp2`; mesh dims of one rank are left out, unless there are no others."""
+    kept = {name: size for name, size in mesh.items() if size > 1} or mesh
+    return "x".join(f"{name}{size}" for name, size in kept.items())
+
+
+def parse_brief_mesh(text: str) -> Mesh:
+    """What `brief_mesh` wrote; UserError for anything else."""
+    mesh: Mesh = {}
+    for part in str(text).split("x"):
+        match = _MESH_PART.fullmatch(part)
+        if match is None or match[1] in mesh:
+            raise UserError(f"--set {MESH}={text} is no mesh; write for example {MESH}=dp_shard2xtp2")
+        mesh[match[1]] = mesh_dim_size(match[2], part)
+    check_mesh_dims(mesh)
+    return mesh
+
+
+def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
+    """The mesh that a variant runs on: `mesh`, or its own of as many ranks, with 1 for what it leaves out of `mesh`.
+
+    Raises:
+        UserError: its own has another number of ranks.
+    """
+    if MESH not in variant:
+        return dict(mesh)
+    own_mesh = parse_brief_mesh(variant[MESH])
+    if mesh_size(own_mesh) != mesh_size(mesh):
+        ranks = count_text(mesh_size(own_mesh), "rank")
+        problem = f"--set {MESH}={variant[MESH]} has {ranks}, and the launch {mesh_size(mesh)}"
+        raise UserError(f"{problem}; give meshes of as many, or --mesh")
+    return {**dict.fromkeys(mesh, 1), **own_mesh}
+
+
+Matches = Callable[[str], bool]
+# A part of an id in quotes may hold spaces and parentheses, as those of redistributions do.
+TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
+MAX_NAMED, MAX_SHOWN = 3, 200
+MAX_DEPTH = 50
+
+
+class CaseChoice:
+    """A parsed expression.
+
+    Raises:
+        UserError: it is none.
+    """
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._split()
+        self._depth = 0
+        self._matches = self._any_of()
+        if self._tokens:
+            raise self._wrong(f"{self._tokens[0][1]!r} is not expected there")
+
+    def matches(self, case_id: str) -> bool:
+        """Whether a case is chosen; upper and lower case are the same."""
+        return self._matches(case_id.lower())
+
+    def _split(self) -> list[tuple[str, str]]:
+        """(kind, text) of each token: "mark", "word" or "quoted"."""
+        tokens, place, text = [], 0, self._text.strip()
+        while place < len(text):
+            match = TOKEN.match(text, place)
+            if match is None:
+                raise self._wrong("a quote is not closed")
+            kind = str(match.lastgroup)
+            tokens.append((kind if kind in ("mark", "word") else "quoted", match[kind]))
+            place = match.end()
+        return tokens
+
+    def _any_of(self) -> Matches:
+        parts = [self._all_of()]
+        while self._take("word", "or"):
+            parts.append(self._all_of())
+        return lambda case_id: any(part(case_id) for part in parts)
+
+    def _all_of(self) -> Matches:
+        parts = [self._one()]
+        while self._take("word", "and"):
+            parts.append(self._one())
+        return lambda case_id: all(part(case_id) for part in parts)
+
+    def _one(self) -> Matches:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._wrong(f"nested deeper than {MAX_DEPTH} levels")
+        part = self._part()
+        self._depth -= 1
+        return part
+
+    def _part(self) -> Matches:
+        if self._take("word", "not"):
+            denied = self._one()
+            return lambda case_id: not denied(case_id)
+        if self._take("mark", "("):
+            inner = self._any_of()
+            if not self._take("mark", ")"):
+                raise self._wrong("a parenthesis is not closed")
+            return inner
+        if not self._tokens or self._tokens[0] in (("mark", ")"), ("word", "and"), ("word", "or")):
+            raise self._wrong("a part of a case's id is missing")
+        part = self._tokens.pop(0)[1].lower()
+        return lambda case_id: part in case_id
+
+    def _take(self, *token: str) -> bool:
+        is_next = bool(self._tokens) and self._tokens[0] == token
+        if is_next:
+            self._tokens.pop(0)
+        return is_next
+
+    def _wrong(self, why: str) -> UserError:
+        how = """write parts of ids with and, or, not and parentheses, such as -k "greedy and not f32" """
+        return UserError(f"-k {_shown(self._text)}: {why}; {how.strip()}")
+
+
+def _shown(text: str) -> str:
+    """In quotes, and only its beginning where it is long."""
+    return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
+
+
+def none_chosen(text: str, num_cases: int, ids: Sequence[str]) -> str:
+    """One sentence for a choice that leaves nothing."""
+    some, of = "; ".join(ids[:MAX_NAMED]), count_text(num_cases, "case")
+    return f"-k {_shown(text)} chooses none of the {of}; there are e.g. {some}; `run --dry-run` lists all"
