@@ -68,6 +68,7 @@ def calibrate(
       distbench simulate llama_2d --hardware hardware.json
     """
     from distbench.launch import Request, jobs_of
+    from distbench.launch.job_request import hosts_of_ranks
     from distbench.launch.rendezvous import joined_ranks
 
     if only == "profile":
@@ -78,7 +79,9 @@ def calibrate(
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
-    mesh = mesh or _mesh_of_hosts(joined)
+    hosts = hosts_of_ranks(joined.world_size, joined) if joined else ()
+    if mesh is None and 1 < (num_hosts := len(set(hosts))) < len(hosts):
+        mesh = {"dp_shard": num_hosts, "tp": len(hosts) // num_hosts}
     request = Request(targets=("calibrate",), mesh=mesh, started_at=STARTED_AT, **of_request)
     jobs = jobs_of(request, joined)
     hardware = _hardware_file(jobs[0], hardware_out, output, only or ("profile" if request.quick else None))
@@ -97,15 +100,6 @@ def calibrate(
             _write_hardware(jobs[-2], jobs[-1], hardware)
         say(f"calibrated in {time.time() - STARTED_AT:.0f} s", err=True)
     sys.exit(exit_code)
-
-
-def _mesh_of_hosts(joined: "Joined | None") -> dict[str, int] | None:
-    """Where a launcher started as many ranks on each of several hosts: one mesh dim across hosts, one within each."""
-    from distbench.launch.job_request import hosts_of_ranks
-
-    hosts = hosts_of_ranks(joined.world_size, joined) if joined else ()
-    num_hosts = len(set(hosts))
-    return {"dp_shard": num_hosts, "tp": len(hosts) // num_hosts} if 1 < num_hosts < len(hosts) else None
 
 
 def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:

@@ -344,33 +344,30 @@ def ab(
       distbench ab main . --github --write junit=ab.xml -- bench.py --quick --passes 24
       distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
     """
+    from distbench.judge import ab as turns
     from distbench.judge import gate_text
-    from distbench.judge.ab import (
-        Side,
-        Terms,
-        check_run_arguments,
-        checked_out,
-        looks_of,
-        parse_variables,
-        python_at,
-        take_turns,
-    )
 
-    check_run_arguments(run_arguments)
+    turns.check_run_arguments(run_arguments)
     output.files()  # refused before anything is launched
     options = verdict.terms()
     sides = [
-        Side(name, ref, Path.cwd(), python_at(python, f"--python-{name}"), parse_variables(env, f"--env-{name}"))
+        turns.Side(
+            name,
+            ref,
+            Path.cwd(),
+            turns.python_at(python, f"--python-{name}"),
+            turns.parse_variables(env, f"--env-{name}"),
+        )
         for name, ref, python, env in (("a", ref_a, python_a, env_a), ("b", ref_b, python_b, env_b))
     ]
     folder = new_folder("ab", out)
     seed = secrets.randbelow(1 << 32) if seed is None else seed
-    terms = Terms(pairs, max_time_s, looks_of(pairs, options), seed)
-    with checked_out(sides) as trees:
+    terms = turns.Terms(pairs, max_time_s, turns.looks_of(pairs, options), seed)
+    with turns.checked_out(sides) as trees:
         for side in trees:
             say(side.text(), err=True)
         say(f"the order of each pair is drawn with --seed {seed}", err=True)
-        outcome = take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
+        outcome = turns.take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
     output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict))
     say(f"{count_text(outcome.num_pairs, 'pair')}; no more because {outcome.reason}. Runs: {folder}", err=True)
     ctx.exit(outcome.gated.exit_code(verdict.strict))

@@ -81,7 +81,15 @@ def examine(deep: bool = False) -> dict[str, Any]:
         advice = "" if INSTALL in str(error) else INSTALL
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": advice}]
     else:
-        checks += [_path_check(), _gpu_check(checks), *checks_of(output_of, os.environ, SWITCHED_OFF)]
+        device, num_seen = accelerator_here()
+        outcomes = [check["ok"] for check in checks if check.get("device") == device]
+        ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
+        advice = "" if ok else f"install a torch built for {built_for(device)}"
+        checks += [
+            _path_check(),
+            {"name": "GPUs of this host", "ok": ok, "found": str(num_seen), "advice": advice},
+            *checks_of(output_of, os.environ, SWITCHED_OFF),
+        ]
         checks += _behaviour_checks() if deep else []
     usable = {check["name"] for check in checks if check["ok"] or check.get("mark") == "warning"} >= NEEDED
     return {"host": host_facts(), "checks": checks, "usable": usable}
@@ -111,14 +119,6 @@ def _behaviour_checks() -> list[dict[str, Any]]:
         }
         for row in rows
     ]
-
-
-def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    device, num_seen = accelerator_here()
-    outcomes = [check["ok"] for check in checks if check.get("device") == device]
-    ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
-    advice = "" if ok else f"install a torch built for {built_for(device)}"
-    return {"name": "GPUs of this host", "ok": ok, "found": str(num_seen), "advice": advice}
 
 
 def lines_of(findings: dict[str, Any]) -> list[str]:

@@ -226,10 +226,12 @@ def _context(command: click.Command, words: Sequence[str], options: Mapping[str,
 
 def _option_words(command: click.Command, options: Mapping[str, Any]) -> Iterator[str]:
     """Keywords as the command line has them; of a mapping each item, where the option may be given several times."""
-    known_options = {name: option for option in command.params for name in _keywords(option)}
+    by_keyword = {
+        name: option for option in command.params if isinstance(option, click.Option) for name in _keywords(option)
+    }
     for name, value in options.items():
-        if (option := known_options.get(name)) is None:
-            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(known_options))}")
+        if (option := by_keyword.get(name)) is None:
+            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(by_keyword))}")
         word = max(option.opts, key=len)
         values = [f"{key}={_text(item)}" for key, item in value.items()] if isinstance(value, Mapping) else value
         if option.is_flag:

@@ -1,5 +1,6 @@
 """`distbench run`: scenarios to jobs, jobs to run files, run files to the first screen."""
 
+import contextlib
 import datetime
 import os
 import shlex
@@ -338,23 +339,19 @@ def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
                 break
     if all(outcome.none_chosen for outcome in outcomes):
         raise UserError(outcomes[0].none_chosen)
+    # Scenarios of several that were not measured are in the last sentence of the command.
     refused = [job.scenario for job, outcome in zip(jobs, outcomes, strict=False) if outcome.is_refused]
-    _note_missing(len(jobs), refused, [job.scenario for job in jobs[len(outcomes) :]])
+    missing = {"refused": refused, "not run": [job.scenario for job in jobs[len(outcomes) :]]}
+    if len(jobs) > 1 and any(missing.values()):
+        parts = [
+            f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} {why}"
+            for why, names in missing.items()
+            if names
+        ]
+        ending = ending_of(click.get_current_context())
+        ending.missing = f"of {len(jobs)} scenarios, {'; '.join(parts)}"
+        ending.message = f"{ending.missing} ({ending.message})" if ending.message else ending.missing
     return max(outcome.exit_code for outcome in outcomes)
-
-
-def _note_missing(num_jobs: int, refused: list[str], not_run: list[str]) -> None:
-    """Name the scenarios of several that were not measured, in the last sentence of the command."""
-    parts = [
-        f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} {how}"
-        for how, names in (("refused", refused), ("not run", not_run))
-        if names
-    ]
-    if num_jobs == 1 or not parts:
-        return
-    ending = ending_of(click.get_current_context())
-    ending.missing = f"of {num_jobs} scenarios, {'; '.join(parts)}"
-    ending.message = f"{ending.missing} ({ending.message})" if ending.message else ending.missing
 
 
 def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:
@@ -383,10 +380,9 @@ def _with_plan_problems(job: Job, message: str) -> str:
     from distbench.cli.scenarios import check_jobs
     from distbench.show.terminal import width_here, wrap
 
-    try:
+    texts, num_problems = [message], 0
+    with contextlib.suppress(UserError):
         texts, num_problems = check_jobs([job])
-    except UserError:
-        return message
     if not num_problems:
         return message
     lines = [line for text in texts for line in wrap(text, width_here(), "    ")]

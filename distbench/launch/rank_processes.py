@@ -37,7 +37,7 @@ MAX_ERROR = 300  # characters
 
 
 class RankProcesses:
-    """The processes of the ranks of some jobs, which are run in their order.
+    """The processes of the ranks of some jobs, in their order.
 
     Jobs that follow one another and have as many ranks, on the same device, share a launch: the launcher is started
     for the first of them, and forks the ranks of each of the others as soon as its file is written. A launch that ends
