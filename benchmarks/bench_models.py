@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.claims import Claim, Row
 from distbench.launch import Request, jobs_of
-from distbench.processes.ask_child import ask_child
+from distbench.processes import ask_child
 from distbench.spec import find
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"

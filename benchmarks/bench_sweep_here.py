@@ -26,8 +26,7 @@ from distbench.search.space import Candidate, Setup, all_of, set_up
 from distbench.search.sweep import AskedSweep, run_sweep
 from distbench.search.sweep_child import SweepChild, facts_of
 from distbench.spec import Settings
-from distbench.spec.job import variant_text
-from distbench.spec.plan_changes import MESH
+from distbench.spec.job import MESH, variant_text
 
 FOLDER = Path(__file__).parent.parent / "build" / "sweep_here"
 WORLD = 4

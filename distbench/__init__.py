@@ -7,7 +7,7 @@ DTensor plan by a measured profile, and `distbench.DirectRedistribution` moves a
 
 from typing import TYPE_CHECKING
 
-from distbench.spec.lazy_imports import import_when_asked
+from distbench.spec import import_when_asked
 from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:

@@ -3,16 +3,23 @@
 import os
 import sys
 import time
+from dataclasses import replace
+from math import lcm
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from distbench.cli import STARTED_AT
-from distbench.cli.options import PATH, check_writable, make_folder, mesh_option, refuse_with, width_option
-from distbench.cli.output import say
+from distbench.cli.options import PATH, check_writable, make_folder, mesh_option, refuse_with, say, width_option
 from distbench.cli.run import confirm_ranks, device_option, out_option, run_all, timeout_option, yes_option
 from distbench.spec.errors import UserError
+from distbench.spec.mesh import mesh_size
+
+if TYPE_CHECKING:
+    from distbench.launch import Request
+    from distbench.launch.rendezvous import Joined
+    from distbench.spec import Job
 
 HARDWARE = "hardware.json"
 # Passes and timed seconds of what a hardware file is made of: several of the operators, for one stretch may be slow.
@@ -61,6 +68,7 @@ def calibrate(
       distbench simulate llama_2d --hardware hardware.json
     """
     from distbench.launch import Request, jobs_of
+    from distbench.launch.job_request import hosts_of_ranks
     from distbench.launch.rendezvous import joined_ranks
 
     if only == "profile":
@@ -71,14 +79,16 @@ def calibrate(
     if plots:
         make_folder(plots, "--plots")
     joined = joined_ranks(os.environ)
-    mesh = mesh or _mesh_of_hosts(joined)
+    hosts = hosts_of_ranks(joined.world_size, joined) if joined else ()
+    if mesh is None and 1 < (num_hosts := len(set(hosts))) < len(hosts):
+        mesh = {"dp_shard": num_hosts, "tp": len(hosts) // num_hosts}
     request = Request(targets=("calibrate",), mesh=mesh, started_at=STARTED_AT, **of_request)
     jobs = jobs_of(request, joined)
     hardware = _hardware_file(jobs[0], hardware_out, output, only or ("profile" if request.quick else None))
     if hardware is not None:
         check_writable(hardware, "--hardware-out")
         calibration = jobs if only != "hardware" else []
-        jobs = [*calibration, *_jobs_of_hardware(request, jobs[0], joined)]
+        jobs = [*calibration, *_jobs_of_hardware(request, mesh_size(jobs[0].mesh), joined)]
     if joined is None:
         confirm_ranks(jobs, yes)
     is_first = joined is None or joined.rank == 0
@@ -92,41 +102,24 @@ def calibrate(
     sys.exit(exit_code)
 
 
-def _mesh_of_hosts(joined: Any) -> dict[str, int] | None:
-    """Where a launcher started as many ranks on each of several hosts: one mesh dim across hosts, one within each."""
-    from distbench.launch.job_request import hosts_of_ranks
-
-    hosts = hosts_of_ranks(joined.world_size, joined) if joined else ()
-    num_hosts = len(set(hosts))
-    return {"dp_shard": num_hosts, "tp": len(hosts) // num_hosts} if 1 < num_hosts < len(hosts) else None
-
-
-def _hardware_file(job: Any, asked: Path | None, output: Path, only: str | None) -> Path | None:
-    """Where the hardware file goes; None for none."""
-    from distbench.spec.mesh import mesh_size
-
-    if only == "profile" and asked is None:
+def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:
+    """The hardware file's path; None for none."""
+    if only == "profile" and hardware_out is None:
         return None
-    is_wanted = asked is not None or only == "hardware"
-    if is_wanted and job.device != "cpu":
+    if job.device != "cpu" and (hardware_out is not None or only == "hardware"):
         raise UserError(
             f"of {job.device} devices calibrate measures collectives only, for a profile; leave --hardware-out and "
             "--only hardware out, and simulate on a shipped hardware file"
         )
     if mesh_size(job.mesh) == 1:
         return None  # the profile's own complaint says what to do
-    return asked or (output.with_name(HARDWARE) if job.device == "cpu" else None)
+    return hardware_out or (output.with_name(HARDWARE) if job.device == "cpu" else None)
 
 
-def _jobs_of_hardware(request: Any, calibration: Any, joined: Any) -> list[Any]:
-    """Operators, and steps, on as many ranks as the calibration has."""
-    from dataclasses import replace
-    from math import lcm
-
+def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None") -> "list[Job]":
+    """Operators, and steps."""
     from distbench.launch import jobs_of
-    from distbench.spec.mesh import mesh_size
 
-    num_ranks = mesh_size(calibration.mesh)
     short = SHORT if request.quick else 1.0
     passes = 1 if request.quick else PASSES
     request = replace(request, mesh={"tp": num_ranks}, check="none", passes=passes)
@@ -156,7 +149,7 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
             say(f"drawn: {path}", err=True)
 
 
-def _write_hardware(operators: Any, steps: Any, hardware: Path) -> None:
+def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> None:
     """Fit the hardware file; its steps are recorded now, in a child process."""
     from distbench.records.run_file import read_run
     from distbench.simulate.measured_hardware import hardware_text, write_hardware

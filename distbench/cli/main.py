@@ -1,21 +1,24 @@
-"""The group of commands: each is imported when it is used, and a `UserError` is one sentence and exit code 2."""
+"""The group of commands, each imported when it is used, and the defaults of options in [tool.distbench].
+
+A `UserError` is one sentence and exit code 2.
+"""
 
 import importlib
 from collections import UserDict
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import click
 
-from distbench.cli.defaults import defaults_for
-from distbench.cli.output import say, say_once
+from distbench.cli.options import say, say_once
 from distbench.processes.signals import stopped_as_interrupt
-from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError
+from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError, nearest
 from distbench.spec.printable_text import cut
 from distbench.version import __version__
 
-# Options under names that they had before: they work, and one line says what to write instead. No help shows them.
-# Command to an option's old name, and the words that mean the same now; a value follows as it did.
+# Old names of options, which no help shows: command to an option's old name, and the words that mean the same now.
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     ("ab",): {"--budget": ("--max-time",)},
     ("baseline", "list"): {"--out": ("--runs",)},
@@ -25,12 +28,42 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }
+# `distbench --help`: heading to command to its file in cli/ and its sentence.
+SECTIONS = {
+    "Measure": {
+        "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
+        "ab": ("compare", "Launch two git revisions in turn, until it shows which is slower."),
+        "calibrate": ("calibrate", "Measure this machine: a profile to plan by, and a hardware file."),
+    },
+    "Read": {
+        "report": ("report", "Show measured runs: tables, a page, plots, traced paths."),
+        "history": ("report", "Show cases over launches, and where their level changed."),
+        "export": ("report", "Write runs in another tool's format."),
+    },
+    "Compare": {
+        "compare": ("compare", "Show two runs side by side, and what that can tell."),
+        "gate": ("compare", "Say whether a candidate is slower than a baseline, for CI."),
+        "baseline": ("compare", "Save, list and show stored baselines."),
+    },
+    "Plan": {
+        "list": ("scenarios", "List the shipped scenarios; with a name, tell one in full."),
+        "check": ("scenarios", "Say whether plans can work on a mesh of any size, without ranks."),
+        "plan": ("plan", "Show how each planner would redistribute a tensor, and the best."),
+        "simulate": ("plan", "Predict a step's time and memory on hardware that is not here."),
+        "sweep": ("plan", "Say which plan to use on so many devices, predicted or measured."),
+        "signature": ("plan", "Write what scenarios communicate, exactly, for git."),
+    },
+    "Machine": {
+        "doctor": ("machine", "Say what this machine can run, and which defaults hold here."),
+        "clean": ("machine", "Delete old runs, after asking."),
+    },
+}
 
 
 def under_new_names(words: Sequence[str]) -> list[str]:
-    """A command line's words, command first, with old names of options replaced and each one told of.
+    """Return a command line's words, command first, with old names of options replaced and a warning for each.
 
-    What stands after `--` belongs to another command.
+    Words after `--` belong to another command.
     """
     renamed = next((names for command, names in OLD_NAMES.items() if tuple(words[: len(command)]) == command), {})
     end = words.index("--") if "--" in words else len(words)
@@ -44,96 +77,44 @@ def under_new_names(words: Sequence[str]) -> list[str]:
     return [*new_words, *words[end:]]
 
 
-# `distbench --help`: commands by what one wants to do, each with its whole sentence.
-
-# A command that stands in no section is listed under OTHER with the first sentence of its help.
-SECTIONS = {
-    "Measure": {
-        "run": "Measure scenarios: collectives, redistributions, training steps.",
-        "ab": "Launch two git revisions in turn, until it shows which is slower.",
-        "calibrate": "Measure this machine: a profile to plan by, and a hardware file.",
-    },
-    "Read": {
-        "report": "Show measured runs: tables, a page, plots, traced paths.",
-        "history": "Show cases over launches, and where their level changed.",
-        "export": "Write runs in another tool's format.",
-    },
-    "Compare": {
-        "compare": "Show two runs side by side, and what that can tell.",
-        "gate": "Say whether a candidate is slower than a baseline, for CI.",
-        "baseline": "Save, list and show stored baselines.",
-    },
-    "Plan": {
-        "list": "List the shipped scenarios; with a name, tell one in full.",
-        "check": "Say whether plans can work on a mesh of any size, without ranks.",
-        "plan": "Show how each planner would redistribute a tensor, and the best.",
-        "simulate": "Predict a step's time and memory on hardware that is not here.",
-        "sweep": "Say which plan to use on so many devices, predicted or measured.",
-        "signature": "Write what scenarios communicate, exactly, for git.",
-    },
-    "Machine": {
-        "doctor": "Say what this machine can run, and which defaults hold here.",
-        "clean": "Delete old runs, after asking.",
-    },
-}
-OTHER = "More"
-
-
 class WholeSentences(click.Group):
     """A group whose help gives each command's first sentence, however long."""
 
     def sections(self) -> dict[str, dict[str, str]]:
-        """Heading to command to its sentence."""
-        return {"Commands": {name: first_sentence(command) for name, command in self.commands.items()}}
+        """Return heading to command to its sentence."""
+        texts = {name: " ".join(str(command.help).split()) for name, command in self.commands.items()}
+        return {"Commands": {name: text.partition(". ")[0].rstrip(".") + "." for name, text in texts.items()}}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the sections; sentences that are too long for a line are wrapped."""
+        """Write the sections, all sentences in one column."""
         sections = self.sections()
-        # One width for all sections, so that all sentences begin in the same column.
-        width = max((len(name) for commands in sections.values() for name in commands), default=0)
+        width = max(len(name) for commands in sections.values() for name in commands)
         for heading, commands in sections.items():
             with formatter.section(heading):
                 formatter.write_dl([(name.ljust(width), sentence) for name, sentence in commands.items()])
 
 
-def first_sentence(command: click.Command) -> str:
-    """The first sentence of a command's help."""
-    words = " ".join((command.help or "").partition("\n\n")[0].split())
-    return words.partition(". ")[0].rstrip(".") + "."
-
-
-# Each is in the file of its name in cli/.
-_MEASURING = ("run", "ab", "calibrate")
-_READING = ("report", "history", "export", "compare", "gate", "baseline")
-_PLANNING = ("list", "check", "plan", "signature", "simulate", "sweep")
-IN_FILES = (*_MEASURING, *_READING, *_PLANNING, "doctor", "clean")
-
-
 class CommandFiles(UserDict[str, Any]):
-    """The commands by name, each imported when it is first used: `--help` must not pay for any of them."""
+    """Commands by name, or their files, which are imported when a command is first used: `--help` pays for none."""
 
     def __getitem__(self, name: str) -> click.Command:
-        if self.data[name] is None:
-            module = importlib.import_module(f"distbench.cli.{name}")
-            self.data[name] = getattr(module, "list_command" if name == "list" else name)
+        if isinstance(file := self.data[name], str):
+            self.data[name] = getattr(
+                importlib.import_module(f"distbench.cli.{file}"), "list_command" if name == "list" else name
+            )
         command: click.Command = self.data[name]
         return command
 
 
 class Commands(WholeSentences):
-    """The command line's own group: turns the one error a user can fix into its message and exit code 2."""
+    """The command line's own group: it turns a `UserError` into its message and exit code 2."""
 
     def sections(self) -> dict[str, dict[str, str]]:
-        """SECTIONS without the commands that this group lacks, and OTHER with the commands that SECTIONS lacks."""
-        sections = {
-            heading: {name: sentence for name, sentence in commands.items() if name in self.commands}
+        """Return the sentences of SECTIONS."""
+        return {
+            heading: {name: sentence for name, (_, sentence) in commands.items()}
             for heading, commands in SECTIONS.items()
         }
-        in_sections = {name for commands in SECTIONS.values() for name in commands}
-        sections[OTHER] = {
-            name: first_sentence(self.commands[name]) for name in self.commands if name not in in_sections
-        }
-        return {heading: commands for heading, commands in sections.items() if commands}
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the chosen command with the project's own defaults."""
@@ -154,13 +135,13 @@ class Commands(WholeSentences):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """The command and its words, with options under their present names."""
+        """Find the command and its words, with options under their present names."""
         return super().resolve_command(ctx, under_new_names(args))
 
 
 @click.group(
     cls=Commands,
-    commands=CommandFiles(dict.fromkeys(IN_FILES)),
+    commands=CommandFiles({name: file for commands in SECTIONS.values() for name, (file, _) in commands.items()}),
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(__version__, prog_name="distbench")
@@ -174,3 +155,155 @@ def main() -> None:
 
     Defaults of options stand in pyproject.toml under [tool.distbench].
     """
+
+
+# Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command that has
+# such an option, one in [tool.distbench.COMMAND] for that command alone. The command line wins.
+
+_TABLE, _MAX_BYTES = "tool.distbench", 1 << 20
+# Options that must be given each time: they delete, or replace what is kept.
+_NEVER = {"help", "version", "yes", "update"}
+# ab makes a new folder each time, within the results.
+NOT_COMMON = {"ab": {"out"}, "sweep": {"budget", "resume"}}
+_Leaves = Mapping[tuple[str, ...], click.Command]
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """A project's defaults.
+
+    Args:
+        file: its pyproject.toml; None where there is none with such a table.
+        given: key to value, as written; the table of one command is a mapping.
+        of_commands: command to parameter to value, as click's `default_map` has it.
+    """
+
+    file: Path | None = None
+    given: Mapping[str, Any] = field(default_factory=dict)
+    of_commands: Mapping[str, Any] = field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """`out = results`, and `gate.tolerance = 10%` of a command's table."""
+        return list(_lines(self.given))
+
+
+def _lines(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
+    for name, value in given.items():
+        if isinstance(value, dict):
+            yield from _lines(value, f"{before}{name}.")
+        else:
+            yield f"{before}{name} = {', '.join(map(str, value)) if isinstance(value, list) else value}"
+
+
+def defaults_for(group: click.Group) -> Defaults:
+    """Return the defaults that hold in the current folder.
+
+    They are those of the nearest pyproject.toml that has the table, from that folder up to the git root; outside of a
+    repository, of that folder alone. Paths in it are relative to its folder.
+
+    Raises:
+        UserError: it is no TOML, or has a key that is no option, or a value that the option does not take.
+    """
+    folders = [Path.cwd(), *Path.cwd().parents]
+    root = next((number for number, folder in enumerate(folders) if (folder / ".git").exists()), 0)
+    for file in (folder / "pyproject.toml" for folder in folders[: root + 1]):
+        if (table := _table_of(file)) is not None:
+            return Defaults(file, table, _of_commands(group, table, file))
+    return Defaults()
+
+
+def _table_of(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    from distbench.spec.file_io import read_text
+
+    text = read_text(path, "file", _MAX_BYTES)
+    if "distbench" not in text:
+        return None
+    import tomllib
+
+    try:
+        tools = tomllib.loads(text).get("tool")
+    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        raise UserError(f"{path} is no TOML: {error}; correct that line") from error
+    table = tools.get("distbench") if isinstance(tools, dict) else None
+    if table is not None and not isinstance(table, dict):
+        raise UserError(f"{path}: {_TABLE} is no table; write [{_TABLE}], and below it one default a line")
+    return table
+
+
+def _of_commands(group: click.Group, given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    commands = dict(_leaves(group))
+    defaults: dict[str, Any] = {}
+    for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], dict)):
+        if isinstance(value, dict):
+            own_commands = {words: command for words, command in commands.items() if words[0] == key}
+            if not own_commands:
+                raise UserError(f"{path}: [{_TABLE}.{key}] is no command ({nearest(key, group.commands)})")
+            for name, default in value.items():
+                _put(defaults, own_commands, name, default, path, f"{_TABLE}.{key}")
+        else:
+            _put(defaults, commands, key, value, path, _TABLE)
+            # The folder that some commands write to, others read.
+            if key == "out" and "runs" not in given:
+                _put(defaults, commands, "runs", value, path, _TABLE)
+    return defaults
+
+
+def _leaves(group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from _leaves(command, (*before, name))
+        else:
+            yield (*before, name), command
+
+
+def _put(defaults: dict[str, Any], commands: _Leaves, key: str, value: Any, path: Path, table: str) -> None:
+    """Add one default to the map of each command that has the option."""
+    is_common = table == _TABLE
+    options = [
+        (words, command, option)
+        for words, command in commands.items()
+        if not (is_common and key in NOT_COMMON.get(words[0], ()))
+        for option in command.params
+        if key.replace("_", "-") in _names_of(option)
+    ]
+    if not options:
+        names = {name for command in commands.values() for option in command.params for name in _names_of(option)}
+        names |= {words[0] for words in commands} if is_common else set()
+        raise UserError(f"{path}: {key!r} in [{table}] is no option ({nearest(key, names)})")
+    for words, command, option in options:
+        node = defaults
+        for word in words:
+            node = node.setdefault(word, {})
+        try:
+            node[str(option.name)] = _fitting(command, option, value, path.parent)
+        except (click.BadParameter, ValueError) as error:
+            why = error.message if isinstance(error, click.BadParameter) else str(error)
+            raise UserError(f"{path}: {key} in [{table}] cannot be used: {why.rstrip('.')}") from error
+
+
+def _names_of(parameter: click.Parameter) -> set[str]:
+    """The long names without dashes; none for a parameter that takes no default."""
+    names = {name.removeprefix("--") for name in parameter.opts if name.startswith("--")}
+    return set() if names & _NEVER or not isinstance(parameter, click.Option) else names
+
+
+def _fitting(command: click.Command, option: click.Parameter, value: Any, folder: Path) -> Any:
+    """The value as the option takes it; click.BadParameter or ValueError where the option does not."""
+    if isinstance(option, click.Option) and option.is_flag:
+        expected, fits = "true or false", isinstance(value, bool)
+    elif getattr(option, "multiple", False):
+        value = [value] if isinstance(value, str) else value
+        expected = "a text, or a list of texts"
+        fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    elif option.type.name.startswith(("integer", "float")):
+        expected, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
+    else:
+        expected, fits = "a text", isinstance(value, str)
+    if not fits:
+        raise ValueError(f"{value!r} is not {expected}")
+    if isinstance(option.type, click.Path) and folder != Path.cwd():
+        value = str(folder / value)
+    option.type_cast_value(click.Context(command), value)
+    return value

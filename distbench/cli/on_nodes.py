@@ -1,4 +1,4 @@
-"""`distbench run --nodes`: options that say on which nodes, and the launchers by name."""
+"""`distbench run --nodes`: its options, and the launchers by name."""
 
 import re
 import shlex
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from distbench.cli.options import option
-from distbench.cli.output import say
+from distbench.cli.options import option, say
 from distbench.spec.devices import ANY_ACCELERATOR
 from distbench.spec.errors import UserError
 
@@ -20,25 +19,20 @@ if TYPE_CHECKING:
 ARGUMENTS = f"{__name__}.arguments"
 MAX_NODES = 100_000
 ASKS_FOR_GPUS = re.compile(r"-G|--(gpus|gres|tres-per)")  # of sbatch
-NO_DEVICE_ASKED = (
-    "distbench: warning: the job requests no GPUs, since this machine has none{}. Give --device "
-    f"({ANY_ACCELERATOR}), or --device cpu"
-)
-CLUSTER_HAS = ", and nodes of this cluster have GPUs"
 
 
 class KeepsArguments(click.Command):
-    """A command that can be given again elsewhere: its words are kept in the context."""
+    """A command whose words are kept in the context, to be given again elsewhere."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Keep the words, then read them."""
+        """Keep the words, then parse them."""
         ctx.meta[ARGUMENTS] = tuple(args)
         return super().parse_args(ctx, args)
 
 
 @dataclass(frozen=True)
 class NodeOptions:
-    """On which nodes a command runs, and who starts it there."""
+    """On which nodes a command runs, and what starts it there."""
 
     nodes: int | None = option("--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Run on N nodes.")
     launcher: str | None = option(
@@ -50,45 +44,57 @@ class NodeOptions:
     launcher_args: str = option("--launcher-args", default="", metavar="WORDS", help="Further words for the launcher.")
 
 
-# Options of run that say where; True: they take a value.
-WHERE = {word: True for one in fields(NodeOptions) for word in one.metadata["names"]} | {"--dry-run": False}
+# Options of run that name nodes; True: they take a value.
+WHERE = {word: True for node_option in fields(NodeOptions) for word in node_option.metadata["names"]}
+WHERE["--dry-run"] = False
 
 
 def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joined: bool) -> int:
-    """Launch the command of this context on nodes, or only print how; the exit code.
+    """Launch the command of this context on nodes, or only print how; return the exit code.
 
     Raises:
         UserError: ranks that cannot be counted or do not fit the mesh, or a launcher that is not here.
     """
-    from distbench.launch.nodes import NodeLaunch, launcher_here
-    from distbench.launch.slurm import has_gpus, run_by_slurm, slurm_text
-    from distbench.launch.torchrun import run_by_torchrun, torchrun_lines
-    from distbench.launch.torchx import run_by_torchx, torchx_line
+    from distbench.launch import nodes, slurm
+    from distbench.records.machine import slug
+    from distbench.spec import find
+    from distbench.spec.job import parse_choices, variants_of
 
     if is_joined:
         raise UserError("--nodes launches ranks, and this process is one already; leave it out under a launcher")
-    num_nodes, launcher = where.nodes or 1, where.launcher or launcher_here()
-    if launcher != "torchx":  # whose image may have other files
-        _require_scenarios(request)
+    num_nodes, launcher = where.nodes or 1, where.launcher or nodes.launcher_here()
+    # An unknown scenario or axis is refused before a job waits for its nodes; TorchX's image may have other files.
+    entries = [entry for target in request.targets for entry in find(target)] if launcher != "torchx" else []
+    if len(entries) == 1:  # with several, an axis may be of some of them
+        variants_of(entries[0], parse_choices(request.choices, entries[0].params), False)
     device, ranks_per_node = _ranks_per_node(request, num_nodes, where.ranks_per_node)
-    launch = NodeLaunch(
+    target = request.targets[0]
+    name = Path(target.rpartition("::")[2]).stem if len(request.targets) == 1 else "run"
+    try:
+        extra = tuple(shlex.split(where.launcher_args))
+    except ValueError as error:
+        problem = f"--launcher-args {where.launcher_args!r} is not closed ({error})"
+        raise UserError(f"{problem}; quote it as for a shell") from error
+    launch = nodes.NodeLaunch(
         arguments=without_where(click.get_current_context().meta[ARGUMENTS]),
         num_nodes=num_nodes,
         ranks_per_node=ranks_per_node,
         device=device,
         out=request.out,
-        name=_name(request.targets),
-        extra=_words(where.launcher_args),
+        name=f"distbench-{slug(name)}",
+        extra=extra,
         timeout_s=request.timeout_s,
     )
-    is_device_known = request.device or device != "cpu" or any(ASKS_FOR_GPUS.match(word) for word in launch.extra)
-    # Where a batch file is written and no Slurm answers, it is not known what its nodes have.
-    if launcher == "slurm" and not is_device_known and (have_gpus := has_gpus()) is not False:
-        say(NO_DEVICE_ASKED.format(CLUSTER_HAS if have_gpus else ""), err=True)
+    is_device_known = request.device or device != "cpu" or any(map(ASKS_FOR_GPUS.match, extra))
+    # Where no Slurm answers, nodes may have GPUs too.
+    if launcher == "slurm" and not is_device_known and (have_gpus := slurm.has_gpus()) is not False:
+        nodes_have = ", and nodes of this cluster have GPUs" if have_gpus else ""
+        problem = f"the job requests no GPUs, since this machine has none{nodes_have}"
+        say(f"distbench: warning: {problem}. Give --device ({ANY_ACCELERATOR}), or --device cpu", err=True)
     text_of, run = {
-        "torchrun": (torchrun_lines, run_by_torchrun),
-        "slurm": (slurm_text, run_by_slurm),
-        "torchx": (torchx_line, run_by_torchx),
+        "torchrun": (nodes.torchrun_lines, nodes.run_by_torchrun),
+        "slurm": (slurm.slurm_text, slurm.run_by_slurm),
+        "torchx": (nodes.torchx_line, nodes.run_by_torchx),
     }[launcher]
     if dry_run:
         say(text_of(launch).rstrip("\n"))
@@ -96,18 +102,8 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     return run(launch, lambda text: say(text, err=True))
 
 
-def _require_scenarios(request: "Request") -> None:
-    """Refuse an unknown scenario or axis before a job waits for its nodes: its ranks would."""
-    from distbench.spec import find
-    from distbench.spec.job import parse_choices, variants_of
-
-    entries = [entry for target in request.targets for entry in find(target)]
-    if len(entries) == 1:  # with several, an axis may be of some of them
-        variants_of(entries[0], parse_choices(request.choices, entries[0].params), False)
-
-
 def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
-    """A command's words without those that say where it runs."""
+    """Return a command's words without the options of WHERE."""
     kept, skip = [], False
     for word in arguments:
         name, has_value, _ = word.partition("=")
@@ -120,21 +116,8 @@ def without_where(arguments: Sequence[str]) -> tuple[str, ...]:
     return tuple(kept)
 
 
-def _words(text: str) -> tuple[str, ...]:
-    try:
-        return tuple(shlex.split(text))
-    except ValueError as error:
-        raise UserError(f"--launcher-args {text!r} is not closed ({error}); quote it as for a shell") from error
-
-
-def _name(scenarios: tuple[str, ...]) -> str:
-    from distbench.records.machine import slug
-
-    return "distbench-" + slug(Path(scenarios[0].rpartition("::")[2]).stem if len(scenarios) == 1 else "run")
-
-
 def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | None) -> tuple[str, int]:
-    """Type of device, and ranks on each node: as given, from the mesh, or as many as there are devices here."""
+    """The type of device, and ranks per node: as given, from the mesh, or as many as there are devices here."""
     from distbench.records.machine import accelerator_here
     from distbench.spec import find, format_mesh
     from distbench.spec.mesh import mesh_size

@@ -1,11 +1,18 @@
-"""Options and arguments that commands share: dataclasses of options, --mesh, --width, numbers, files, completion."""
+"""What commands share: options and arguments, their refusal, files that they write, and how they print."""
 
+import contextlib
+import errno
 import functools
 import glob
+import hashlib
 import math
+import os
+import re
+import socket
+import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import field, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -15,18 +22,23 @@ from click.shell_completion import CompletionItem
 
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
+from distbench.spec.printable_text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 MONTH_S = 30 * 86_400.0  # nobody waits longer for a command
 MAX_LAUNCHES = 100_000
+# Each has a function in judge/gate_text.py and in judge/communication_signature.py.
+FORMS = ("table", "markdown", "json", "junit", "github")
+# Seconds that the process which printed a sentence keeps its name: ranks that start or fail a little later find it.
+STAYS_S = 1.0
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds; nan and inf, which every comparison with a limit would let through, are refused."""
+    """A number within bounds; nan and inf, which pass every comparison with a limit, are refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """The number; click.BadParameter where it is none, or out of bounds."""
+        """Return the number; click.BadParameter where it is none, or out of bounds."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -56,10 +68,8 @@ def options_of(kind: type, argument: str, *names: str) -> Callable[[F], F]:
 
         decorated: Any = call
         for option_field in reversed(chosen):
-            of_click = dict(option_field.metadata)
-            decorated = click.option(
-                *of_click.pop("names"), option_field.name, default=option_field.default, **of_click
-            )(decorated)
+            of_click = {"default": option_field.default, **option_field.metadata}
+            decorated = click.option(*of_click.pop("names"), option_field.name, **of_click)(decorated)
         return cast(F, decorated)
 
     return decorate
@@ -83,29 +93,38 @@ def mesh_option(description: str) -> Callable[[F], F]:
     return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=description)
 
 
-def _ask(ctx: click.Context, param: click.Parameter, width: int | None) -> None:
-    from distbench.show.terminal import ask_width
-
-    ask_width(width)
-
-
 def width_option(command: F) -> F:
-    """Add the option, which the command itself is not given."""
+    """Add --width, which the command itself is not given."""
+
+    def set_width(ctx: click.Context, param: click.Parameter, width: int | None) -> None:
+        from distbench.show.terminal import ask_width
+
+        ask_width(width)
+
     return click.option(
         "--width",
         type=click.IntRange(60, 200),
         metavar="N",
         expose_value=False,
-        callback=_ask,
+        callback=set_width,
         help="Characters of a line. [the terminal's; 120 in a file]",
     )(command)
+
+
+def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Complete the shipped scenarios, each with its summary; files where none begins so."""
+    from distbench.spec import list_entries
+
+    entries = [entry for entry in list_entries() if entry.name.startswith(incomplete)]
+    items = [CompletionItem(entry.name, help=entry.summary) for entry in entries]
+    return items or [CompletionItem(incomplete, type="file")]
 
 
 # Options that were given and would have no effect are refused before anything is read or measured.
 
 
 def given() -> dict[str, str]:
-    """The parameters that the command line gives, by name, as it writes them.
+    """Return the parameters that the command line gives, by name, as it writes them.
 
     Without defaults of [tool.distbench], and without --width, which any output may need.
     """
@@ -120,46 +139,36 @@ def given() -> dict[str, str]:
 
 
 def refuse_with(mode: str, *parameters: str) -> None:
-    """UserError where one of the parameters is given, which `mode` ignores."""
-    for option in _given_of(parameters):
-        raise UserError(f"{option} does not go with {mode}, which ignores it; leave one of them out")
+    """Raise UserError where one of the parameters is given, which `mode` ignores."""
+    for name, word in given().items():
+        if name in parameters:
+            raise UserError(f"{word} does not go with {mode}, which ignores it; leave one of them out")
 
 
 def refuse_without(needed: str, *parameters: str) -> None:
-    """UserError where one of the parameters is given, which has no effect without `needed`."""
-    for option in _given_of(parameters):
-        raise UserError(f"{option} has no effect without {needed}; add {needed}, or leave {option} out")
+    """Raise UserError where one of the parameters is given, which has no effect without `needed`."""
+    for name, word in given().items():
+        if name in parameters:
+            raise UserError(f"{word} has no effect without {needed}; add {needed}, or leave {word} out")
 
 
-def _given_of(parameters: tuple[str, ...]) -> list[str]:
-    return [option for name, option in given().items() if name in parameters]
-
-
-def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """The shipped scenarios that begin so, each with its line; files where none does, for those of one's own."""
-    from distbench.spec import list_entries
-
-    entries = [entry for entry in list_entries() if entry.name.startswith(incomplete)]
-    items = [CompletionItem(entry.name, help=entry.summary) for entry in entries]
-    return items or [CompletionItem(incomplete, type="file")]
+# Files.
 
 
 def expanded(paths: Sequence[str]) -> list[Path]:
-    """Patterns that a shell has not expanded; what exists is taken by its name. A pattern must match something."""
+    """Expand patterns that a shell has not; a path that exists is taken by its name. A pattern must match a file."""
     files: list[Path] = []
     for text in paths:
-        if Path(text).exists() or not glob.has_magic(text):
-            files.append(Path(text))
-            continue
-        matches = sorted(glob.glob(text, recursive=True))  # noqa: PTH207 - Path.glob takes no absolute pattern
+        is_pattern = glob.has_magic(text) and not Path(text).exists()
+        matches = sorted(glob.glob(text, recursive=True)) if is_pattern else [text]  # noqa: PTH207 - also absolute ones
         if not matches:
             raise UserError(f"pattern {text!r} matches no file; give run files or a folder of them")
-        files += [Path(match) for match in matches]
+        files += map(Path, matches)
     return files
 
 
 def check_writable(path: Path, option: str) -> None:
-    """Refuse a file that cannot be written before something is measured for it; nothing is left where none was."""
+    """Refuse a file that cannot be written before something is measured for it; no new file is left."""
     if not path.resolve().parent.is_dir():
         missing = f"there is no folder {path.parent}; make it, or give another file"
         raise UserError(f"{option} {path} cannot be written: {missing}")
@@ -185,15 +194,15 @@ def write(path: Path, text: str, mode: str = "w") -> None:
     try:
         if mode == "w":
             write_whole(path, text)
-            return
-        with path.open(mode, encoding="utf-8") as file:
-            file.write(text)
+        else:
+            with path.open(mode, encoding="utf-8") as file:
+                file.write(text)
     except OSError as error:
         raise UserError(f"{path} cannot be written ({error.strerror}); give another file") from error
 
 
 def new_folder(kind: str, out: Path | None = None) -> Path:
-    """`out`, or a folder of this moment below results/; it need not exist yet, and holds no file.
+    """Return `out`, or a folder of this moment below results/; it need not exist yet, and holds no file.
 
     Raises:
         UserError: `out` is no folder, or holds files.
@@ -205,3 +214,101 @@ def new_folder(kind: str, out: Path | None = None) -> Path:
     if any(path.is_file() for path in folder.rglob("*")):
         raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
     return folder
+
+
+# Printing.
+
+
+def say_lines(lines: Iterable[str], indent: str = "    ") -> None:
+    """Print sentences within the width of the screen, broken at spaces; columns are kept only where all lines fit."""
+    from distbench.show.terminal import width_here, wrap
+
+    all_lines, width = list(lines), width_here()
+    if max(map(len, all_lines), default=0) > width:
+        all_lines = [part for line in all_lines for part in wrap(re.sub(r"(?<=\S) {2,}", "  ", line), width, indent)]
+    say("\n".join(all_lines))
+
+
+def say(text: str, err: bool = False, nl: bool = True) -> None:
+    """Print lines without characters that a terminal or a CI system would obey.
+
+    Where standard error (`err`) is full, or nobody reads it, the command continues without a word.
+    """
+    with contextlib.suppress(*([OSError] if err else [])):
+        click.echo(printable(_for_screen(text) if err else text), err=err, nl=nl)
+
+
+def _for_screen(text: str) -> str:
+    """Sentences broken at spaces where standard error is a terminal; in a log each keeps its line."""
+    from distbench.show.terminal import width_of, wrap
+
+    width = width_of(sys.stderr)
+    if width is None or max(map(len, text.split("\n"))) <= width:
+        return text
+    return "\n".join(part for line in text.split("\n") for part in wrap(line, width, "  "))
+
+
+def say_once(text: str) -> None:
+    """Print a sentence on standard error, unless another rank of this launch on this host has just printed it.
+
+    The rank that prints it holds a name, an abstract socket of Linux, which goes with the process. Elsewhere every rank
+    prints it.
+    """
+    from distbench.launch.rendezvous import joined_ranks
+
+    try:
+        joined = joined_ranks(os.environ)
+    except UserError:
+        joined = None
+    if joined is None or joined.world_size == 1:
+        say(text, err=True)
+        return
+    launch_text = f"{joined.launch or joined.address} {text}"
+    with socket.socket(socket.AF_UNIX) as name_socket:
+        try:
+            name_socket.bind(f"\0distbench-{hashlib.sha256(launch_text.encode()).hexdigest()[:32]}")
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                say(text, err=True)
+            return
+        say(text, err=True)
+        # A signal that ends this process now loses nothing.
+        with contextlib.suppress(KeyboardInterrupt):
+            time.sleep(STAYS_S)
+
+
+@dataclass(frozen=True)
+class OutputOptions:
+    """In which forms a verdict is printed and written."""
+
+    form: str = option("--format", default="table", type=click.Choice(FORMS), help="What to print. [table]")
+    write_to: tuple[str, ...] = option(
+        "--write", default=(), multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file."
+    )
+    github: bool = option(
+        "--github",
+        default=False,
+        is_flag=True,
+        help="Also print annotations, and append Markdown to the step summary.",
+    )
+
+    def files(self) -> list[tuple[str, Path]]:
+        """Parse `["junit=gate.xml"]` to forms and files; a UserError for a text that is not FORMAT=FILE."""
+        files = []
+        for text in self.write_to:
+            form, equals, path = text.partition("=")
+            if not equals or form not in FORMS or not path:
+                raise UserError(f"--write {text!r} is not FORMAT=FILE with a format of {', '.join(FORMS)}")
+            files.append((form, Path(path)))
+        return files
+
+    def show(self, render: Callable[[str], str]) -> None:
+        """Print and write what `render` returns for each form that was asked for."""
+        files = self.files()
+        for form in (self.form, *(["github"] if self.github and self.form != "github" else [])):
+            # Annotations are commands to GitHub; no other form may hold any.
+            (click.echo if form == "github" else say)(render(form))
+        for form, path in files:
+            write(path, render(form) + "\n")
+        if self.github and (summary := os.environ.get("GITHUB_STEP_SUMMARY")):
+            write(Path(summary), render("markdown") + "\n", "a")

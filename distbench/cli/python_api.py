@@ -16,9 +16,8 @@ import click
 from distbench.cli import compare as compare_command
 from distbench.cli import report as report_command
 from distbench.cli import run as run_command
-from distbench.cli.defaults import defaults_for
-from distbench.cli.gate import VerdictOptions
-from distbench.cli.main import main
+from distbench.cli.compare import VerdictOptions
+from distbench.cli.main import defaults_for, main
 from distbench.spec.errors import INTERRUPTED, UserError
 
 if TYPE_CHECKING:
@@ -32,7 +31,7 @@ class TextResult:
     """Text for a terminal that a notebook shows as tables.
 
     Args:
-        render: gives it in a form, "table" or "markdown".
+        render: returns it in a form, "table" or "markdown".
     """
 
     def __init__(self, render: Callable[[str], str]) -> None:
@@ -44,14 +43,11 @@ class TextResult:
         """As GitHub Markdown."""
         return self._render("markdown")
 
-    def __str__(self) -> str:
-        return self._text
-
     def __repr__(self) -> str:
         return self._text
 
     def html(self) -> str:
-        """As tables, without styles of their own: a notebook has its."""
+        """As tables, with the notebook's own styles."""
         from markdown_it import MarkdownIt
 
         return str(MarkdownIt("commonmark", {"html": False}).enable("table").render(self.markdown))
@@ -61,11 +57,11 @@ class TextResult:
 
 
 class Report(TextResult):
-    """What `distbench report` says of some runs: prints as text, shows as tables in a notebook."""
+    """The report of some runs: prints as text, shows as tables in a notebook."""
 
 
 class ComparedRuns(TextResult):
-    """What `distbench compare` says of two sides.
+    """The comparison of two sides.
 
     Args:
         frame: one row a case; its columns are in docs/run-file.md.
@@ -110,15 +106,18 @@ class Runs(Sequence["Runs"]):
         """The report on these runs; `options` are those of `distbench report`, such as `page="report.html"`."""
         words = [str(path) for path in self.paths]
         command = report_command.report
-        # What it writes is written once, and what it warns of is said once.
         files = {name for option in command.params if isinstance(option.type, click.Path) for name in _keywords(option)}
-        report_options = {name: value for name, value in options.items() if name not in files}
+        without_files = {name: value for name, value in options.items() if name not in files}
 
         def render(form: str) -> str:
-            if form == "table":
-                return _printed(command, words, {**options, "format": form})
-            with contextlib.redirect_stderr(io.StringIO()):
-                return _printed(command, words, {**report_options, "format": form})
+            """Write files and print warnings in the first form alone."""
+            is_first = form == "table"
+            with (
+                contextlib.redirect_stdout(io.StringIO()) as printed,
+                contextlib.nullcontext() if is_first else contextlib.redirect_stderr(io.StringIO()),
+            ):
+                _called(command, words, {**(options if is_first else without_files), "format": form})
+            return printed.getvalue().rstrip("\n")
 
         return Report(render)
 
@@ -131,8 +130,8 @@ class Runs(Sequence["Runs"]):
             chosen = [run.path for run in self._read if run.scenario == key]
             if not chosen:
                 raise KeyError(f"no run of {key!r}; there are {', '.join(self.scenarios)}")
-            return Runs(chosen, self.exit_code)
-        chosen = self.paths[key] if isinstance(key, slice) else [self.paths[key]]
+        else:
+            chosen = self.paths[key] if isinstance(key, slice) else [self.paths[key]]
         return Runs(chosen, self.exit_code)
 
     def __repr__(self) -> str:
@@ -203,15 +202,8 @@ def _paths_of(side: Side) -> list[Path]:
     return [Path(side)] if isinstance(side, str | Path) else [Path(path) for path in side]
 
 
-def _printed(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> str:
-    """What the command prints on standard output."""
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        _called(command, words, options)
-    return printed.getvalue().rstrip("\n")
-
-
 def _called(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> tuple[int, click.Context]:
-    """The command's exit code, and its context, with what it left in `meta`."""
+    """Run a command; its exit code, and its context, with what it left in `meta`."""
     context = _context(command, words, options)
     try:
         with context:
@@ -223,7 +215,7 @@ def _called(command: click.Command, words: Sequence[str], options: Mapping[str, 
 
 
 def _context(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> click.Context:
-    """The command's words and options, read and checked as the command line's are."""
+    """The command's words and options, parsed and checked as the command line's are."""
     name = str(command.name)
     argv = [*_option_words(command, options), "--", *words]
     try:
@@ -233,27 +225,20 @@ def _context(command: click.Command, words: Sequence[str], options: Mapping[str,
 
 
 def _option_words(command: click.Command, options: Mapping[str, Any]) -> Iterator[str]:
-    """Keywords as the command line has them."""
-    known_options = {name: option for option in command.params for name in _keywords(option)}
+    """Keywords as the command line has them; of a mapping each item, where the option may be given several times."""
+    by_keyword = {
+        name: option for option in command.params if isinstance(option, click.Option) for name in _keywords(option)
+    }
     for name, value in options.items():
-        if (option := known_options.get(name)) is None:
-            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(known_options))}")
+        if (option := by_keyword.get(name)) is None:
+            raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(by_keyword))}")
         word = max(option.opts, key=len)
-        if value is None:
-            continue
-        if getattr(option, "is_flag", False):
+        values = [f"{key}={_text(item)}" for key, item in value.items()] if isinstance(value, Mapping) else value
+        if option.is_flag:
             yield from [word] if value else []
-            continue
-        for item in value if option.multiple and isinstance(value, list | tuple) else _texts(value, option):
-            yield from (word, *map(str, item)) if option.nargs > 1 else (word, _text(item))
-
-
-def _texts(value: Any, option: click.Parameter) -> list[Any]:
-    """One word for each value that an option takes: of a mapping each item where it is given several times."""
-    if not isinstance(value, Mapping):
-        return [value]
-    items = [f"{name}={_text(item)}" for name, item in value.items()]
-    return items if getattr(option, "multiple", False) else [",".join(items)]
+        elif value is not None:
+            for item in values if option.multiple and isinstance(values, list | tuple) else [values]:
+                yield from (word, *map(str, item)) if option.nargs > 1 else (word, _text(item))
 
 
 def _text(value: Any) -> str:
@@ -262,23 +247,19 @@ def _text(value: Any) -> str:
 
 def _keywords(option: click.Parameter) -> list[str]:
     """An option's names as keywords, the longest first."""
-    if not isinstance(option, click.Option) or option.hidden:
+    if not isinstance(option, click.Option):
         return []
     return [name.lstrip("-").replace("-", "_") for name in sorted(option.opts, key=len, reverse=True)]
 
 
 def _show_options(function: Callable[..., Any], command: click.Command) -> None:
-    """Have help() and notebooks list the command's options as keywords."""
+    """Have help() and notebooks list the command's options as keywords, in the place of `**options`."""
     kinds = inspect.Parameter
-    first = [
-        parameter
-        for parameter in inspect.signature(function).parameters.values()
-        if parameter.kind != kinds.VAR_KEYWORD
-    ]
+    *positional, _ = inspect.signature(function).parameters.values()
     names = [name for option in command.params for name in _keywords(option)[:1]]
     keywords = [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names]
-    function.__signature__ = inspect.Signature([*first, *keywords])  # type: ignore[attr-defined]
+    function.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
 
 
-for _function, _command in ((run, run_command.run), (compare, compare_command.compare)):
-    _show_options(_function, _command)
+_show_options(run, run_command.run)
+_show_options(compare, compare_command.compare)

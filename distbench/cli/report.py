@@ -1,4 +1,4 @@
-"""`distbench report`: arguments to one call of `report.render`."""
+"""The commands that read run files: `report`, `history` and `export`."""
 
 import shlex
 from contextlib import nullcontext
@@ -6,8 +6,20 @@ from pathlib import Path
 
 import click
 
-from distbench.cli.options import PATH, format_option, given, refuse_with, refuse_without, width_option
-from distbench.cli.output import say
+from distbench.cli.options import (
+    PATH,
+    expanded,
+    format_option,
+    given,
+    refuse_with,
+    refuse_without,
+    say,
+    scenario_names,
+    width_option,
+    write,
+)
+from distbench.records.exports import EXPORTS
+from distbench.spec.errors import UserError
 
 MAX_NAMED = 3
 
@@ -70,12 +82,20 @@ def report(
       distbench report --diff tp.jsonl fsdp.jsonl
       distbench report --diff run.jsonl::hidden=1024 run.jsonl::hidden=4096
     """
-    _refuse_unused(runs, diff is not None, paths, bool(group_by))
-    command = _command(runs, out, label)
-    if label:
-        from distbench.records.results_folder import labelled
+    from distbench.records.results_folder import labelled
 
-        runs = labelled(runs, out, label)
+    if diff:
+        refuse_with("--diff", *(given().keys() - {"diff", "page", "form"}))
+    elif paths:
+        refuse_with("--paths", "reproducers", "full")
+    else:
+        refuse_without("--paths", "chrome")
+    if group_by:
+        refuse_with("--group-by", "full")
+    if not _reads_folder(runs):
+        refuse_with("a RUN that is a file or folder", "out")
+    again = _command(runs, out, label)
+    runs = labelled(runs, out, label) if label else runs
     by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     if diff:
         from distbench.report.traced_steps import render_difference
@@ -91,39 +111,88 @@ def report(
 
         # Looking for garbage among all records again and again is a sixth of a long report. Figures do leave some.
         with nullcontext() if plots or page else no_garbage_collection():
-            result = render(runs, out, form, plots, by, page, reproducers, full, command)
+            result = render(runs, out, form, plots, by, page, reproducers, full, again)
     for sentence in result.warnings:
         say(f"distbench: {sentence}", err=True)
     say(result.text)
 
 
-def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
-    """What shows these runs again, to paste."""
-    names = [str(run) for run in runs[:MAX_NAMED]]
-    words = [
-        *(["--runs", str(out)] if out != Path("results") and _is_looked_for(runs) else []),
-        *(["--label", label] if label else []),
-        *names,
-    ]
-    return f"distbench report {shlex.join(words)}".rstrip() + (" ..." if len(runs) > MAX_NAMED else "")
-
-
-def _refuse_unused(runs: tuple[Path, ...], is_diff: bool, is_paths: bool, is_grouped: bool) -> None:
-    """Options without effect are refused before anything is read."""
-    if is_diff:
-        refuse_with("--diff", *(given().keys() - {"diff", "page", "form"}))
-    elif is_paths:
-        refuse_with("--paths", "reproducers", "full")
-    else:
-        refuse_without("--paths", "chrome")
-    if is_grouped:
-        refuse_with("--group-by", "full")
-    if not _is_looked_for(runs):
-        refuse_with("a RUN that is a file or folder", "out")
-
-
-def _is_looked_for(runs: tuple[Path, ...]) -> bool:
+def _reads_folder(runs: tuple[Path, ...]) -> bool:
     """Whether run files are looked for in the results folder: where no RUN is a file or folder."""
     from distbench.records.results_folder import is_scenario_name
 
     return all(map(is_scenario_name, runs))
+
+
+def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
+    """The command that shows these runs again."""
+    words = ["--runs", str(out)] if out != Path("results") and _reads_folder(runs) else []
+    words += ["--label", label] if label else []
+    command = shlex.join(["distbench", "report", *words, *map(str, runs[:MAX_NAMED])])
+    return command + (" ..." if len(runs) > MAX_NAMED else "")
+
+
+@click.command()
+@click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
+@click.option("--runs", type=PATH, default=Path("results"), help="Folder of run files. [results]")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's series there.")
+@width_option
+def history(case: str, runs: Path, plots: Path | None) -> None:
+    """Show how cases' times went over launches and commits, and where their level changed.
+
+    CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp"; none means
+    every case. Only launches that may be compared with the newest one of their scenario are taken; those of a commit
+    are put together where commits took turns.
+
+    A level changes where one cut explains more of a case's scatter than launches in random order give, over all cases
+    of the scenario together (5 %); that penalty is printed. What all cases share is tested apart, since machines drift,
+    and takes 18 launches; so does a scenario of fewer than 5 cases. The last line is the distbench ab command that
+    decides whether the commit or the machine changed.
+
+    \b
+    Example:
+      distbench history "step/*llama_2d*" --runs results --plots plots
+    """
+    from distbench.judge.history import draw, series_of, text
+    from distbench.records.launches import read_side
+
+    warnings: list[str] = []
+    launches = read_side([runs], "--runs", warnings)
+    if not launches:
+        why = f" ({warnings[0]})" if warnings else ""
+        raise UserError(f"--runs {runs} holds no run file{why}; give a folder that distbench run wrote to")
+    series, notes = series_of(launches, case)
+    if not series:
+        case_ids = sorted({name for launch in launches for name in launch.cases})
+        scenarios = ", ".join(sorted({launch.scenario for launch in launches}))
+        cases = f"cases are e.g. {', '.join(case_ids[:3]) or 'none'}"
+        raise UserError(f"no measured case or scenario matches {case!r}; scenarios here are {scenarios}; {cases}")
+    say(text(series, [*notes, *warnings]))
+    if plots:
+        try:
+            for path in draw(series, plots):
+                say(f"drawn: {path}", err=True)
+        except OSError as error:
+            raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error
+
+
+@click.command()
+@click.argument("form", metavar="FORMAT", type=click.Choice(EXPORTS))
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Default: standard output.")
+def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
+    """Write runs in another tool's FORMAT, one value a launch, never raw samples.
+
+    FORMAT is pytest-benchmark, customSmallerIsBetter (github-action-benchmark), or run: distbench's own run file, of an
+    nccl-tests JSON file (-J), for distbench report.
+
+    \b
+    Examples:
+      distbench export pytest-benchmark runs/ -o 0001_new.json
+      distbench export run all_reduce.json -o results/all_reduce.jsonl
+    """
+    text = EXPORTS[form](expanded(paths))
+    if output is None:
+        say(text, nl=False)
+    else:
+        write(output, text)

@@ -1,5 +1,6 @@
-"""`distbench run`: the scenarios are found, become jobs, each job becomes a run file, and the first screen is shown."""
+"""`distbench run`: scenarios to jobs, jobs to run files, run files to the first screen."""
 
+import contextlib
 import datetime
 import os
 import shlex
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from distbench.cli import STARTED_AT
-from distbench.cli.links import LinkOptions, links_code, require_as_many, require_links
 from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
 from distbench.cli.options import (
     MONTH_S,
@@ -20,12 +20,15 @@ from distbench.cli.options import (
     FiniteRange,
     given,
     mesh_option,
+    option,
     options_of,
     refuse_without,
+    say,
+    say_lines,
+    say_once,
     scenario_names,
     width_option,
 )
-from distbench.cli.output import say, say_lines, say_once
 from distbench.records.run_file import MAX_PASSES
 from distbench.spec import Job, format_mesh
 from distbench.spec.devices import DEVICE_HELP, DEVICES
@@ -36,15 +39,34 @@ from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
 from distbench.spec.printable_text import clean, count_text, cut
 
 if TYPE_CHECKING:
-    from distbench.launch import JobOutcome, Request
+    from distbench.launch import JobOutcome
     from distbench.launch.rendezvous import Joined
+
 
 LIST_TIMEOUT_S = 600.0
 # Settings that an earlier run must share to predict how long this one takes.
 DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample", "check")
 MAX_REASON = 300  # characters
+# Exit codes of --fail-on-outlier, as those of `gate --strict`: an unknown outcome is not a success.
+SLOW, UNKNOWN = 1, 3
+ONLY_LINKS = "--fail-on-outlier and --against are for links, and none {}; run scenario links"
 # Parameters that say nothing of what is measured: --resume goes with them.
 BESIDE_RESUME = ("resume", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
+
+
+@dataclass(frozen=True)
+class LinkOptions:
+    """What a run of links is compared with, and whether a slow link fails it."""
+
+    fail_on_outlier: bool = option(
+        "--fail-on-outlier",
+        default=False,
+        is_flag=True,
+        help="End with 1 where a rank, host or link is slow, with 3 where that is unknown.",
+    )
+    against: Path | None = option(  # noqa: RUF009 - it makes a field
+        "--against", type=PATH, metavar="RUN", help="Links: what is slower since that run."
+    )
 
 
 @dataclass
@@ -116,7 +138,10 @@ yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a
 @yes_option
 @options_of(NodeOptions, "where")
 @width_option
+@click.pass_context
 def run(
+    ctx: click.Context,
+    /,
     scenarios: tuple[str, ...],
     dry_run: bool,
     resume: Path | None,
@@ -142,25 +167,28 @@ def run(
       distbench run --resume results/host-1a2b3c/20260101T120000Z-1a2b3c4d-llama_2d-0f.jsonl
       distbench run llama_2d --mesh dp_shard=4,tp=4 --nodes 2 --launcher slurm
     """
-    from distbench.launch import Request
+    from distbench.launch import Request, jobs_of
     from distbench.launch.rendezvous import joined_ranks, require_address
 
     joined = joined_ranks(os.environ)
-    if joined:
-        joined = require_address(joined)
+    joined = require_address(joined) if joined else None
     if resume:
         job = _resumed(resume, scenarios, joined)
-        require_as_many(require_links([f"{job.file}::{job.scenario}"], links), [job])
+        _require_as_many(_ranks_before([f"{job.file}::{job.scenario}"], links), [job])
         _measure([job], joined, quiet, links, is_resumed=True)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     request = Request(targets=scenarios, started_at=STARTED_AT, **of_request)
-    num_ranks_before = require_links(scenarios, links)
+    num_ranks_before = _ranks_before(scenarios, links)
     if where.nodes or where.launcher:
         sys.exit(run_on_nodes(request, where, dry_run, is_joined=joined is not None))
     refuse_without("--nodes", *vars(where))
-    jobs = _jobs_of(request, joined)
-    require_as_many(num_ranks_before, jobs)
+    jobs = jobs_of(request, joined)
+    ending_of(ctx).run_files = [job.run_file for job in jobs]
+    for job in jobs:
+        if job.note and _is_first(joined):
+            say(f"{job.scenario}: {job.note}", err=True)
+    _require_as_many(num_ranks_before, jobs)
     if dry_run:
         if _is_first(joined):
             say_lines(dry_run_lines(jobs, request.out))
@@ -171,7 +199,7 @@ def run(
 
 
 def ending_of(ctx: click.Context) -> Ending:
-    """How the command of this context ended, so far."""
+    """Return how the command of this context ended, so far."""
     ending: Ending = ctx.meta.setdefault(__name__, Ending())
     return ending
 
@@ -181,39 +209,21 @@ def _is_first(joined: "Joined | None") -> bool:
     return joined is None or joined.rank == 0
 
 
-# From the request to jobs.
-
-
-def _jobs_of(request: "Request", joined: "Joined | None") -> list[Job]:
-    from distbench.launch import jobs_of
-
-    jobs = jobs_of(request, joined)
-    ending_of(click.get_current_context()).run_files = [job.run_file for job in jobs]
-    for job in jobs:
-        if job.note and _is_first(joined):
-            say(f"{job.scenario}: {job.note}", err=True)
-    return jobs
-
-
 def _resumed(file: Path, scenarios: tuple[str, ...], joined: "Joined | None") -> Job:
-    """The rest of an interrupted run; its file says everything about it."""
+    """The rest of an interrupted run, as its file describes it."""
     from distbench.launch.run_job import job_left_of
 
-    other_options = [*scenarios, *(word for name, word in given().items() if name not in BESIDE_RESUME)]
-    if other_options:
-        raise UserError(
-            f"--resume continues {file} with its own options, so it takes no {other_options[0]}; leave it out"
-        )
+    if others := [*scenarios, *(word for name, word in given().items() if name not in BESIDE_RESUME)]:
+        raise UserError(f"--resume continues {file} with its own options, so it takes no {others[0]}; leave it out")
     if joined:
         raise UserError("--resume starts ranks itself, so it cannot join another launcher's; start it without one")
     return job_left_of(file)
 
 
 def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
-    """Ask before more than RANKS_PER_CPU ranks a CPU are started here; a UserError where no terminal can answer.
+    """Ask before more than RANKS_PER_CPU ranks per CPU are started here; a UserError where no terminal can answer.
 
     More of them measure little but each other, and a typing error in --mesh can bring a machine down.
-    Without a known number of CPUs nothing is asked.
     """
     largest = max((job for job in jobs if job.device == "cpu"), key=lambda job: mesh_size(job.mesh), default=None)
     if yes or largest is None:
@@ -230,20 +240,17 @@ def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
 
 
 def is_terminal() -> bool:
-    """Whether a person can be asked."""
+    """Return whether a person can answer."""
     return sys.stdin is not None and sys.stderr is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-# With --dry-run: the cases and the time, without ranks.
-
-
 def dry_run_lines(jobs: Sequence[Job], out: Path) -> list[str]:
-    """For a terminal: each scenario with its time and its cases, then the sum.
+    """Return lines for --dry-run: each scenario with its time and its cases, then the sum.
 
     Raises:
         UserError: a scenario is declared wrongly, or the user's choice leaves no case of any.
     """
-    from distbench.processes.ask_child import ask_child
+    from distbench.processes import ask_child
 
     answers = ask_child(
         "case_ids",
@@ -273,10 +280,10 @@ def dry_run_lines(jobs: Sequence[Job], out: Path) -> list[str]:
 
 
 def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, str]:
-    """Seconds of wall time that a job takes, and the same in words with where they come from.
+    """Return the seconds of wall time that a job takes, and the same in words.
 
     They come from the newest run of the same scenario, mesh, device and settings on this machine. Without one the
-    seconds are None, and the words say the budget.
+    seconds are None, and the words give the budget.
     """
     from distbench.records.results_folder import newest_finished
 
@@ -298,9 +305,6 @@ def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, s
     return seconds, f"about {seconds:.0f} s (as on {day}{rate})"
 
 
-# From jobs to run files.
-
-
 def _measure(
     jobs: list[Job], joined: "Joined | None", silent: bool, links: LinkOptions, is_resumed: bool = False
 ) -> NoReturn:
@@ -311,15 +315,15 @@ def _measure(
     if missing := ending_of(click.get_current_context()).missing:
         say_once(f"distbench: error: {missing}")
     if exit_code == 0 and _is_first(joined) and (links.fail_on_outlier or links.against):
-        slow = links_code(jobs, links.against, silent)
-        exit_code = slow if links.fail_on_outlier else 0
+        code = links_code(jobs, links.against, silent)
+        exit_code = code if links.fail_on_outlier else 0
     sys.exit(exit_code)
 
 
 def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
-    """Launch jobs one after the other; the worst exit code.
+    """Launch jobs one after the other; return the worst exit code.
 
-    A refused scenario does not keep the others from running. Ctrl-C, and storage that takes no more, end it.
+    A refused scenario does not keep the others from running. Ctrl-C and a full disk do.
     """
     from distbench.launch import MODULE, RankProcesses, launch_on
     from distbench.launch.display import display_for
@@ -335,23 +339,19 @@ def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
                 break
     if all(outcome.none_chosen for outcome in outcomes):
         raise UserError(outcomes[0].none_chosen)
+    # Scenarios of several that were not measured are in the last sentence of the command.
     refused = [job.scenario for job, outcome in zip(jobs, outcomes, strict=False) if outcome.is_refused]
-    _note_missing(len(jobs), refused, [job.scenario for job in jobs[len(outcomes) :]])
+    missing = {"refused": refused, "not run": [job.scenario for job in jobs[len(outcomes) :]]}
+    if len(jobs) > 1 and any(missing.values()):
+        parts = [
+            f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} {why}"
+            for why, names in missing.items()
+            if names
+        ]
+        ending = ending_of(click.get_current_context())
+        ending.missing = f"of {len(jobs)} scenarios, {'; '.join(parts)}"
+        ending.message = f"{ending.missing} ({ending.message})" if ending.message else ending.missing
     return max(outcome.exit_code for outcome in outcomes)
-
-
-def _note_missing(num_jobs: int, refused: list[str], not_run: list[str]) -> None:
-    """Name the scenarios of several that were not measured, in the last sentence of the command."""
-    if num_jobs == 1 or not (refused or not_run):
-        return
-    parts = [
-        f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} {how}"
-        for how, names in (("refused", refused), ("not run", not_run))
-        if names
-    ]
-    ending = ending_of(click.get_current_context())
-    ending.missing = f"of {num_jobs} scenarios, {'; '.join(parts)}"
-    ending.message = f"{ending.missing} ({ending.message})" if ending.message else ending.missing
 
 
 def _say_outcome(job: Job, outcome: "JobOutcome", silent: bool) -> None:
@@ -377,21 +377,20 @@ def _with_plan_problems(job: Job, message: str) -> str:
     """The message; problems of a plan as `distbench check` prints them, which also looks for a mesh that works."""
     if PLAN_PROBLEMS not in message:
         return message
-    from distbench.cli.check import check_jobs
+    from distbench.cli.scenarios import check_jobs
     from distbench.show.terminal import width_here, wrap
 
-    try:
-        checked = check_jobs([job])
-    except UserError:
+    texts, num_problems = [message], 0
+    with contextlib.suppress(UserError):
+        texts, num_problems = check_jobs([job])
+    if not num_problems:
         return message
-    if not checked.num_problems:
-        return message
-    lines = [line for text in checked.lines for line in wrap(text, width_here(), "    ")]
+    lines = [line for text in texts for line in wrap(text, width_here(), "    ")]
     return "\n".join([f"{PLAN_PROBLEMS}, so nothing was measured", *lines])
 
 
 def _why_not_ok(run_file: Path) -> str:
-    """The cases that are neither ok nor skipped, the first of them with its reason."""
+    """The first case that is neither ok nor skipped with its reason, and the number of others."""
     from distbench.records.run_file import read_run
 
     bad = [case for case in read_run(run_file).cases if case["status"] not in ("ok", "skipped")]
@@ -403,7 +402,7 @@ def _why_not_ok(run_file: Path) -> str:
 
 
 def _of_traces(run_file: Path) -> str:
-    """What came of --trace-paths, and how to look at it."""
+    """The result of --trace-paths, and the command that shows it."""
     from distbench.records.run_file import read_run
 
     measured = read_run(run_file)
@@ -416,25 +415,95 @@ def _of_traces(run_file: Path) -> str:
     notes = [f"traced {len(traced)} -> distbench report --paths {short_path(run_file)}"]
     if ratios := [trace["overhead"]["ratio"] for trace in traced if trace["overhead"]["ratio"]]:
         notes.append(f"a traced step takes {max(ratios):.2f} times the CPU time of a bare one at most")
-    # On CPU every time but the exposed one is there; a profiler may lack some, and says why.
+    # A profiler may lack times, and says why.
     notes += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
     if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
         notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
     return "; ".join([*notes, *failed])
 
 
-# From run files to the screen.
-
-
 def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:
-    """The first screen of the results, if there are any. A resumed run is not the latest one: its file is named."""
-    run_files = [Path(job.run_file) for job in jobs if Path(job.run_file).exists()]
-    if run_files:
+    """Print the first screen of the results, if there are any; a resumed run, not the latest one, by its file."""
+    if run_files := [Path(job.run_file) for job in jobs if Path(job.run_file).exists()]:
         from distbench.report import summary_of
 
         out = run_files[0].parents[1]
         elsewhere = [] if out == Path("results").resolve() else ["--runs", str(short_path(out))]
         words = [str(short_path(path)) for path in run_files] if is_resumed else elsewhere
         if is_terminal():
-            say("", err=True)  # what ranks did stands above
+            say("", err=True)
         say(summary_of(run_files, shlex.join(["distbench", "report", *words])))
+
+
+def _ranks_before(targets: Sequence[str], links: LinkOptions) -> int | None:
+    """The number of ranks of the run of --against, None without that option.
+
+    Raises:
+        UserError: none of the scenarios, all of which are shipped, is of links; or the run of --against cannot be read,
+            or measured none.
+    """
+    if not (links.against or links.fail_on_outlier):
+        return None
+    from distbench.judge.links import link_run_of
+    from distbench.records.run_file import read_run
+    from distbench.spec import find
+    from distbench.spec.discovery import scenario_folder
+
+    entries = [entry for target in targets for entry in find(target)]
+    # What a file of the user's own measures is known once it runs.
+    if entries and not any("links" in entry.tags or entry.file.parent != scenario_folder() for entry in entries):
+        raise UserError(ONLY_LINKS.format("would be measured"))
+    if links.against is None:
+        return None
+    before = link_run_of(read_run(links.against))
+    if before is None:
+        raise UserError(f"--against {links.against}: it measured no links; give a run file of scenario links")
+    return len(before.hosts)
+
+
+def _require_as_many(num_ranks: int | None, jobs: Sequence[Job]) -> None:
+    """Refuse an earlier run of `num_ranks` ranks, which no job has."""
+    sizes = sorted({mesh_size(job.mesh) for job in jobs})
+    if num_ranks is not None and num_ranks not in sizes:
+        problem = f"the earlier run has {count_text(num_ranks, 'rank')}, this one {', '.join(map(str, sizes))}"
+        raise UserError(f"--against: {problem}; give a run with the same ranks on each host, or another --mesh")
+
+
+def links_code(jobs: Sequence[Job], earlier_file: Path | None, silent: bool) -> int:
+    """Print which links are slow, also since an earlier run where one is given.
+
+    Args:
+        jobs: what was measured.
+        earlier_file: a run file.
+        silent: whether the summary was not shown: then only slow links and unknown outcomes are printed.
+
+    Returns:
+        The exit code: SLOW where anything is slow, UNKNOWN where a rank or link of half the speed could have gone
+        unnoticed, else 0.
+
+    Raises:
+        UserError: no links were measured, or the earlier run's are others.
+    """
+    from distbench.judge.links_text import judged, link_hosts_note, loss_lines
+    from distbench.records.run_file import read_run
+
+    runs = [read_run(Path(job.run_file)) for job in jobs if Path(job.run_file).exists()]
+    of_links = [(run, verdict) for run in runs if (verdict := judged(run))]
+    if not of_links:
+        raise UserError(ONLY_LINKS.format("were measured"))
+    verdicts = []
+    before = read_run(earlier_file) if earlier_file else None
+    since_words = f"since {before.path.name}: " if before else ""
+    for run, verdict in of_links:
+        since = judged(run, before) if before else None
+        for line in loss_lines(run) if silent else ():
+            say(f"distbench: {run.scenario}: {line}", err=True)
+        if before and since and not silent:
+            say("\n".join(f"{since_words}{line}" for line in [*link_hosts_note(run, before), *since.lines]))
+        for judgement, words in ((verdict, ""), (since, since_words)):
+            if judgement and silent and (judgement.is_slow or not judgement.is_conclusive):
+                say(f"distbench: {run.scenario}: {words}{judgement.lines[0]}", err=True)
+        verdicts += [verdict, *([since] if since else [])]
+    if any(verdict.is_slow for verdict in verdicts):
+        return SLOW
+    return 0 if all(verdict.is_conclusive for verdict in verdicts) else UNKNOWN

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from distbench.processes.ask_child import ask_child
+from distbench.processes import ask_child
 from distbench.records.run_file import Record, read_run
 from distbench.show.blocks import code_span, markdown_text
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, annotations, junit_xml

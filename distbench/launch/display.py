@@ -1,4 +1,4 @@
-"""What a person sees while ranks work: a live bar on a terminal, a plain line now and then elsewhere, or nothing."""
+"""Progress while ranks work: a live bar on a terminal, a plain line now and then elsewhere, or nothing."""
 
 import contextlib
 import sys
@@ -10,7 +10,6 @@ from distbench.spec.printable_text import clean, count_text, printable
 
 PLAIN_EVERY_S = 10.0
 LONGEST_ID = 120
-BAR_WIDTH = 16
 
 
 class Display:
@@ -21,12 +20,10 @@ class Display:
 
 
 class Plain(Display):
-    """One line every few seconds, for logs; `now` gives seconds, monotonic."""
+    """One line every few seconds, for logs; `now` returns seconds, monotonic."""
 
     def __init__(self, scenario: str, stream: TextIO, now: Any = time.monotonic) -> None:
-        self._scenario = scenario
-        self._stream = stream
-        self._now = now
+        self._scenario, self._stream, self._now = scenario, stream, now
         self._start = self._last = now()
         self._done = self._total = 0
 
@@ -51,7 +48,7 @@ class Plain(Display):
 
     def _line(self, text: str) -> None:
         self._last = self._now()
-        # A log that is full, or whose reader has left, is no reason to stop measuring.
+        # A log that is full, or whose reader has left, must not stop the run.
         with contextlib.suppress(OSError):
             print(printable(f"{self._scenario}: {text}"), file=self._stream, flush=True)
 
@@ -60,8 +57,7 @@ class Live(Display):
     """A bar over the scenario's cases, the running case and its samples, and the time left."""
 
     def __init__(self, scenario: str, progress: Any) -> None:
-        self._progress = progress
-        self._scenario = scenario
+        self._progress, self._scenario = progress, scenario
         self._counts_turns = False
         self._task = progress.add_task(f"{scenario}: starting ranks", total=None, samples="")
 
@@ -81,33 +77,30 @@ class Live(Display):
                 self._counts_turns, total = True, event["num_passes"] * event["num_cases"]
                 self._progress.update(self._task, total=total, completed=event["number"] * event["num_cases"])
             case "done" | "turn":
-                # Of a pair whose planners take turns, nobody said how many there will be.
+                # The number of turns of a pair whose planners take turns is not known.
                 if event["event"] == "done" or self._counts_turns:
                     self._progress.advance(self._task)
             case "end":
-                # What was planned and not needed, or measured before a run was resumed, is no part of the count.
+                # Cases that were planned and not needed, or measured before a run was resumed, do not count.
                 took = self._progress.tasks[self._task].completed
                 self._progress.update(self._task, description=self._scenario, samples="", total=took)
 
 
 def progress_on(console: Any) -> Any:
-    """A rich Progress on a rich Console, None for standard error: bar, count and time left first, then what runs.
+    """Return a rich Progress on a rich Console, None for standard error: bar, count, time left, then the case.
 
-    The text is cut where the screen ends, and so never takes the place of what stands before it.
+    The text is cut where the screen ends, and so never takes the place of the columns before it.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     from rich.table import Column
 
+    text_column = Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
-        BarColumn(bar_width=BAR_WIDTH),
+        BarColumn(bar_width=16),
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeRemainingColumn(table_column=Column(no_wrap=True)),
-        TextColumn(
-            "{task.description}  {task.fields[samples]}",
-            markup=False,
-            table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1),
-        ),
+        TextColumn("{task.description}  {task.fields[samples]}", markup=False, table_column=text_column),
     )
     return Progress(*columns, console=console or Console(stderr=True), refresh_per_second=2, expand=True)
 
@@ -121,11 +114,11 @@ def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
         yield Plain(scenario, sys.stderr)
     else:
         progress = progress_on(None)
+        # The terminal may be gone.
         with contextlib.suppress(OSError):
             progress.start()
         try:
             yield Live(scenario, progress)
         finally:
-            # The terminal may be gone.
             with contextlib.suppress(OSError):
                 progress.stop()

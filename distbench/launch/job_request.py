@@ -1,4 +1,4 @@
-"""What the user asked for, checked and turned into jobs: one a scenario. Nothing is started here."""
+"""A request, checked and turned into jobs: one per scenario. Nothing is started here."""
 
 import itertools
 import os
@@ -10,16 +10,14 @@ from pathlib import Path
 from distbench.launch.rendezvous import Joined
 from distbench.records.machine import accelerator_here, device_count, host_facts, slug
 from distbench.spec import Entry, Job, Settings, UserError, find, fit_mesh, format_mesh
-from distbench.spec.case_filter import CaseChoice
 from distbench.spec.devices import ANY_ACCELERATOR, DEVICES, is_accelerator
 from distbench.spec.file_io import unique_stem
-from distbench.spec.job import axis_names, digest_of, parse_choices, variants_of
+from distbench.spec.job import CaseChoice, axis_names, digest_of, mesh_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
-from distbench.spec.plan_changes import mesh_of
 from distbench.spec.printable_text import count_text
 from distbench.spec.versions import installed_torch
 
-# What `distbench calibrate` writes; scenarios with the tag use it unasked where it fits.
+# The profile of `distbench calibrate`; scenarios with the tag use it without --profile where it fits.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
 # Scenarios that measure the mesh and not a model on it.
 MESH_TAGS = {"calibrate", "laboratory"}
@@ -43,8 +41,8 @@ class Request:
         timeout_s, started_at, trace_paths, label, chosen: as a Job has them.
         profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
             scenarios tagged "profile", where it fits, and none for others.
-        full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, more of them cost nothing.
-        shapes_only: no tensor has values, so that models of any size will do.
+        full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, ranks cost nothing.
+        shapes_only: no tensor has values, so that models of any size work.
     """
 
     targets: tuple[str, ...]
@@ -69,7 +67,7 @@ class Request:
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
-    """One job a scenario, all checked before the first is started.
+    """Return one job per scenario, all checked before the first is started.
 
     Raises:
         UserError: an unknown scenario, axis or value, a mesh or profile that does not fit, or no torch that does.
@@ -81,33 +79,23 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
 
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
-    """The same for scenarios that are found already; the request's targets are not looked at."""
+    """Return the same for these scenarios instead of the request's targets."""
     installed_torch()
     facts, device = host_facts(), request.device or accelerator_here()[0]
     if is_accelerator(device) and not device_count(device):
         problem = f"--device {device}: no {device.upper()} device"
         raise UserError(f"{problem} is visible here; use --device cpu, or `distbench doctor`")
-    request = replace(request, device=device)
-    _require_small_enough(request, entries)
-    invocation_id = unique_stem(request.started_at)
-    return [
-        _job(replace(request, choices=_choices_for(entry, request, entries)), entry, joined, invocation_id, facts)
-        for entry in entries
-    ]
-
-
-def _require_small_enough(request: Request, entries: list[Entry]) -> None:
-    """Refuse models at their real size where a CPU would run them."""
     large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
-    if large and not is_accelerator(str(request.device)) and not request.shapes_only:
+    if large and not is_accelerator(device) and not request.shapes_only:
         problem = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
         raise UserError(f"{problem}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
-
-
-def _choices_for(entry: Entry, request: Request, entries: list[Entry]) -> tuple[str, ...]:
-    """Which texts of --set are for this scenario: with several, a name that only some of them know is for those."""
-    other_params = {name for other_entry in entries for name in other_entry.params} - set(entry.params)
-    return tuple(text for text in request.choices if text.partition("=")[0] not in other_params)
+    invocation_id, jobs = unique_stem(request.started_at), []
+    for entry in entries:
+        # A parameter of --set that some of the scenarios lack is for the others.
+        other_params = {name for other_entry in entries for name in other_entry.params} - set(entry.params)
+        choices = tuple(text for text in request.choices if text.partition("=")[0] not in other_params)
+        jobs.append(_job(replace(request, device=device, choices=choices), entry, joined, invocation_id, facts))
+    return jobs
 
 
 def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: str, facts: Mapping[str, object]) -> Job:
@@ -122,6 +110,9 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
     for variant in variants:
         mesh_of(variant, mesh)
     profile, note = _profile_for(request, entry, mesh, device, hosts_of_ranks(mesh_size(mesh), joined))
+    settings = Settings.quick() if request.quick else Settings()
+    if request.budget_s is not None:
+        settings = settings.with_budget(request.budget_s)
     return Job(
         run_id=name,
         invocation_id=invocation_id,
@@ -131,7 +122,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         axes=axis_names(variants, entry),
         mesh=mesh,
         device=device,
-        settings=_settings(request),
+        settings=replace(settings, iterations_per_sample=request.pipelined, passes=request.passes, check=request.check),
         run_file=str(_resolved(folder / f"{name}.jsonl", "--out")),
         log_dir=str(_log_folder(request, folder / "logs", name, slug(entry.name), joined)),
         timeout_s=request.timeout_s,
@@ -147,8 +138,8 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
 
 
 def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
-    """One folder a run; where another launcher started the ranks, each has its own within their launch's (ranks of
-    several names of it move theirs together once they have met: `ranks/hosts.py`)."""
+    """One folder per run; where another launcher started the ranks, each has its own in the folder of their launch
+    (`ranks/hosts.py` joins those of several names of one launch)."""
     option = "--log-dir" if request.log_dir else "--out"
     alone = _resolved((request.log_dir or beside) / run_name, option)
     if not joined:
@@ -168,15 +159,8 @@ def _resolved(path: Path, option: str) -> Path:
         raise UserError(f"{option}: {path.parent} cannot be followed ({error}); give another folder") from error
 
 
-def _settings(request: Request) -> Settings:
-    settings = Settings.quick() if request.quick else Settings()
-    if request.budget_s is not None:
-        settings = settings.with_budget(request.budget_s)
-    return replace(settings, iterations_per_sample=request.pipelined, passes=request.passes, check=request.check)
-
-
 def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
-    """A name for each rank's host, as far as that is known before ranks meet: launchers number ranks host by host."""
+    """Return a name for each rank's host, where known before ranks meet: launchers number ranks host by host."""
     ranks_per_host = {**os.environ, **joined.variables}.get("LOCAL_WORLD_SIZE", "") if joined else str(num_ranks)
     if not (ranks_per_host.isascii() and ranks_per_host.isdigit() and int(ranks_per_host)):
         return ()
@@ -186,7 +170,7 @@ def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
 def _profile_for(
     request: Request, entry: Entry, mesh: Mapping[str, int], device: str, hosts: Sequence[str]
 ) -> tuple[Path | None, str]:
-    """The profile asked for, or that of the current folder where the scenario uses one; and a note for the user."""
+    """The profile of --profile, or of the current folder where the scenario uses one; and a note for the user."""
     if request.profile:
         check_profile(request.profile, mesh, device, hosts)
     if request.profile or PROFILE_TAG not in entry.tags:
@@ -201,7 +185,7 @@ def _profile_for(
     return OWN_PROFILE, f"plans and predicts by ./{OWN_PROFILE}"
 
 
-def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Sequence[str] = ()) -> None:
+def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Sequence[str]) -> None:
     """Refuse a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
     from distbench.planning.cost_profile import load_profile, profile_on
 
@@ -215,28 +199,24 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Seque
         raise UserError(f"profile {path}, --mesh {format_mesh(mesh)}: {error}") from error
 
 
-def mesh_for(entry: Entry, asked: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
-    """The mesh of a job: the one asked for, where it multiplies to the ranks, or the scenario's own fitted to them.
+def mesh_for(entry: Entry, given: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
+    """Return the mesh of a job: the given one, where it multiplies to the ranks, or the scenario's fitted to them.
 
-    A mesh dim that the scenario declares and --mesh leaves out has size 1, as a model's plan names it; where the
-    mesh itself is what is measured, it is not there at all.
+    A mesh dim that the scenario declares and --mesh leaves out has size 1, since a model's plan names it; a scenario
+    that measures the mesh itself does not have it.
     """
     num_devices = device_count(device) if is_accelerator(device) else 0
     ranks = joined.world_size if joined else num_devices
-    if asked is None:
+    if given is None:
         return fit_mesh(entry.mesh, ranks or mesh_size(entry.mesh))
     declared = () if MESH_TAGS & set(entry.tags) else entry.mesh
-    mesh = {**{name: asked.get(name, 1) for name in declared}, **asked}
+    mesh = {**dict.fromkeys(declared, 1), **given}
     num_ranks = mesh_size(mesh)
+    problem = f"mesh {format_mesh(mesh)} needs {num_ranks} ranks"
     if joined and num_ranks != joined.world_size:
-        raise UserError(
-            f"mesh {format_mesh(mesh)} needs {num_ranks} ranks, the launcher started {joined.world_size}; "
-            f"give sizes that multiply to {joined.world_size}"
-        )
+        raise UserError(f"{problem}, the launcher started {ranks}; give sizes that multiply to {ranks}")
     if not joined and is_accelerator(device) and num_ranks > num_devices:
-        raise UserError(
-            f"mesh {format_mesh(mesh)} needs {num_ranks} ranks, this machine has "
-            f"{count_text(num_devices, f'{device.upper()} device')}; "
-            f"give sizes that multiply to at most {num_devices}, or --device cpu"
-        )
+        devices = count_text(num_devices, f"{device.upper()} device")
+        advice = f"give sizes that multiply to at most {num_devices}, or --device cpu"
+        raise UserError(f"{problem}, this machine has {devices}; {advice}")
     return mesh

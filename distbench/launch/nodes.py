@@ -1,17 +1,39 @@
-"""One `distbench run` on many nodes: the words of its command, and which words of --launcher-args are refused."""
+"""One `distbench run` on many nodes: its command, by torchrun, started once on each node, or by TorchX."""
 
+import contextlib
+import itertools
+import os
+import shlex
 import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from distbench.launch.rendezvous import require_host, require_own, why_no_answer
 from distbench.processes import start_supervised, stop_supervised
 from distbench.spec import UserError
+from distbench.spec.printable_text import cut
 
 END_TIMEOUT_S = 15.0  # for ranks that end their run files
+# Options by name, with their short form, which --nodes and --ranks-per-node replace.
+COUNTS = {
+    "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--standalone": ""},
+    "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
+    "torchx": {"--j": "-j"},
+}
+OWN_COUNTS = "how many nodes and ranks there are is said by --nodes and --ranks-per-node; leave it out"
+PORT = 29500
+# With one of these torchrun knows which node this is, or finds out.
+_NODE_OPTIONS = ("node-rank", "rdzv-endpoint")
+# Seconds after which a node that waits prints so: torchrun itself waits for minutes without a word.
+TOLD_AFTER_S, POLL_S = 20.0, 0.5
+# The first line of Python's traceback; that of a rank's stands behind the rank's name.
+_TRACEBACK = "Traceback (most recent call last):"
+_READ_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -19,13 +41,13 @@ class NodeLaunch:
     """What is to be launched, and on how many nodes.
 
     Args:
-        arguments: the words after `distbench run`, without those that say where it runs.
+        arguments: the words after `distbench run`, without those that name nodes.
         num_nodes, ranks_per_node: both at least 1; the mesh multiplies to their product.
         device: type of device that each rank takes one of.
         out: results folder, which all nodes share.
         name: for the job, from what is measured.
         extra: further words for the launcher.
-        timeout_s: after which ranks that get no further are given up.
+        timeout_s: seconds without progress after which ranks are ended.
     """
 
     arguments: tuple[str, ...]
@@ -44,62 +66,16 @@ class NodeLaunch:
 
 
 def launcher_here() -> str:
-    """Slurm where its commands are, else torchrun."""
+    """Return Slurm where its commands are, else torchrun."""
     return "slurm" if shutil.which("sbatch") else "torchrun"
 
 
 def require_program(name: str, launcher: str, advice: str, path: str | None = None) -> None:
-    """Refuse a launcher whose program is not here.
-
-    Raises:
-        UserError: `name` is not on `path`, by default this process's.
-    """
+    """Raise UserError where a launcher's program is not on `path`, by default this process's."""
     if not shutil.which(name, path=path):
-        other_launchers = ", ".join(candidate for candidate in COUNTS if candidate != launcher)
-        raise UserError(
-            f"--launcher {launcher} needs the program {name}, which is not here; {advice}, or use {other_launchers}"
-        )
-
-
-def run_here(
-    command: Sequence[str],
-    environment: dict[str, str] | None = None,
-    watch: Callable[["subprocess.Popen[bytes]"], None] | None = None,
-    stderr: int | None = None,
-) -> int:
-    """Run a launcher to its end, with this process's streams; its exit code, 130 after Ctrl-C.
-
-    What it started ends with it, and it ends with this process.
-
-    Args:
-        command, environment: of its process.
-        watch: called with that on a thread of its own.
-        stderr: subprocess.PIPE where the watch reads what it complains of; None for this process's.
-
-    Raises:
-        UserError: it cannot be started.
-    """
-    try:
-        process = start_supervised(command, environment=environment, grace_s=END_TIMEOUT_S, stderr=stderr)
-    except OSError as error:
-        raise UserError(f"{command[0]} cannot be started ({error}); see `--dry-run` for the command") from error
-    if watch:
-        threading.Thread(target=watch, args=(process,), daemon=True).start()
-    try:
-        code = process.wait()
-    except KeyboardInterrupt:
-        stop_supervised(process, END_TIMEOUT_S)
-        raise
-    return code if code >= 0 else 128 - code
-
-
-# Options by name, with their short form: distbench says how many nodes and ranks there are.
-COUNTS = {
-    "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--standalone": ""},
-    "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
-    "torchx": {"--j": "-j"},
-}
-OWN_COUNTS = "how many nodes and ranks there are is said by --nodes and --ranks-per-node; leave it out"
+        others = ", ".join(candidate for candidate in COUNTS if candidate != launcher)
+        problem = f"--launcher {launcher} needs the program {name}, which is not here"
+        raise UserError(f"{problem}; {advice}, or use {others}")
 
 
 def refuse_words(options: Mapping[str, str], words: Sequence[str], why: str) -> None:
@@ -118,3 +94,213 @@ def refuse_words(options: Mapping[str, str], words: Sequence[str], why: str) -> 
             is_long = len(option) > len("--") and option.startswith("--") and name.startswith(option)
             if is_long or (short and word.startswith(short)):
                 raise UserError(f"--launcher-args {word}: {why}")
+
+
+def run_here(
+    command: Sequence[str],
+    environment: dict[str, str] | None = None,
+    watch: Callable[["subprocess.Popen[bytes]"], None] | None = None,
+    stderr: int | None = None,
+) -> int:
+    """Run a launcher to its end, with this process's streams; return its exit code, 130 after Ctrl-C.
+
+    Processes that it started end with it, and it ends with this process.
+
+    Args:
+        command, environment: of its process.
+        watch: called with that on a thread of its own.
+        stderr: subprocess.PIPE where the watch reads its standard error; None for this process's.
+
+    Raises:
+        UserError: it cannot be started.
+    """
+    try:
+        process = start_supervised(command, environment=environment, grace_s=END_TIMEOUT_S, stderr=stderr)
+    except OSError as error:
+        raise UserError(f"{command[0]} cannot be started ({error}); see `--dry-run` for the command") from error
+    if watch:
+        threading.Thread(target=watch, args=(process,), daemon=True).start()
+    try:
+        code = process.wait()
+    except KeyboardInterrupt:
+        stop_supervised(process, END_TIMEOUT_S)
+        raise
+    return code if code >= 0 else 128 - code
+
+
+# torchrun.
+
+
+def _torchrun_words(launch: NodeLaunch, where: Sequence[str]) -> list[str]:
+    """torchrun's command for one node; `where` names the node and the address at which they meet."""
+    counts = [f"--nnodes={launch.num_nodes}", f"--nproc-per-node={launch.ranks_per_node}"]
+    return [launch.command[0], "-m", "torch.distributed.run", *counts, *where, *launch.command[1:]]
+
+
+def torchrun_lines(launch: NodeLaunch) -> str:
+    """Return the command of each node for a shell; HOST stands for the name or address of the first."""
+    if launch.extra:
+        return shlex.join(_torchrun_words(launch, launch.extra))
+    lines = ["HOST=first-node"]
+    for rank in range(launch.num_nodes):
+        where = (f"--node-rank={rank}", "--master-addr=$HOST", f"--master-port={PORT}")
+        command = shlex.join(_torchrun_words(launch, where)).replace("'--master-addr=$HOST'", "--master-addr=$HOST")
+        lines += [f"# node {rank}", command]
+    return "\n".join(lines)
+
+
+def run_by_torchrun(launch: NodeLaunch, say: Callable[[str], None]) -> int:
+    """Run this node's part; return its exit code.
+
+    Raises:
+        UserError: of several nodes, the options do not name this one or their address, or the nodes cannot meet there.
+    """
+    refuse_words(COUNTS["torchrun"], launch.extra, OWN_COUNTS)
+    options, address, num_nodes = _options(launch.extra), address_in(launch.extra), launch.num_nodes
+    rank = options.get("node-rank")
+    if rank is not None and not (rank.isascii() and rank.isdecimal() and int(rank) < num_nodes):
+        raise UserError(f"--node-rank {rank} is none of {num_nodes} nodes; give each one of 0 to {num_nodes - 1}")
+    if num_nodes > 1 and not options.keys() & set(_NODE_OPTIONS):
+        example = "--launcher-args '--node-rank 0 --master-addr HOST --master-port 29500'"
+        problem = f"torchrun on {num_nodes} nodes is started once on each, and was not told which this is"
+        raise UserError(f"{problem}; add {example} with each node's rank, or see --dry-run for the commands")
+    if num_nodes > 1 and not address:
+        problem = f"torchrun on {num_nodes} nodes was told that this is node {rank}, and not where they meet"
+        raise UserError(f"{problem}; add --master-addr HOST to --launcher-args, HOST being node 0")
+    require_host(address.rpartition(":")[0])
+    if address and "rdzv-endpoint" not in options and options.get("node-rank", "0") == "0":
+        require_own(address)
+    where = launch.extra or (("--standalone",) if num_nodes == 1 else ())
+    watch = _Watch(address, launch, say)
+    code = run_here(_torchrun_words(launch, where), watch=watch.follow if address else None)
+    if watch.given_up:
+        raise UserError(watch.given_up)
+    return code
+
+
+class _Watch:
+    """Prints when a node has waited long for the others, which torchrun does not; ends it after the run's timeout."""
+
+    def __init__(self, address: str, launch: NodeLaunch, say: Callable[[str], None]) -> None:
+        self.given_up = ""
+        self._address, self._launch, self._say = address, launch, say
+
+    def follow(self, process: "subprocess.Popen[bytes]") -> None:
+        """Return when torchrun has started ranks, which print for themselves, or has ended."""
+        began, is_shown = time.monotonic(), False
+        while process.poll() is None and not _has_children(process.pid):
+            waited_s = time.monotonic() - began
+            if waited_s >= TOLD_AFTER_S and not is_shown:
+                is_shown = True
+                self._say(f"distbench: {self._why(waited_s)}")
+            if waited_s >= self._launch.timeout_s:
+                self.given_up = self._why(waited_s)
+                process.kill()  # it has no ranks, and would end with a traceback
+                return
+            time.sleep(POLL_S)
+
+    def _why(self, waited_s: float) -> str:
+        waited = f"torchrun has waited {waited_s:.0f} s"
+        if why := why_no_answer(self._address):
+            advice = "--master-addr must be the first node, whose port is open to the others"
+            return f"{waited} here, and nothing answers at {self._address} ({why}); {advice}"
+        meeting = f"{self._launch.num_nodes} nodes to meet at {self._address}, which answers"
+        return f"{waited} here for {meeting}; start the command on each of them"
+
+
+def _has_children(pid: int) -> bool:
+    """Whether a process has started others; True where the system does not say."""
+    children = []
+    with contextlib.suppress(OSError):
+        children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
+    return any(children) or not children
+
+
+def address_in(words: Sequence[str]) -> str:
+    """Return the `HOST:PORT` at which torchrun's nodes meet, out of its words; "" where they name none."""
+    options = _options(words)
+    host, port = options.get("master-addr", ""), options.get("master-port", "")
+    if endpoint := options.get("rdzv-endpoint"):
+        has_port = ":" in endpoint and not endpoint.endswith("]")
+        host, _, port = endpoint.rpartition(":") if has_port else (endpoint, "", "")
+    return f"{host.strip('[]')}:{port if port.isdecimal() else PORT}" if host else ""
+
+
+def _options(words: Sequence[str]) -> dict[str, str]:
+    """Values of torchrun's options by name, with hyphens or underscores, or from variables (PET_NODE_RANK ...)."""
+    options = {}
+    for name in (*_NODE_OPTIONS, "master-addr", "master-port"):
+        if value := os.environ.get(f"PET_{name.replace('-', '_').upper()}"):
+            options[name] = value
+    for word, after in itertools.pairwise([*words, ""]):
+        if word.startswith("--"):
+            name, _, value = word.partition("=")
+            options[name.lstrip("-").replace("_", "-")] = value or after
+    return options
+
+
+# TorchX, which reaches Kubernetes, AWS Batch, Docker and others: its component dist.ddp runs torchrun on each node.
+
+
+def torchx_words(launch: NodeLaunch) -> list[str]:
+    """Return `torchx run ...`: of the further words, those before `--` are for `torchx run`, others for dist.ddp.
+
+    Source: TorchX 0.7, `torchx run --help` and the component dist.ddp.
+    """
+    words = list(launch.extra)
+    at = words.index("--") if "--" in words else len(words)
+    of_run, of_component = words[:at], words[at + 1 :]
+    counts = ["-j", f"{launch.num_nodes}x{launch.ranks_per_node}", "--name", launch.name]
+    if launch.device != "cpu" and "--gpu" not in of_component:
+        counts += ["--gpu", str(launch.ranks_per_node)]
+    _python, _m, module, *arguments = launch.command
+    component = ["dist.ddp", *counts, *of_component, "-m", module, "--", *arguments]
+    return ["torchx", "run", "--wait", "--log", *of_run, *component]
+
+
+def torchx_line(launch: NodeLaunch) -> str:
+    """Return the command for a shell."""
+    return shlex.join(torchx_words(launch))
+
+
+def run_by_torchx(launch: NodeLaunch, say: Callable[[str], None]) -> int:
+    """Submit, follow the log to the end; return torchx's exit code.
+
+    A scheduler of this host finds torchrun beside this Python, whether or not a shell's path has it.
+
+    Raises:
+        UserError: torchx is not here.
+    """
+    refuse_words(COUNTS["torchx"], launch.extra, OWN_COUNTS)
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
+    require_program("torchx", "torchx", "install it (pip install 'distbench[torchx]')", path)
+    complaint = _Complaint(say)
+    code = run_here(torchx_words(launch), {**os.environ, "PATH": path}, complaint.follow, stderr=subprocess.PIPE)
+    complaint.is_read.wait(_READ_S)
+    if complaint.last:
+        other = "choose another of its schedulers by --launcher-args '--scheduler NAME'"
+        say(f"distbench: torchx failed ({cut(complaint.last)}); {other}, or see --dry-run for the command")
+    elif code:
+        say(f"torchx ended with {code}; what was finished is in {launch.out}, where the job sees this folder")
+    return code
+
+
+class _Complaint:
+    """Shows torchx's standard error without tracebacks, of which the last line is kept."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.last, self.is_read = "", threading.Event()
+        self._say = say
+
+    def follow(self, process: "subprocess.Popen[bytes]") -> None:
+        """Read standard error to its end."""
+        assert process.stderr is not None
+        is_traceback = False
+        for raw in process.stderr:
+            line = raw.decode(errors="replace").rstrip("\n")
+            is_traceback = is_traceback or line == _TRACEBACK
+            if not is_traceback:
+                self._say(line)
+            elif line and not line.startswith((" ", _TRACEBACK)):
+                self.last = line
+        self.is_read.set()

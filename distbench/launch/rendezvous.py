@@ -1,4 +1,4 @@
-"""Who the ranks are (started here, or this process is one under torchrun or srun), and how they meet at an address."""
+"""Who the ranks are (started here, or by torchrun or srun, whose rank this process is), and how they meet."""
 
 import contextlib
 import os
@@ -22,12 +22,12 @@ MAX_NODES = 1 << 16
 
 @dataclass(frozen=True)
 class Joined:
-    """This process is one rank of a launch that somebody else made.
+    """This process is one rank of a launch by another launcher.
 
     Args:
         variables: rank variables to set for the worker.
-        address: where the ranks meet.
-        launch: a name of the launch that all its ranks on this host know, fit for a folder; "" where it has none.
+        address: `HOST:PORT` where the ranks meet.
+        launch: a name of the launch, equal for its ranks on this host and fit for a folder; "" where it has none.
     """
 
     rank: int
@@ -38,7 +38,7 @@ class Joined:
 
 
 def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
-    """The launch that this process is a rank of, or None when we must launch ranks ourselves.
+    """Return the launch that this process is a rank of, or None where distbench must launch ranks.
 
     Raises:
         UserError: rank variables that no launcher sets: some are missing, are no numbers, or make no sense.
@@ -70,22 +70,17 @@ def _launch_of(environ: Mapping[str, str]) -> str:
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
         return slug(f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
     if "TORCHELASTIC_RUN_ID" in environ:
-        # The run's own id is "none" unless it was given, and may be given again.
-        return slug(f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{os.getppid()}-{_started(os.getppid())}")
+        # The run's own id is "none" unless it was given, and may be given again; a pid and when it began are unique.
+        launcher, began = os.getppid(), "0"
+        with contextlib.suppress(OSError, IndexError):
+            # proc(5): the 22nd field, of which the second may hold blanks.
+            began = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
+        return slug(f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{launcher}-{began}")
     return ""
 
 
-def _started(pid: int) -> str:
-    """When a process began, in the system's ticks: with its pid no other's."""
-    try:
-        # proc(5): the 22nd field, of which the second may hold blanks.
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (OSError, IndexError):
-        return "0"
-
-
 def num_tasks(environ: Mapping[str, str]) -> str:
-    """Of this step of a Slurm job; a step may have fewer than its job."""
+    """Return the number of tasks of this step of a Slurm job; a step may have fewer than its job."""
     return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
 
 
@@ -101,14 +96,14 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def slurm_port(environ: Mapping[str, str]) -> int:
-    """Where ranks of a step meet: jobs that share a node, and steps of one job at the same time, have others."""
-    job, step = environ.get("SLURM_JOB_ID", "0"), environ.get("SLURM_STEP_ID", "0")
-    numbers = [int(number) if number.isdecimal() else 0 for number in (job, step)]
-    return FIRST_PORT + (numbers[0] + PORTS_A_STEP * numbers[1]) % NUM_PORTS
+    """Return the port of a step: jobs that share a node, and steps of one job at the same time, have others."""
+    ids = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    job, step = (int(number) if number.isdecimal() else 0 for number in ids)
+    return FIRST_PORT + (job + PORTS_A_STEP * step) % NUM_PORTS
 
 
 def tasks_on_node(environ: Mapping[str, str]) -> int:
-    """This step's tasks on this node: SLURM_STEP_TASKS_PER_NODE has them by node, `"4(x2),3"` for 4, 4 and 3."""
+    """Return this step's tasks on this node; SLURM_STEP_TASKS_PER_NODE is `"4(x2),3"` for nodes of 4, 4 and 3."""
     tasks_text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts = [
         int(count)
@@ -123,37 +118,34 @@ def tasks_on_node(environ: Mapping[str, str]) -> int:
 
 
 def first_host(nodelist: str) -> str:
-    """First host of a Slurm node list: `"gpu[03-07,9],x1"` to `"gpu03"`, `"rack[1-2]n[04,7]"` to `"rack1n04"`."""
+    """Return the first host of a Slurm node list: `"gpu03"` of `"gpu[03-07,9],x1"`."""
     match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
     return re.sub(r"\[([^,\]-]*)[^\]]*\]", r"\1", match[0]) if match else nodelist
 
 
 def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> list[str]:
-    """What starts the ranks of some jobs on this host, each running a program: see `worker/rank_launcher.py`."""
+    """Return the command that starts the ranks of some jobs here, each running a program (`worker.rank_launcher`)."""
     return [sys.executable, "-m", "distbench.worker.rank_launcher", str(num_ranks), *program, *map(str, job_files)]
 
 
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """Environment of the ranks: ours, rank variables, and threads so that the ranks of a host share its CPUs."""
+    """Return the environment of the ranks: ours, rank variables, and threads so that ranks share a host's CPUs."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cpus // max(num_ranks_here, 1)))
     return {**os.environ, "OMP_NUM_THREADS": threads, **extra}
 
 
 # Name servers may need a moment, right after a node came up.
 RESOLVE_S = 5.0
-# For an answer of Slurm's controller, while ranks wait; and in general.
+# For an answer of Slurm's controller, while ranks wait; and for its commands in general.
 ASK_S, COMMAND_TIMEOUT_S = 10.0, 60.0
-# After which a rank that waits for the others says so; they may have begun later, and import torch more slowly.
+# After which a rank that waits for the others prints so; they may have begun later, and import torch more slowly.
 TOLD_AFTER_S, CONNECT_S = 15.0, 3.0
 
 
 def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
-    """Refuse a MASTER_ADDR that has no address, for which torch would wait in silence.
+    """Return the launch with an address that resolves; torch would wait for another one in silence.
 
     A name of Slurm's that no name server knows becomes the address by which Slurm itself reaches that node.
-
-    Returns:
-        The launch, with an address that resolves.
 
     Raises:
         UserError: its name did not resolve within `wait_s` seconds; or this is rank 0, and the others would not reach
@@ -178,11 +170,7 @@ def _resolves(host: str) -> bool:
 
 
 def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
-    """Refuse a name that has no address.
-
-    Raises:
-        UserError: it did not resolve within `wait_s` seconds.
-    """
+    """Raise UserError where a name does not resolve within `wait_s` seconds."""
     until = time.monotonic() + wait_s
     while host:
         try:
@@ -196,12 +184,9 @@ def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
 
 
 def require_own(address: str) -> None:
-    """Refuse a `HOST:PORT` at which this host, where the others are to meet, is not reached, or whose port is taken.
+    """Raise UserError where data sent to `HOST:PORT` does not arrive here, or another process listens there.
 
-    A name need not be this host's own: something in between may pass on what is sent there.
-
-    Raises:
-        UserError: what is sent there does not arrive here, or another process listens there.
+    A name need not be this host's own: a device in between may forward the data.
     """
     host, _, port = address.rpartition(":")
     is_dualstack = socket.has_dualstack_ipv6()
@@ -209,10 +194,9 @@ def require_own(address: str) -> None:
     try:
         server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=is_dualstack)
     except OSError as error:
-        problem = (
-            f"ranks cannot meet at {address}: port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"
-        )
-        raise UserError(f"{problem}; give all ranks another MASTER_PORT (torchrun: --master-port)") from error
+        problem = f"port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"
+        advice = "give all ranks another MASTER_PORT (torchrun: --master-port)"
+        raise UserError(f"ranks cannot meet at {address}: {problem}; {advice}") from error
     with server:
         if _is_local(host):
             return
@@ -237,16 +221,16 @@ def _is_local(host: str) -> bool:
 
 
 def address_by_slurm(node: str) -> str:
-    """By which Slurm reaches a node; "" where it does not say."""
+    """Return the address by which Slurm reaches a node; "" where Slurm has none."""
     _, output, _ = ask_slurm("scontrol", "show", "node", "--oneliner", node, timeout_s=ASK_S)
     # A comment of the site's behind the address may hold what looks like one.
     return next((part.partition("=")[2] for part in output.split() if part.startswith("NodeAddr=")), "")
 
 
 def ask_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
-    """Run one of Slurm's commands: its exit code, output and complaint. Never raises."""
+    """Run one of Slurm's commands; return its exit code, output and standard error. Never raises."""
     try:
-        # What users and sites write into a job's fields need not be text.
+        # Fields of a job that users and sites write need not be text.
         done = subprocess.run(
             command, capture_output=True, timeout=timeout_s, check=False, encoding="utf-8", errors="replace"
         )
@@ -256,34 +240,29 @@ def ask_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int,
 
 
 class Meeting:
-    """Says once, from the first rank of each host, that the others are waited for.
-
-    Args:
-        joined: the launch, or None for one of our own, of which nothing is said.
-    """
+    """Prints once, on the first rank of each host, that it waits for the others; nothing in a launch of our own."""
 
     def __init__(self, joined: Joined | None) -> None:
         local_rank = (joined.variables if joined else {}).get("LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
         self._joined = joined if joined and joined.address and local_rank == "0" else None
 
     def waited(self, seconds: float) -> None:
-        """Tell, if it is time to."""
-        if self._joined and seconds > TOLD_AFTER_S:
-            print(printable(f"distbench: {why_waiting(self._joined, seconds)}"), file=sys.stderr, flush=True)
-            self._joined = None
-
-
-def why_waiting(joined: Joined, seconds: float) -> str:
-    """What a rank that waits can tell about the address, in one sentence."""
-    sentence = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
-    if error := why_no_answer(joined.address):
-        advice = "MASTER_ADDR must be the host of rank 0, and its MASTER_PORT open to the others"
-        return f"{sentence}, and nothing answers there ({error}); {advice}"
-    return f"{sentence}, and goes on waiting; something answers there"
+        """Print, if it is time to."""
+        joined = self._joined
+        if joined is None or seconds <= TOLD_AFTER_S:
+            return
+        self._joined = None
+        sentence = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
+        if error := why_no_answer(joined.address):
+            advice = "MASTER_ADDR must be the host of rank 0, and its MASTER_PORT open to the others"
+            sentence = f"{sentence}, and nothing answers there ({error}); {advice}"
+        else:
+            sentence = f"{sentence}, and goes on waiting; something answers there"
+        print(printable(f"distbench: {sentence}"), file=sys.stderr, flush=True)
 
 
 def why_no_answer(address: str) -> str:
-    """Why nobody answers at `HOST:PORT`; "" where somebody does."""
+    """Return why nothing answers at `HOST:PORT`; "" where something does."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()

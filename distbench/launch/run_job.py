@@ -1,4 +1,4 @@
-"""A job to its end: ranks launched, launched again after a case that broke them, the run file closed or resumed."""
+"""A job to its end: ranks launched, launched again after a case that broke them; run files closed and resumed."""
 
 import contextlib
 import itertools
@@ -6,24 +6,29 @@ import json
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from distbench.launch.display import Display
-from distbench.launch.explain_failure import Cause
-from distbench.launch.rank_processes import RankProcesses
+from distbench.launch.rank_processes import (
+    Attempt,
+    Cause,
+    RankProcesses,
+    attempt,
+    cannot_be_written,
+    make_folders,
+    moved_logs,
+    too_long,
+)
 from distbench.launch.rendezvous import Joined
-from distbench.launch.watch_ranks import Attempt, attempt, cannot_be_written, make_folders, moved_logs, too_long
 from distbench.processes.signals import noted_stop
 from distbench.records.machine import CpuUse, devices_here, host_facts, load_average
 from distbench.records.progress import FILE_NAME
-from distbench.records.run_file import Case, CaseResult, Run, append, read_run
+from distbench.records.run_file import Case, CaseResult, append, read_run
 from distbench.spec import Job, UserError
-from distbench.spec.case_filter import none_chosen
 from distbench.spec.file_io import write_whole
-from distbench.spec.job import JOB_FILE, digest_of
+from distbench.spec.job import JOB_FILE, digest_of, none_chosen
 from distbench.spec.printable_text import count_text, listed
 from distbench.spec.versions import installed_torch
 
@@ -38,13 +43,13 @@ class JobRecord:
     def __init__(self, job: Job, joined: Joined | None, display: Display) -> None:
         self._job, self._joined, self._display = job, joined, display
         self._run_file = Path(job.run_file)
+        # None where not all ranks are ours: their use of the CPUs cannot be told from that of others.
         self._cpu_use = None if joined else CpuUse.now()
-        # By this clock, for the wall clock may jump.
         self._began_s = time.monotonic()
         self.num_attempts = 0
         self.last = Attempt()
         self.lost: list[tuple[Case, str]] = []
-        # Of a run that is resumed, the rows that it has count too.
+        # The rows of a run that is resumed count too.
         self.num_by_status = Counter(self._rows().values() if job.done_ids else ())
         self.spent_s: Counter[str] = Counter()
         self.measuring_s = 0.0
@@ -52,7 +57,7 @@ class JobRecord:
 
     @property
     def status(self) -> str:
-        """The last attempt's; "complete" too where the last case of all broke it."""
+        """The last attempt's; also "complete" where the last case of all broke it."""
         is_last = self.num_left == 0 and self.last.pass_number == 0
         return "complete" if is_last and self.last.lost_case else self.last.status
 
@@ -77,18 +82,17 @@ class JobRecord:
         if not self.lost:
             return cause
         also = "" if self.last.lost_case else f" and then {cause}" if cause else ""
-        return f"{count_text(len(self.lost), 'case')} broke the launch{also} ({self._what_followed()})"
-
-    def _what_followed(self) -> str:
         relaunches = self.num_attempts - 1
-        if not self.num_left:
-            if not relaunches:
-                return "it was the last one"
-            return f"the ranks were started again {count_text(relaunches, 'time')} and all cases have a row"
-        not_run = f"{count_text(self.num_left, 'case')} not run"
-        if self._joined:
-            return f"{not_run}: ranks that another launcher started are not started again"
-        return f"{not_run} after {count_text(relaunches, 'relaunch', 'relaunches')}"
+        not_run = f"{count_text(self.num_left or 0, 'case')} not run"
+        if self.num_left and self._joined:
+            after = f"{not_run}: ranks that another launcher started are not started again"
+        elif self.num_left:
+            after = f"{not_run} after {count_text(relaunches, 'relaunch', 'relaunches')}"
+        elif relaunches:
+            after = f"the ranks were started again {count_text(relaunches, 'time')} and all cases have a row"
+        else:
+            after = "it was the last one"
+        return f"{count_text(len(self.lost), 'case')} broke the launch{also} ({after})"
 
     def add(self, ended: Attempt) -> None:
         """Count an attempt that ended, and give the case that broke it its row."""
@@ -106,7 +110,7 @@ class JobRecord:
         status = {"timeout": "timeout", "interrupted": "aborted"}.get(ended.status, broken)
         written_status = self._rows().get(case.id)
         if written_status is not None and ended.pass_number == 0:
-            # The rank died after its row was on the disk and before it could report it.
+            # The rank died between writing its row and reporting it.
             self.num_by_status[written_status] += 1
             return
         if (self._joined and self._joined.rank != 0) or not self._run_file.exists():
@@ -135,7 +139,7 @@ class JobRecord:
         self.last = replace(self.last, status=status, cause=cause)
 
     def goes_on(self) -> bool:
-        """Whether the cases after the one that was lost shall run in a new attempt."""
+        """Whether the cases after the one that was lost will run in a new attempt."""
         lost_case = self.last.lost_case
         within = self.num_attempts <= self._job.settings.max_relaunches
         is_left = self.num_left or self.last.pass_number
@@ -158,21 +162,20 @@ class JobRecord:
             "num_relaunches": self.num_attempts - 1,
             "num_not_run": self.num_left,
             "load_at_end": load_average(),
-            # None where not all ranks are ours: their use of the CPUs cannot be told from that of others.
             **({"accelerators_at_end": devices} if (devices := devices_here()) else {}),
             "foreign_cpu": now.foreign_since(self._cpu_use) if now and self._cpu_use else None,
         }
         try:
             append(self._run_file, footer)
         except OSError:
-            # Whatever it told has been read: its room is the footer's.
+            # The progress file has been read: its space is the footer's.
             with contextlib.suppress(OSError):
                 os.truncate(Path(self._job.log_dir) / FILE_NAME, 0)
                 append(self._run_file, footer)
 
 
 def left_of(job: Job) -> Job:
-    """The job without what stands in its run file already."""
+    """The job without the cases and passes of its run file."""
     cases = read_run(Path(job.run_file)).cases if Path(job.run_file).exists() else []
     passes = {case["case"]["id"]: 1 + max(number for number, _ in case["passes"]) for case in cases}
     ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
@@ -181,14 +184,14 @@ def left_of(job: Job) -> Job:
 
 @dataclass
 class JobOutcome:
-    """What became of one job.
+    """The result of one job.
 
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
         message: one sentence, or empty.
-        is_storage_full: whether a folder took no more, as it will for other jobs.
         none_chosen: one sentence where the user's choice of cases leaves none.
-        warning: one sentence on what changes no result.
+        is_storage_full: whether a folder took no more, as it will for other jobs.
+        warning: one sentence on an event that changes no result.
     """
 
     job: Job
@@ -225,20 +228,21 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
 def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     """Run one job to its end, whatever that is; the run file is closed with a footer.
 
-    A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks go on with the cases
-    after it (at most `Settings.max_relaunches` times; never for ranks that somebody else started). Signals that ask to
-    stop end it as "interrupted", in whatever order and number they come. `UserError` where the results or log folder
-    cannot be written.
+    A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks run the cases after it
+    (at most `Settings.max_relaunches` times; never for ranks of another launcher). Signals that ask to stop end it as
+    "interrupted", in whatever order and number they come.
 
     Args:
         ranks: the processes of this job's ranks and those of others.
         job: the next of theirs.
         display: is given every event.
+
+    Raises:
+        UserError: the results or log folder cannot be written.
     """
     joined = ranks.joined
     reporting_rank = joined.rank if joined else 0
-    clock_s = time.monotonic()
-    job = replace(job, started_at=time.time(), started_clock_s=clock_s, reporting_rank=reporting_rank)
+    job = _starting_now(job, reporting_rank=reporting_rank)
     try:
         make_folders(job)
     except OSError as error:
@@ -258,9 +262,9 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
             record.end("interrupted", Cause("", "interrupted"))
         if reporting_rank == 0:
             record.close_run_file()
-    # What the other ranks of another launcher count is in rank 0's file alone.
+    # Under another launcher rank 0 alone counts rows.
     counts = dict(record.num_by_status) if reporting_rank == 0 else {}
-    # Asked too late for this job, but no other one shall begin.
+    # A stop that comes too late for this job keeps others from starting.
     status = "interrupted" if stop.asked else record.status
     message = record.message or ("interrupted after its last case" if stop.asked else "")
     left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
@@ -272,21 +276,23 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     return JobOutcome(job, status, message, cause.user_can_fix, counts, left_out, cause.kind == "storage", warning)
 
 
+def _starting_now(job: Job, **changes: Any) -> Job:
+    return replace(job, started_at=time.time(), started_clock_s=time.monotonic(), **changes)
+
+
 def _relaunched(job: Job, record: JobRecord) -> Job:
     """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
     log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
-    clock_s = time.monotonic()
-    again = replace(left_of(job), log_dir=str(log_dir), started_at=time.time(), started_clock_s=clock_s)
+    again = _starting_now(left_of(job), log_dir=str(log_dir))
     log_dir.mkdir()
     again.save(log_dir / JOB_FILE)
     return again
 
 
 def job_left_of(file: Path) -> Job:
-    """The job of an interrupted run without the cases that have a row, to be appended to the same file.
+    """Return the job of an interrupted run without the cases that have a row, to be appended to the same file.
 
-    The footer, and the row of the case that the interruption cut short, are taken out of the file, so that it stands as
-    after a power cut.
+    The footer, and the row of the case that the interruption cut short, are removed from the file.
 
     Raises:
         UserError: the run is complete, has no row yet, was made on several hosts or another machine, or of another
@@ -300,51 +306,43 @@ def job_left_of(file: Path) -> Job:
         wrong = f"run file {file} does not say how it was made in words of this distbench ({error})"
         raise UserError(f"{wrong}; measure again") from error
     if len(set(run.about.environment.hosts or ())) > 1:
-        what = "it was measured on several hosts, and --resume starts ranks on this one alone"
-        raise UserError(f"--resume {file}: {what}; what it has counts, measure the rest with --nodes and -k")
-    for what, then, now in _differences(run, job, facts):
-        was, now_is = ("not known" if fact is None else fact for fact in (then, now))
-        raise UserError(f"--resume {file}: {what} was {was}, now it is {now_is}; go back to that, or measure anew")
+        problem = "it was measured on several hosts, and --resume starts ranks on this one alone"
+        raise UserError(f"--resume {file}: {problem}; what it has counts, measure the rest with --nodes and -k")
+    then = run.about.environment
+    facts_then_and_now = {
+        "the machine": (then.machine, facts["machine"]),
+        "the commit": (then.git_commit, facts["git_commit"]),
+        # The installed package may lack the suffix that names a build.
+        "torch": (str(then.torch).partition("+")[0], installed_torch().partition("+")[0]),
+        "the scenario file": (job.file_digest, digest_of(Path(job.file)) or f"gone ({job.file})"),
+    }
+    for name, (was, now) in facts_then_and_now.items():
+        if was and was != now:
+            now_is = "not known" if now is None else now
+            raise UserError(f"--resume {file}: {name} was {was}, now it is {now_is}; go back to that, or measure anew")
     footer = run.footer or {}
     if footer.get("status") == "complete" and not footer.get("num_not_run"):
         cases_text = "its one case" if len(run.cases) == 1 else f"each of its {len(run.cases)} cases"
         raise UserError(f"--resume {file}: nothing is left to run, {cases_text} has a row")
-    if not any(not _was_cut_short(case) for case in run.cases):
+    if all(map(_was_cut_short, run.cases)):
         raise UserError(f"--resume {file}: no case of it was finished; run it anew")
-    _cut(file)
+    lines = file.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if _counts(line)]
+    if len(kept) < len(lines):
+        write_whole(file, "".join(f"{line}\n" for line in kept))
     log_dir = Path(job.log_dir)
     number = next(number for number in itertools.count(1) if not (log_dir / f"resume{number}").exists())
     job = replace(job, run_file=str(file.resolve()), log_dir=str(log_dir / f"resume{number}"), note="")
     return left_of(job)
 
 
-def _differences(run: Run, job: Job, facts: dict[str, Any]) -> Iterator[tuple[str, object, object]]:
-    """What must be as it was, and is not: its name, what it was and what it is."""
-    then = run.about.environment
-    pairs = (
-        ("the machine", then.machine, facts["machine"]),
-        ("the commit", then.git_commit, facts["git_commit"]),
-        # The installed package may lack the suffix that names a build.
-        ("torch", str(then.torch).partition("+")[0], installed_torch().partition("+")[0]),
-        ("the scenario file", job.file_digest, digest_of(Path(job.file)) or f"gone ({job.file})"),
-    )
-    return (pair for pair in pairs if pair[1] and pair[1] != pair[2])
-
-
 def _was_cut_short(record: dict[str, Any]) -> bool:
-    """Whether this is the row of the case that ran when the user stopped the run: it says nothing of the case."""
+    """Whether this is the row of the case that ran when the user stopped the run."""
     return record.get("status") == "aborted" and record.get("error") == INTERRUPTED
 
 
-def _cut(file: Path) -> None:
-    """Leave only the lines that go on counting."""
-    lines = file.read_text(encoding="utf-8").splitlines()
-    kept = [line for line in lines if _counts(line)]
-    if len(kept) < len(lines):
-        write_whole(file, "".join(f"{line}\n" for line in kept))
-
-
 def _counts(line: str) -> bool:
+    """Whether a line of an interrupted run file remains in it."""
     try:
         record = json.loads(line)
     except ValueError:

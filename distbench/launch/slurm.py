@@ -1,5 +1,4 @@
-"""Slurm: a batch job that is written, submitted and followed, or srun inside an allocation; what its job states
-mean."""
+"""Slurm: a batch job that is written, submitted and followed, or srun inside an allocation."""
 
 import os
 import re
@@ -57,16 +56,16 @@ WHY = {
     "OUT_OF_MEMORY": "a node had no memory left",
     "PREEMPTED": "another job took its nodes",
 }
-COMPLETED, PENDING = "COMPLETED", "PENDING"
+PENDING = "PENDING"
 FIELD = re.compile(r"(?:^|\s)(JobState|Reason|ExitCode|StartTime)=([^\s,]*(?:, ?[^\s,]+)*)")
 
 
 @dataclass(frozen=True)
 class JobState:
-    """What Slurm says of a job.
+    """The state of a job.
 
     Args:
-        word: Slurm's own, such as RUNNING; "" where it does not know the job any more.
+        word: Slurm's own, such as RUNNING; "" where it no longer knows the job.
         exit_code: of the script, once it has ended.
         reason: why it waits, or why it ended, in Slurm's words.
         begins: when Slurm expects it to begin; "" where it does not say.
@@ -84,43 +83,41 @@ class JobState:
 
     @property
     def why(self) -> str:
-        """Slurm's word for the reason, without what may stand behind it (`ReqNodeNotAvail, UnavailableNodes:n1`)."""
+        """Slurm's word for the reason, without its details (`ReqNodeNotAvail, UnavailableNodes:n1`)."""
         return self.reason.partition(",")[0]
 
 
 # Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
 AT_ONCE_S = 5.0
-# Seconds between two words on a job that goes on waiting; and for a node's file to be seen here: NFS may take a minute.
+# Seconds between two lines on a job that waits; and for a node's file to be seen here: NFS may take a minute.
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
 JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
-# Exit codes with which a rank's command has said why.
-LAST_OWN_CODE = 3
+LAST_OWN_CODE = 3  # exit codes up to it: a rank's command has printed why
 # Slurm's reason where a node could not even open the output file.
 NOT_BEGUN = "JobLaunchFailure"
-# Ranks end by themselves when one is lost: whoever writes the run file must not be killed with it, but nobody is waited
-# for in vain.
+# Ranks end by themselves when one is lost; the rank that writes the run file must not be killed with it.
 PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
 
 
-def slurm_script(asked: NodeLaunch) -> str:
-    """The batch file. Each rank is a task of one srun; ranks meet at the first node's address, since its name need not
-    resolve on all.
+def slurm_script(launch: NodeLaunch) -> str:
+    """Return the batch file. Each rank is a task of one srun; ranks meet at the first node's address, since its name
+    need not resolve on all.
 
     Raises:
         UserError: a further word has several lines.
     """
-    # A batch file has one option a line, and would run what follows.
-    if word := next((word for word in asked.extra if set(word) & set("\r\n")), ""):
+    # A batch file has one option per line, and would run the next line.
+    if word := next((word for word in launch.extra if set(word) & set("\r\n")), ""):
         raise UserError(f"--launcher-args {word!r}: a word of several lines; leave it out")
     options = [
-        f"--job-name={asked.name}",
-        # What was measured before a node was lost is in the run file: nobody wants all of it again, hours later.
+        f"--job-name={launch.name}",
+        # What was measured before a node was lost is in the run file, and must not be measured again.
         "--no-requeue",
-        f"--nodes={asked.num_nodes}",
-        f"--ntasks-per-node={asked.ranks_per_node}",
-        *([f"--gpus-per-node={asked.ranks_per_node}"] if asked.device != "cpu" else []),
-        *([shlex.join(asked.extra)] if asked.extra else []),
+        f"--nodes={launch.num_nodes}",
+        f"--ntasks-per-node={launch.ranks_per_node}",
+        *([f"--gpus-per-node={launch.ranks_per_node}"] if launch.device != "cpu" else []),
+        *([shlex.join(launch.extra)] if launch.extra else []),
     ]
     head = 'head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)'
     address = "export MASTER_ADDR=$(scontrol show node \"$head\" | sed -n 's/.*NodeAddr=\\([^ ]*\\).*/\\1/p')"
@@ -131,19 +128,18 @@ def slurm_script(asked: NodeLaunch) -> str:
             head,
             address,
             f"export MASTER_PORT=$(({FIRST_PORT} + SLURM_JOB_ID % {NUM_PORTS}))",
-            shlex.join(["srun", *PATIENT, *asked.command]),
+            shlex.join(["srun", *PATIENT, *launch.command]),
             "",
         ]
     )
 
 
-def slurm_text(asked: NodeLaunch) -> str:
-    """What `run_by_slurm` would start: srun within an allocation, else the batch file."""
+def slurm_text(launch: NodeLaunch) -> str:
+    """Return what `run_by_slurm` would start: srun within an allocation, else the batch file."""
     if "SLURM_JOB_ID" not in os.environ:
-        return slurm_script(asked)
-    return " ".join(
-        [*(f"{name}={value}" for name, value in _meeting_of(os.environ).items()), shlex.join(srun_words(asked))]
-    )
+        return slurm_script(launch)
+    variables = [f"{name}={value}" for name, value in _meeting_of(os.environ).items()]
+    return " ".join([*variables, shlex.join(srun_words(launch))])
 
 
 def has_gpus() -> bool | None:
@@ -152,29 +148,28 @@ def has_gpus() -> bool | None:
     return None if code else "gpu" in output.lower()
 
 
-def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
-    """Run in the allocation that this shell has, or submit a job and follow it to its end; the exit code.
+def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
+    """Run in the allocation that this shell has, or submit a job and follow it to its end; return the exit code.
 
     Raises:
         UserError: Slurm is not here, or does not take the job.
     """
-    refuse_words(COUNTS["slurm"], asked.extra, OWN_COUNTS)
+    refuse_words(COUNTS["slurm"], launch.extra, OWN_COUNTS)
     if "SLURM_JOB_ID" in os.environ:
         require_program("srun", "slurm", "start this where Slurm's commands are")
         num_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
-        if num_nodes.isdecimal() and asked.num_nodes > int(num_nodes):
-            problem = f"--nodes {asked.num_nodes}: this allocation has {count_text(int(num_nodes), 'node')}"
+        if num_nodes.isdecimal() and launch.num_nodes > int(num_nodes):
+            problem = f"--nodes {launch.num_nodes}: this allocation has {count_text(int(num_nodes), 'node')}"
             raise UserError(f"{problem}; give at most as many, or start this outside of it for a job of its own")
-        return run_here(srun_words(asked), {**os.environ, **_meeting_of(os.environ)})
+        return run_here(srun_words(launch), {**os.environ, **_meeting_of(os.environ)})
     require_program("sbatch", "slurm", "start this on a login node")
-    refuse_words(NOT_FOLLOWED, asked.extra, ONE_JOB)
-    folder = (asked.out / "slurm").resolve()
-    # Whoever submits several at once wants each to have a file of its own.
-    stem = unique_stem(time.time(), asked.name)
+    refuse_words(NOT_FOLLOWED, launch.extra, ONE_JOB)
+    folder = (launch.out / "slurm").resolve()
+    stem = unique_stem(time.time(), launch.name)
     script, log = folder / f"{stem}.sbatch", folder / f"{stem}.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        script.write_text(slurm_script(asked), encoding="utf-8", errors="surrogateescape")
+        script.write_text(slurm_script(launch), encoding="utf-8", errors="surrogateescape")
     except OSError as error:
         raise UserError(f"{script} cannot be written ({error}); give another --out") from error
     job_id = _submit(script, log, say)
@@ -184,7 +179,7 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
     except KeyboardInterrupt:
         code, _, complaint = ask_slurm(*_of_job("scancel", job_id))
         done = f"could not be cancelled ({complaint}), and may go on" if code else "is cancelled"
-        say(f"Slurm job {job_id} {done}; what it measured is in {asked.out}")
+        say(f"Slurm job {job_id} {done}; what it measured is in {launch.out}")
         raise
     if state.word == PENDING:
         ask_slurm(*_of_job("scancel", job_id))
@@ -193,28 +188,28 @@ def run_by_slurm(asked: NodeLaunch, say: Callable[[str], None]) -> int:
         problem = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
         say(f"{problem}: a node may not see that folder; give an --out that all nodes and this one share")
         return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
-    return _end(job_id, state, asked.out, say)
+    return _end(job_id, state, launch.out, say)
 
 
-def srun_words(asked: NodeLaunch) -> list[str]:
-    """srun within an allocation; `--overlap`, since the shell that asks may be a step itself."""
-    where = [f"--nodes={asked.num_nodes}", f"--ntasks={asked.num_nodes * asked.ranks_per_node}"]
-    where.append(f"--ntasks-per-node={asked.ranks_per_node}")
-    return ["srun", "--overlap", *PATIENT, *where, *asked.extra, *asked.command]
+def srun_words(launch: NodeLaunch) -> list[str]:
+    """Return srun's command within an allocation; `--overlap`, since this shell may be a step itself."""
+    counts = [f"--nodes={launch.num_nodes}", f"--ntasks={launch.num_nodes * launch.ranks_per_node}"]
+    counts.append(f"--ntasks-per-node={launch.ranks_per_node}")
+    return ["srun", "--overlap", *PATIENT, *counts, *launch.extra, *launch.command]
 
 
 def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Where ranks of this allocation meet."""
+    """Variables of the address at which ranks of this allocation meet."""
     hosts = ask_slurm("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
     address = address_by_slurm(hosts[0]) if hosts else ""
     return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
 
 
 def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
-    """The job's number, with `;CLUSTER` behind it where Slurm says which of several clusters took it."""
+    """The job's number, with `;CLUSTER` behind it where Slurm reports which of several clusters took it."""
     # Slurm replaces %j and the like, in folders' names too.
     code, output, complaint = ask_slurm("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
-    job_ids = JOB_ID.findall(output)  # what a site has its sbatch print besides is none
+    job_ids = JOB_ID.findall(output)  # a site may have sbatch print other lines
     if code or not job_ids:
         why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
         raise UserError(f"sbatch refuses {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
@@ -231,26 +226,22 @@ def _of_job(command: str, job_id: str, *words: str) -> list[str]:
 
 
 def state_of(job_id: str) -> JobState:
-    """A job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
+    """Return a job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
     code, output, complaint = ask_slurm(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
     if code:
         return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
     fields = dict(reversed(FIELD.findall(output)))  # a comment behind them may hold what looks like one
     status, _, number = fields.get("ExitCode", "0:0").partition(":")
     exit_code = int(status) if status.isdigit() else 1
-    signalled = int(number) if number.isdigit() else 0
-    begins = fields.get("StartTime", "")
-    return JobState(
-        fields.get("JobState", ""),
-        exit_code or (128 + signalled if signalled else 0),
-        fields.get("Reason", ""),
-        "" if begins == "Unknown" else begins,
-    )
+    if not exit_code and number.isdigit() and int(number):
+        exit_code = 128 + int(number)
+    begins = fields.get("StartTime", "").replace("Unknown", "")
+    return JobState(fields.get("JobState", ""), exit_code, fields.get("Reason", ""), begins)
 
 
 def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
     """Show a job's output until it is over, or would wait for ever."""
-    began, num_shown, last_reason, told_s = time.monotonic(), 0, "", 0.0
+    began, num_shown, last_reason, shown_s = time.monotonic(), 0, "", 0.0
     while True:
         state = state_of(job_id)
         num_shown = _show(log, num_shown, say)
@@ -258,18 +249,19 @@ def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
             return state
         waited_s = time.monotonic() - began
         waits = state.word in (PENDING, UNANSWERED) and state.reason != "None"
-        if waits and (state.reason != last_reason or waited_s - told_s > SAY_AGAIN_S):
-            last_reason, told_s = state.reason, waited_s
+        if waits and (state.reason != last_reason or waited_s - shown_s > SAY_AGAIN_S):
+            last_reason, shown_s = state.reason, waited_s
             say(_why_waiting(job_id, state, waited_s))
         time.sleep(LOOK_S if waited_s < LATER_S else LATER_LOOK_S)
 
 
 def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
     if state.word == UNANSWERED:
-        message = (
-            f"Slurm does not answer ({state.reason}); job {job_id} goes on without, if it runs, and is asked for again"
+        problem = f"Slurm does not answer ({state.reason})"
+        return (
+            f"{problem}; job {job_id} goes on without, if it runs, and is asked for again. Its run file grows as long "
+            "as it runs"
         )
-        return f"{message}. Its run file grows as long as it runs"
     after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
     begins = f"; Slurm expects to begin it at {state.begins}" if state.begins else ""
     advice = f" ({ADVICE[state.why].format(job_id=job_id.partition(';')[0])})" if state.why in ADVICE else ""
@@ -277,10 +269,10 @@ def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
 
 
 def _show(log: Path, num_shown: int, say: Callable[[str], None]) -> int:
-    """Print the lines that are complete since `num_shown` bytes; how many bytes that makes."""
+    """Print the lines that are complete since `num_shown` bytes; the number of bytes that were shown by now."""
     try:
         with log.open("rb") as file:
-            # A job that was queued again writes it anew.
+            # A job that was queued again begins a new file.
             num_shown = num_shown if log.stat().st_size >= num_shown else 0
             file.seek(num_shown)
             news = file.read()
@@ -293,16 +285,15 @@ def _show(log: Path, num_shown: int, say: Callable[[str], None]) -> int:
 
 
 def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) -> int:
-    if state.word in (COMPLETED, "FAILED", ""):
+    kept = f"finished cases are kept in {out}"
+    if state.word in ("COMPLETED", "FAILED", ""):
         if not state.word:
             say(f"Slurm does not know job {job_id} any more; see {out} for what it measured")
         elif state.exit_code > LAST_OWN_CODE and state.exit_code != INTERRUPTED:
-            say(
-                f"Slurm job {job_id} ended with {state.exit_code}, as srun says above; finished cases are kept in {out}"
-            )
+            say(f"Slurm job {job_id} ended with {state.exit_code}, as srun says above; {kept}")
         return state.exit_code
     why = WHY.get(state.word, f"{state.word}, {state.reason}").replace("{job_id}", job_id.partition(";")[0])
-    say(f"Slurm ended job {job_id}: {why}; finished cases are kept in {out}")
+    say(f"Slurm ended job {job_id}: {why}; {kept}")
     return state.exit_code or 1
 
 

@@ -27,7 +27,7 @@ from distbench.planning.cost_profile import (
 from distbench.planning.direct_exchange import Exchange, plan_direct
 from distbench.planning.placement_states import NotHandled, State, parse_state
 from distbench.planning.search import Problem, cheapest_route, priced_steps
-from distbench.processes.ask_child import ask_child
+from distbench.processes import ask_child
 from distbench.records.run_file import DTYPE_BYTES
 from distbench.show.units import percent_text, size_text, time_text
 from distbench.spec.devices import device_of, known_device

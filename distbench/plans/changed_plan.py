@@ -1,4 +1,4 @@
-"""A scenario with the changes that its variant asks for: names that begin with `plan.`, as spec/plan_changes.py has."""
+"""A scenario with the changes that its variant asks for: names that begin with `plan.`, as spec/job.py has."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Any
 import torch
 
 from distbench.spec import CompilePlan, ParallelPlan, Scenario, UserError
+from distbench.spec.job import KNOBS, MESH, split_variant
 from distbench.spec.plan import ULYSSES
-from distbench.spec.plan_changes import KNOBS, MESH, split_variant
 
 
 def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any:

@@ -28,9 +28,8 @@ from distbench.search.sweep_result import Limits, RankedPlan, SweepState, judged
 from distbench.spec import Job, Settings
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
-from distbench.spec.job import variant_text
+from distbench.spec.job import MESH, variant_text
 from distbench.spec.json_decoder import Format, Name, read_record
-from distbench.spec.plan_changes import MESH
 from distbench.spec.printable_text import count_text
 
 FILE = "sweep.json"

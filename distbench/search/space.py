@@ -8,10 +8,9 @@ from functools import cached_property
 from typing import Any
 
 from distbench.spec import Entry, UserError, find, fit_mesh, list_entries
-from distbench.spec.job import parse_choices, variants_of
+from distbench.spec.job import MESH, PREFIX, brief_mesh, is_knob, parse_choices, variants_of
 from distbench.spec.mesh import BATCH_DIMS, MAX_RANKS, MESH_DIMS, Mesh, format_mesh, mesh_size
 from distbench.spec.plan import ROTATIONS
-from distbench.spec.plan_changes import MESH, PREFIX, brief_mesh, is_knob
 from distbench.spec.printable_text import count_text
 
 MICROBATCHES = (1, 2, 4, 8)

@@ -13,14 +13,12 @@ from typing import Any, BinaryIO, NamedTuple
 
 import msgspec
 
-from distbench.processes import start_supervised, stop_supervised
-from distbench.processes.ask_child import CHILD, ended_text, last_words
+from distbench.processes import CHILD, ended_text, last_words, start_supervised, stop_supervised
 from distbench.search.space import Candidate, Setup
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
-from distbench.spec.job import digest_of
+from distbench.spec.job import digest_of, is_knob, mesh_of
 from distbench.spec.json_decoder import Format, read_record
-from distbench.spec.plan_changes import is_knob, mesh_of
 from distbench.spec.versions import installed_torch
 from distbench.version import __version__
 

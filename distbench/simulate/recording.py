@@ -21,7 +21,7 @@ from typing import Annotated, Any, NamedTuple
 
 from msgspec import Meta, Struct
 
-from distbench.processes.ask_child import ask_child
+from distbench.processes import ask_child
 from distbench.spec import Job
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown, write_whole

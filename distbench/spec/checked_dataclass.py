@@ -1,4 +1,4 @@
-"""Declarations whose fields are held against their annotations when they are made: a wrong one is said there."""
+"""Declarations whose fields are checked against their annotations when they are made."""
 
 import functools
 import inspect
@@ -23,13 +23,13 @@ class Declared:
         TypeError: there is no field of that name, one holds what it cannot, or a function takes other arguments.
     """
 
-    # Field that is a function to what it is called with.
+    # Field that is a function to the names of its arguments.
     called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
     # Field of an older version to what to write now.
     removed_fields: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """An object to fill, where all names are those of fields."""
+        """Refuse names that are not of fields."""
         field_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # its subclasses are dataclasses
         for name in kwargs:
             if name in cls.removed_fields:
@@ -39,7 +39,7 @@ class Declared:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Hold each field against its annotation; lists become the tuples that are meant."""
+        """Check each field against its annotation; a list becomes a tuple where the field takes one."""
         kind: Any = type(self)
         for name, hint in _hints(kind).items():
             value = getattr(self, name)
@@ -62,7 +62,7 @@ class Declared:
         return changed
 
     def arguments_of(self, name: str) -> tuple[str, ...]:
-        """What a field's function is called with."""
+        """Return the names of the arguments of a field's function."""
         return self.called_with[name]
 
     def _require_callable_with(self, name: str, function: Callable[..., Any]) -> None:
@@ -85,7 +85,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Whether a value is what an annotation says; of a function only that it can be called."""
+    """Return whether a value is of an annotation's type; a function need only be callable."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in inner)
@@ -100,17 +100,15 @@ def fits(value: Any, hint: Any) -> bool:
 
 
 def _parts_fit(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
-    if origin is tuple and inner[1:] == (...,):
-        return all(fits(part, inner[0]) for part in value)
     if origin is tuple:
-        return len(value) == len(inner) and all(map(fits, value, inner))
-    if issubclass(origin, Mapping):
-        return all(fits(key, inner[0]) and fits(part, inner[1]) for key, part in value.items())
-    return True
+        types_of_parts = inner[:1] * len(value) if inner[1:] == (...,) else inner
+        return len(value) == len(types_of_parts) and all(map(fits, value, types_of_parts))
+    is_mapping = issubclass(origin, Mapping)
+    return not is_mapping or all(fits(key, inner[0]) and fits(part, inner[1]) for key, part in value.items())
 
 
 def in_words(hint: Any) -> str:
-    """What an annotation allows."""
+    """Return the values of an annotation in words."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(in_words, inner)))
@@ -127,7 +125,7 @@ def in_words(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it can stand in a sentence: as it is written where that is short, else what it is."""
+    """Return a value for a sentence: as it is written where that is short, else its type."""
     text = repr(value)
     short = len(text) <= MAX_SHOWN and "\n" not in text and not text.startswith("<")
     return text if short else f"a {type(value).__qualname__}"

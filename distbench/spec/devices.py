@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lister:
-    """A command that lists this host's devices, each on a line that begins with `line`, and below it, indented, parts
-    that it is split into, on lines that begin with `part`."""
+    """A command that lists this host's devices on lines that begin with `line`, and below each, indented, its parts on
+    lines that begin with `part`."""
 
     command: tuple[str, ...]
     line: str
@@ -28,10 +28,10 @@ class DeviceType:
         variables: environment variables that change what is measured, for the run file's header.
         families: beginnings of further ones: libraries get new ones with each version.
         visible: environment variables that list the devices a process may use.
-        listers: what to ask how many there are, the first that is installed.
-        files: patterns of files, one a device, where there is no lister; a file that holds "0" is none.
-        brought_by: packages, or endings of torch's version, without one of which torch has no such device; without
-            `listers` and `files` torch itself is then asked how many there are.
+        listers: commands that count them, the first that is installed.
+        files: patterns of files, one per device, where there is no lister; a file that holds "0" does not count.
+        brought_by: packages, or endings of torch's version, without one of which torch has no such device; torch then
+            counts them where there are no `listers` and `files`.
         drivers: what torch must be built for, where that is not its name alone.
     """
 
@@ -97,28 +97,28 @@ DEVICE_HELP = "Default: the accelerator that is here, else cpu."
 
 
 def known_device(name: str) -> DeviceType:
-    """The entry of a type of device; one that is not listed, as torch may have, is an accelerator like the others."""
+    """Return the entry of a type of device; one that is not listed is an accelerator without properties."""
     return DEVICES.get(name) or DeviceType("")
 
 
 def built_for(name: str) -> str:
-    """What torch must be built for to have such a device, in words."""
+    """Return what torch must be built for to have such a device, in words."""
     return known_device(name).drivers or name.upper()
 
 
 def is_accelerator(name: str) -> bool:
-    """Whether a type of device is another one than the host's."""
+    """Return whether a type of device is not the CPU."""
     return name != "cpu"
 
 
 def backend_for(device: str, backend: str = "") -> str:
-    """The default group's backend as torch takes it: tensors on the CPU move too."""
+    """Return the default group's backend for torch, with gloo for tensors on the CPU."""
     backend = backend or known_device(device).backend
     return f"cpu:gloo,{device}:{backend}" if is_accelerator(device) else backend
 
 
 def first_backend_class(backend: str) -> str:
-    """The class that torch had for a backend's name before 2.15, where "nccl" became another one.
+    """Return the class that torch had for a backend's name before 2.15, where "nccl" became another one.
 
     >>> first_backend_class("gloo")
     'ProcessGroupGloo'
@@ -127,5 +127,5 @@ def first_backend_class(backend: str) -> str:
 
 
 def device_of(backend: str) -> str:
-    """The type of device whose tensors a backend moves; the first of them where it moves those of several."""
+    """Return the type of device whose tensors a backend moves; the first of several."""
     return next((name for name, device in DEVICES.items() if device.backend == backend), "cpu")

@@ -1,4 +1,4 @@
-"""Finds scenarios by reading source with `ast`: listing them costs milliseconds and imports nothing of theirs."""
+"""Scenarios, found by reading source with `ast`: listing them takes milliseconds and imports nothing of theirs."""
 
 import ast
 from collections.abc import Callable
@@ -19,7 +19,7 @@ class Entry:
     """One scenario as its source declares it.
 
     Args:
-        mesh: default mesh, mesh dim name to size; `quick_mesh` that under --quick, where it is another one.
+        mesh: default mesh, mesh dim name to size; `quick_mesh` is that of --quick, where it is another one.
         axes: parameter name to the values it runs through.
         quick: parameter name to its value under --quick.
         summary: first paragraph of its docstring, on one line.
@@ -38,22 +38,21 @@ class Entry:
 
 
 def scenario_folder() -> Path:
-    """The shipped scenarios: next to the package in a checkout, inside it when installed as a wheel."""
+    """Return the folder of shipped scenarios: next to the package in a checkout, inside it in a wheel."""
     inside = PACKAGE / "scenarios"
     return inside if inside.is_dir() else PACKAGE.parent / "scenarios"
 
 
 def list_entries() -> list[Entry]:
-    """Every shipped scenario, by name."""
-    # Others hold what several scenarios share: nothing to list.
+    """Return every shipped scenario, by name."""
+    # Other files hold what several scenarios share.
     files = [file for file in sorted(scenario_folder().glob("*.py")) if b"@scenario" in file.read_bytes()]
     entries = [entry for file in files for entry in read_entries(file)]
     return sorted(entries, key=lambda entry: entry.name)
 
 
 def find(target: str) -> list[Entry]:
-    """Scenarios meant by a name, `path/file.py` (all of it) or `path/file.py::name`; `UserError` has the nearest
-    names."""
+    """Return the scenarios of a name, `path/file.py` (all of it) or `path/file.py::name`; `UserError` for none."""
     path, separator, name = target.partition("::")
     if separator or path.endswith(".py"):
         file = Path(path)
@@ -64,23 +63,19 @@ def find(target: str) -> list[Entry]:
         name = name or "*"
     else:
         entries, where, name = list_entries(), "among the shipped scenarios", target
-    chosen = [entry for entry in entries if name in ("*", entry.name)]
-    if not chosen:
-        names = [entry.name for entry in entries]
-        if name == "*":
-            raise UserError(
-                f"{path} declares no scenario; decorate a function (at its top level) with @scenario(mesh={{...}})"
-            )
-        hint = nearest(name, names)
-        if not separator and Path(target).is_dir():
-            raise UserError(f"{target!r} is a folder; give one of its .py files, or the name of a scenario")
-        raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
-    return chosen
+    if chosen := [entry for entry in entries if name in ("*", entry.name)]:
+        return chosen
+    if name == "*":
+        advice = "decorate a function (at its top level) with @scenario(mesh={...})"
+        raise UserError(f"{path} declares no scenario; {advice}")
+    if not separator and Path(target).is_dir():
+        raise UserError(f"{target!r} is a folder; give one of its .py files, or the name of a scenario")
+    hint = nearest(name, [entry.name for entry in entries])
+    raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
 
 
 def read_entries(file: Path) -> list[Entry]:
-    """Scenarios that a file declares, in its order; `UserError` where it cannot be parsed or a header is not
-    literal."""
+    """Return the scenarios of a file, in its order; `UserError` where it is not Python, or a header is not literal."""
     text = read_text(file, "scenario file", MAX_SCENARIO_BYTES)
     try:
         tree = ast.parse(text, filename=str(file))
@@ -94,13 +89,8 @@ def read_entries(file: Path) -> list[Entry]:
         for node in tree.body
         if isinstance(node, ast.FunctionDef)
         for decorator in node.decorator_list
-        if isinstance(decorator, ast.Call) and _called_name(decorator) == "scenario"
+        if isinstance(decorator, ast.Call) and ast.unparse(decorator.func).rpartition(".")[2] == "scenario"
     ]
-
-
-def _called_name(call: ast.Call) -> str:
-    function = call.func
-    return function.attr if isinstance(function, ast.Attribute) else getattr(function, "id", "")
 
 
 def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
@@ -125,7 +115,7 @@ def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
 
 
 def _header(decorator: ast.Call, where: str) -> dict[str, Any]:
-    """The arguments of @scenario(...), each of the type it must have; those that are not given are not there."""
+    """The arguments of @scenario(...) that are given, each checked."""
     header = {keyword.arg or "**": _literal(keyword.value, where) for keyword in decorator.keywords}
     for argument, value in header.items():
         if argument not in FITS:

@@ -1,5 +1,9 @@
-"""How files are read and written: read to plain data or refused in one sentence, written whole or not at all;
-`spec/json_decoder.py` makes records of plain data."""
+"""Files, read to plain data or refused in one sentence, and written whole or not at all.
+
+Refused are files that are not regular (a device never ends, a pipe may never begin), files that are too big, and JSON
+that distbench never writes: NaN, infinity, numbers of absurd length, nesting without end. `spec/json_decoder.py` makes
+records of plain data.
+"""
 
 import contextlib
 import errno
@@ -17,11 +21,6 @@ from typing import Any, BinaryIO, NoReturn
 
 from distbench.spec.errors import UserError
 
-# How every file is read that this program did not write in this process: refused with one sentence, or plain data.
-#
-# Refused are what is no regular file (a device never ends, a pipe may never begin), what is too big, and JSON that no
-# program of ours writes: NaN, infinity, numbers of absurd length, nesting without end.
-
 MAX_DOCUMENT_BYTES = 256 << 20
 MAX_DEPTH = 50
 MAX_COUNT = 10**18  # above: no count of anything
@@ -33,7 +32,7 @@ _KINDS = {
     stat.S_ISBLK: "a device",
     stat.S_ISSOCK: "a socket",
 }
-# Every digit as 0: a float that may be too large is then found at the speed of a search for bytes.
+# Every digit as 0: a search for bytes then finds a float that may be too large.
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG = b"0" * 300
 
@@ -63,7 +62,10 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole, ob
 
 @contextmanager
 def opened(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterator[BinaryIO]:
-    """A regular file of at most `max_bytes`, open for reading bytes; `what` is what messages call it.
+    """Open a regular file of at most `max_bytes` for reading bytes.
+
+    Args:
+        what: the kind of file, for messages.
 
     Raises:
         UserError: it is no such file, or cannot be read.
@@ -84,7 +86,7 @@ def opened(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterat
 
 
 def read_text(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
-    """A file's text (UTF-8). Raises as `opened`, also where it is no such text."""
+    """Return a file's text (UTF-8). Raises as `opened`, also where it is no such text."""
     with opened(path, what, max_bytes) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
@@ -96,7 +98,7 @@ def read_text(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str
 
 
 def read_json(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
-    """A file's JSON value. Raises as `read_text`, also where `parse_json` refuses it, or an object has a name twice."""
+    """Return a file's JSON value. Raises as `read_text`, also for invalid JSON or an object with a name twice."""
     try:
         return parse_json(read_text(path, what, max_bytes), _STRICT)
     except ValueError as error:
@@ -104,10 +106,10 @@ def read_json(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any
 
 
 def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
-    """The value of a JSON text: every number in it is finite, no whole one beyond MAX_COUNT; nesting at most MAX_DEPTH.
+    """Return the value of a JSON text with finite numbers, integers up to MAX_COUNT and at most MAX_DEPTH levels.
 
     Raises:
-        ValueError: it is none, in one short sentence.
+        ValueError: one short sentence: the text is not valid.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
@@ -118,27 +120,23 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
         raise ValueError(f"line {error.lineno}, column {error.colno} is no JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
         raise ValueError(f"byte {error.start} is no UTF-8 text") from error
-    except ValueError as error:  # what the hooks above refuse
+    except ValueError as error:  # of the hooks above
         raise ValueError(str(error).partition(";")[0]) from error
-    zeros = data.translate(_DIGITS, b"+")  # an exponent's sign says nothing
-    is_long = b"e00" in zeros or _LONG in zeros
-    if is_long or data.count(b"[") + data.count(b"{") > MAX_DEPTH:
+    zeros = data.translate(_DIGITS, b"+")
+    has_long_number = b"e00" in zeros or _LONG in zeros
+    if has_long_number or data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _require_sane(value)
     if b"\\u" in data:
-        _require_text(value)
+        # No file and no terminal takes half of a surrogate pair.
+        try:
+            json.dumps(value, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:
+            raise ValueError("a text of it holds half a character (a lone surrogate)") from error
     return value
 
 
-def _require_text(value: Any) -> None:
-    """Half of a surrogate pair stands in a string, but in no file and on no terminal."""
-    try:
-        json.dumps(value, ensure_ascii=False).encode()
-    except UnicodeEncodeError as error:
-        raise ValueError("a text of it holds half a character (a lone surrogate)") from error
-
-
 def _require_sane(value: Any) -> None:
-    """By levels and not by recursion, which a deep value would break."""
+    """Refuse infinite numbers and deep nesting, by levels: a deep value would break a recursion."""
     level = [[value]]
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
@@ -156,12 +154,12 @@ def _require_sane(value: Any) -> None:
     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
-# Files that are written as a whole or not at all, and names that no other process gives.
-
 # The folder takes no new file, or something is mounted on this one: then it can only be written in place.
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY)
-
 RANDOM_BYTES = 6  # 4 launches of one sweep begin within a second: of 2 bytes, 1 sweep in 11,000 had a name twice
+DAY_S = 86_400.0
+LATEST = 1e11  # seconds since the epoch, year 5138: beyond it dates cannot be written
+MAX_SHOWN = 60
 
 
 def unique_stem(moment: float, *parts: str) -> str:
@@ -175,9 +173,7 @@ def unique_stem(moment: float, *parts: str) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a text (UTF-8) or bytes, or leave what was there: under another name first, renamed when it is whole.
-
-    A disk that fills up, or a command that is stopped, would else keep neither the old nor the new one.
+    """Write a text (UTF-8) or bytes under another name first, renamed when it is whole; else the old file remains.
 
     Raises:
         OSError: it cannot be written.
@@ -206,18 +202,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
         path.write_bytes(data)
 
 
-DAY_S = 86_400.0
-LATEST = 1e11  # seconds since the epoch, year 5138: beyond it dates cannot be written
-MAX_SHOWN = 60
-
-
 def short_path(path: Path) -> Path:
-    """Relative to the working folder, where the path lies below that."""
+    """Return a path relative to the working folder, where it lies below that."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def shown(value: Any) -> str:
-    """A value for a message: its beginning, on one line."""
+    """Return the beginning of a value, on one line, for a message."""
     if isinstance(value, list | dict):
         kind = "a list" if isinstance(value, list) else "an object"
         return f"{kind} of {len(value)}"

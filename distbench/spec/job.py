@@ -1,10 +1,12 @@
-"""A job: everything one launch needs to know, in one JSON file. The parent writes it, every rank reads it."""
+"""A job: everything that one launch needs to know, in one JSON file; and what of a scenario a user chooses for it."""
 
 import ast
+import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -12,20 +14,21 @@ from typing import Any
 from distbench.spec.discovery import Entry
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import write_whole
-from distbench.spec.plan_changes import KNOBS, check_knob, is_knob
-from distbench.spec.printable_text import cut
+from distbench.spec.mesh import Mesh, check_mesh_dims, mesh_dim_size, mesh_size
+from distbench.spec.plan import ROTATIONS
+from distbench.spec.printable_text import count_text, cut
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
-# What reading a text as a Python value raises, also for absurdly nested ones.
-NOT_PYTHON = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
+# Raised by reading a text as a Python value, also an absurdly nested one.
+_NOT_PYTHON = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 _TRUTHS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
 JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when it is there
 LAUNCH_LOG = "launch.log"  # there too: what the process printed that started the ranks
 
 
 def pid_file(log_dir: Path, rank: int) -> Path:
-    """There too, from when a rank begins until it has done all of its work: its pid."""
+    """Return the file there that holds a rank's pid, from when it begins until it has done all of its work."""
     return log_dir / f"rank{rank}.pid"
 
 
@@ -34,7 +37,7 @@ class Settings:
     """How long and how precisely to measure one case.
 
     Args:
-        warmup_iterations: iterations thrown away before the first sample, at every case.
+        warmup_iterations: iterations before the first sample of every case.
         min_samples: samples taken whatever they cost.
         max_samples: samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
@@ -65,20 +68,20 @@ class Settings:
 
     @classmethod
     def quick(cls) -> "Settings":
-        """A look, not a measurement to keep: fewer samples, less time a case."""
+        """Return settings for a look, not a measurement to keep: fewer samples, less time per case."""
         return cls(warmup_iterations=2, min_samples=6, max_samples=200, max_case_s=0.8, budget_s=5.0)
 
     def with_budget(self, budget_s: float) -> "Settings":
-        """The cases of a launch share other seconds, and no quick cap keeps them from taking their part."""
+        """Return these with another budget, and without the limits per case of `quick`."""
         full = Settings()
         return replace(self, budget_s=budget_s, max_case_s=full.max_case_s, max_samples=full.max_samples)
 
     def case_limit_s(self, num_cases: int) -> float:
-        """Seconds of timed iterations that one of `num_cases` cases may take."""
+        """Return the seconds of timed iterations that one of `num_cases` cases may take."""
         return min(self.max_case_s, self.budget_s / max(num_cases, 1))
 
     def of_a_pass(self) -> "Settings":
-        """What one pass may take of a case: its share of samples and seconds."""
+        """Return settings of one pass: its share of a case's samples and seconds."""
         share = {name: -(-getattr(self, name) // self.passes) for name in ("min_samples", "max_samples")}
         return replace(self, **share, max_case_s=self.max_case_s / self.passes)
 
@@ -97,10 +100,10 @@ class Job:
         device: a name out of DEVICES.
         timeout_s: seconds without progress after which the launch is given up.
         started_at: seconds since the epoch when the command began.
-        started_clock_s: the same by time.monotonic(): durations are taken by it, for the wall clock may jump.
-        reporting_rank: who reports progress to the parent: 0, or under another launcher each parent's own rank.
-        is_call: `scenario` names no scenario but a function as `Scenario.calls` has them, and a variant its arguments.
-        environment: what the parent knows of the machine.
+        started_clock_s: the same by time.monotonic(), for durations: the wall clock may jump.
+        reporting_rank: the rank that reports progress to the parent: 0, or under another launcher each parent's own.
+        is_call: `scenario` names no scenario but a function as of `Scenario.calls`, and a variant its arguments.
+        environment: facts of the machine.
         profile: file of the cost profile that every rank loads.
         done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
         ended_ids: those of them that failed: none of their passes is run.
@@ -140,30 +143,30 @@ class Job:
     file_digest: str = ""
 
     def to_record(self) -> dict[str, Any]:
-        """As plain data for JSON, ordered as declared."""
+        """Return plain data for JSON, ordered as declared."""
         return asdict(self)
 
     @classmethod
     def load(cls, path: Path) -> "Job":
-        """The job that `save` wrote; UserError where the file holds none, as on a disk that was full."""
+        """Return the job that `save` wrote; UserError where the file holds none, as on a disk that was full."""
         from distbench.spec.json_decoder import Format, read_record
 
         return read_record(path, cls, Format("job file", "start the launch again"))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Job":
-        """The job that `to_record` gave."""
+        """Return the job of a record of `to_record`."""
         from distbench.spec.json_decoder import decode
 
         return decode(record, cls)
 
     def save(self, path: Path) -> None:
-        """Write the job as JSON, as a whole: ranks may be waiting for it."""
+        """Write the job as JSON, whole or not at all: ranks may be waiting for it."""
         write_whole(path, json.dumps(self.to_record(), indent=1))
 
 
 def digest_of(file: Path) -> str:
-    """What tells two versions of a file apart; "" where it cannot be read."""
+    """Return a digest of a file; "" where it cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError:
@@ -171,36 +174,33 @@ def digest_of(file: Path) -> str:
 
 
 def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:
-    """All combinations of the axes, the user's choices (--set) first, the quick sizes for what the user left unset."""
+    """Return all combinations of the axes, with the user's choices (--set), and quick sizes of other parameters."""
     for name in chosen:
         if name not in entry.params and not is_knob(name):
-            raise UserError(
-                f"scenario {entry.name!r} has no axis or parameter {name!r} ({nearest(name, entry.params)})"
-            )
-    base: dict[str, tuple[Any, ...]] = {name: (default,) for name, default in entry.params.items()}
-    sweeps = {**base, **entry.axes}
+            problem = f"scenario {entry.name!r} has no axis or parameter {name!r}"
+            raise UserError(f"{problem} ({nearest(name, entry.params)})")
+    sweeps: dict[str, Sequence[Any]] = {name: (default,) for name, default in entry.params.items()}
+    sweeps |= entry.axes
     if quick:
         sweeps |= {name: (value,) for name, value in entry.quick.items()}
-    sweeps |= {name: tuple(values) for name, values in chosen.items()}
+    sweeps |= chosen
     return [dict(zip(sweeps, values, strict=True)) for values in itertools.product(*sweeps.values())]
 
 
 def variant_text(variant: Variant, axes: Sequence[str]) -> str:
-    """`rotate=alltoall,load_balance=True`: a variant as its cases are named; empty where nothing is swept."""
+    """Return `rotate=alltoall,load_balance=True`, as names of cases have it; empty where nothing is swept."""
     return ",".join(f"{name}={variant[name]}" for name in axes if name in variant)
 
 
 def axis_names(variants: Sequence[Variant], entry: Entry) -> list[str]:
-    """Parameters that tell the variants apart: the declared axes, and whatever else takes several values."""
+    """Return the parameters that differ between variants: the declared axes, and others with several values."""
     return [
-        name
-        for name in (variants[0] if variants else {})
-        if name in entry.axes or len({repr(variant[name]) for variant in variants}) > 1
+        name for name in variants[0] if name in entry.axes or len({repr(variant[name]) for variant in variants}) > 1
     ]
 
 
 def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """`["rotate=allgather,alltoall"]` to `{"rotate": ["allgather", "alltoall"]}`, each value of its default's type."""
+    """Parse `["rotate=A,B"]` to `{"rotate": ["A", "B"]}`, values of the default's type."""
     chosen: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
@@ -211,19 +211,18 @@ def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, 
         default = KNOBS[name].example if is_knob(name) else params.get(name)
         chosen[name] = [_typed(name, value, default) for value in _values(values, default)]
         for value in chosen[name] if name in KNOBS else ():
-            check_knob(name, value)
+            _check_knob(name, value)
     return chosen
 
 
 def _values(text: str, default: Any) -> list[str]:
-    """`A,B` to its values; commas within brackets and quotes belong to a value, unless the default is a text."""
-    if isinstance(default, str):
-        return text.split(",")
+    """The values of `A,B`; commas within brackets and quotes belong to a value, unless the default is a text."""
     listed = f"[{text}]"
-    try:
-        return [str(ast.get_source_segment(listed, element)) for element in ast.parse(listed, mode="eval").body.elts]  # type: ignore[attr-defined]
-    except (*NOT_PYTHON, AttributeError):
-        return text.split(",")
+    with contextlib.suppress(*_NOT_PYTHON, AttributeError):
+        if not isinstance(default, str):
+            elements = ast.parse(listed, mode="eval").body.elts  # type: ignore[attr-defined]
+            return [str(ast.get_source_segment(listed, element)) for element in elements]
+    return text.split(",")
 
 
 def _typed(name: str, text: str, default: Any) -> Any:
@@ -232,16 +231,196 @@ def _typed(name: str, text: str, default: Any) -> Any:
     expected_type = type(default)
     if expected_type is bool and text.lower() in _TRUTHS:
         return _TRUTHS[text.lower()]
-    try:
+    value: Any = text
+    with contextlib.suppress(*_NOT_PYTHON):
         value = ast.literal_eval(text)
-    except NOT_PYTHON:
-        value = text
     if expected_type in (tuple, list) and isinstance(value, tuple | list):
         return expected_type(value)
     allowed = (float, int) if expected_type is float else expected_type
     # To Python, True is a number; to a scenario it is none.
-    is_wanted = isinstance(value, allowed) and (expected_type is bool or not isinstance(value, bool))
-    if default is not None and not is_wanted:
+    is_allowed = isinstance(value, allowed) and (expected_type is bool or not isinstance(value, bool))
+    if default is not None and not is_allowed:
         kind = "true or false" if expected_type is bool else f"{expected_type.__name__} values such as {default!r}"
         raise UserError(f"--set {name}={cut(text)}: {name} takes {kind}")
     return value
+
+
+PREFIX = "plan."
+MESH = "plan.mesh"
+_MESH_PART = re.compile(r"([a-z_]+?)(\d+)")
+
+
+@dataclass(frozen=True)
+class Knob:
+    """A change to a plan.
+
+    Args:
+        values: all that it may be, or () for any of the type of `example`.
+        needs: the part of a plan that it changes, which the plan must have: "fsdp", "cp" or "".
+    """
+
+    example: Any
+    values: tuple[Any, ...] = ()
+    needs: str = ""
+
+
+KNOBS: Mapping[str, Knob] = {
+    MESH: Knob("dp_shard2xtp2"),
+    "plan.reshard_after_forward": Knob(True, (True, False), "fsdp"),
+    "plan.checkpoint": Knob("full", ("none", "full")),
+    "plan.microbatches": Knob(2),
+    "plan.sync_each_microbatch": Knob(True, (True, False), "fsdp"),
+    "plan.rotate": Knob("alltoall", ROTATIONS, "cp"),
+    "plan.load_balance": Knob(True, (True, False), "cp"),
+    "plan.mixed_precision": Knob("bf16", ("none", "bf16"), "fsdp"),
+    "plan.prefetch": Knob(2, needs="fsdp"),
+    "plan.compile": Knob("inductor", ("none", "eager", "aot_eager", "inductor")),
+}
+
+
+def is_knob(name: str) -> bool:
+    """Return whether a name of --set is a change to the plan; UserError for an unknown `plan.` name."""
+    if name.startswith(PREFIX) and name not in KNOBS:
+        raise UserError(f"--set {name}: no such change to a plan ({nearest(name, KNOBS)})")
+    return name in KNOBS
+
+
+def _check_knob(name: str, value: Any) -> None:
+    knob = KNOBS[name]
+    if name == MESH:
+        parse_brief_mesh(value)
+    elif knob.values and value not in knob.values:
+        raise UserError(f"--set {name}={value} is unknown; use {', '.join(map(str, knob.values))}")
+    elif not knob.values and not 0 < value < 1 << 16:
+        raise UserError(f"--set {name}={value} cannot be used; give a whole number from 1")
+
+
+def split_variant(variant: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the arguments of the scenario's function, and the changes to its plan, of a variant."""
+    knobs = {name: value for name, value in variant.items() if name in KNOBS}
+    return {name: value for name, value in variant.items() if name not in knobs}, knobs
+
+
+def brief_mesh(mesh: Mapping[str, int]) -> str:
+    """Return `dp_shard2xtp2` of `{"dp_shard": 2, "tp": 2}`; mesh dims of one rank only where there are no others."""
+    kept = {name: size for name, size in mesh.items() if size > 1} or mesh
+    return "x".join(f"{name}{size}" for name, size in kept.items())
+
+
+def parse_brief_mesh(text: str) -> Mesh:
+    """Return the mesh of a text of `brief_mesh`; UserError for any other text."""
+    mesh: Mesh = {}
+    for part in str(text).split("x"):
+        match = _MESH_PART.fullmatch(part)
+        if match is None or match[1] in mesh:
+            raise UserError(f"--set {MESH}={text} is no mesh; write for example {MESH}=dp_shard2xtp2")
+        mesh[match[1]] = mesh_dim_size(match[2], part)
+    check_mesh_dims(mesh)
+    return mesh
+
+
+def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
+    """Return the mesh of a variant: `mesh`, or its own of as many ranks, with 1 for other mesh dims of `mesh`.
+
+    Raises:
+        UserError: its own has another number of ranks.
+    """
+    if MESH not in variant:
+        return dict(mesh)
+    own_mesh = parse_brief_mesh(variant[MESH])
+    if mesh_size(own_mesh) != mesh_size(mesh):
+        sizes = f"{count_text(mesh_size(own_mesh), 'rank')}, and the launch {mesh_size(mesh)}"
+        problem = f"--set {MESH}={variant[MESH]} has {sizes}"
+        raise UserError(f"{problem}; give meshes of as many, or --mesh")
+    return {**dict.fromkeys(mesh, 1), **own_mesh}
+
+
+# `run -k EXPR`: cases by parts of their ids, `and`, `or`, `not` and parentheses, as pytest's -k chooses tests.
+
+_Matches = Callable[[str], bool]
+# A part of an id in quotes may hold spaces and parentheses, as those of redistributions do.
+TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
+MAX_NAMED, MAX_SHOWN = 3, 200
+MAX_DEPTH = 50
+
+
+class CaseChoice:
+    """A parsed expression of -k; UserError where it is not valid."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+        self._tokens = self._split()
+        self._depth = 0
+        self._matches = self._any_of()
+        if self._tokens:
+            raise self._wrong(f"{self._tokens[0][1]!r} is not expected there")
+
+    def matches(self, case_id: str) -> bool:
+        """Return whether a case is chosen; upper and lower case are the same."""
+        return self._matches(case_id.lower())
+
+    def _split(self) -> list[tuple[str, str]]:
+        """(kind, text) of each token: "mark", "word" or "quoted"."""
+        tokens, place, text = [], 0, self._text.strip()
+        while place < len(text):
+            match = TOKEN.match(text, place)
+            if match is None:
+                raise self._wrong("a quote is not closed")
+            kind = str(match.lastgroup)
+            tokens.append((kind if kind in ("mark", "word") else "quoted", match[kind]))
+            place = match.end()
+        return tokens
+
+    def _any_of(self) -> _Matches:
+        parts = [self._all_of()]
+        while self._take("word", "or"):
+            parts.append(self._all_of())
+        return lambda case_id: any(part(case_id) for part in parts)
+
+    def _all_of(self) -> _Matches:
+        parts = [self._one()]
+        while self._take("word", "and"):
+            parts.append(self._one())
+        return lambda case_id: all(part(case_id) for part in parts)
+
+    def _one(self) -> _Matches:
+        self._depth += 1
+        if self._depth > MAX_DEPTH:
+            raise self._wrong(f"nested deeper than {MAX_DEPTH} levels")
+        part = self._part()
+        self._depth -= 1
+        return part
+
+    def _part(self) -> _Matches:
+        if self._take("word", "not"):
+            denied = self._one()
+            return lambda case_id: not denied(case_id)
+        if self._take("mark", "("):
+            inner = self._any_of()
+            if not self._take("mark", ")"):
+                raise self._wrong("a parenthesis is not closed")
+            return inner
+        if not self._tokens or self._tokens[0] in (("mark", ")"), ("word", "and"), ("word", "or")):
+            raise self._wrong("a part of a case's id is missing")
+        part = self._tokens.pop(0)[1].lower()
+        return lambda case_id: part in case_id
+
+    def _take(self, *token: str) -> bool:
+        is_next = bool(self._tokens) and self._tokens[0] == token
+        if is_next:
+            self._tokens.pop(0)
+        return is_next
+
+    def _wrong(self, why: str) -> UserError:
+        advice = 'write parts of ids with and, or, not and parentheses, such as -k "greedy and not f32"'
+        return UserError(f"-k {_shown(self._text)}: {why}; {advice}")
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}...")
+
+
+def none_chosen(text: str, num_cases: int, ids: Sequence[str]) -> str:
+    """Return one sentence for a choice that leaves no case."""
+    choice = f"-k {_shown(text)} chooses none of the {count_text(num_cases, 'case')}"
+    return f"{choice}; there are e.g. {'; '.join(ids[:MAX_NAMED])}; `run --dry-run` lists all"

@@ -1,4 +1,4 @@
-"""The one decoder of records: plain JSON data to the type that a file declares, or one sentence on what is wrong.
+"""The one decoder of records: plain JSON data to the type that a file declares, or one sentence on the wrong field.
 
 A record's type is a `msgspec.Struct`, a dataclass or a NamedTuple. Its annotations are what is checked, what a message
 lists as allowed, and what docs/run_file.schema.json has. A field that the type does not name may hold anything, so that
@@ -19,7 +19,7 @@ from distbench.spec.file_io import DAY_S, LATEST, MAX_COUNT, read_json, shown
 
 T = TypeVar("T")
 
-# What fields hold; a description is what a message lists as allowed.
+# Types of fields; a message gives the description as what is allowed.
 Name = Annotated[str, Meta(min_length=1, description="a name")]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT, description="a whole number from 0 on")]
 Size = Annotated[int, Meta(ge=1, le=MAX_COUNT, description="a whole number above 0")]
@@ -37,7 +37,7 @@ Date = Annotated[float, Meta(ge=0, le=LATEST, description="seconds since 1970")]
 
 
 def among(names: Iterable[str]) -> Meta:
-    """Of a text: one of these names."""
+    """Return the annotation of a text that is one of these names."""
     return Meta(pattern=rf"^(?:{'|'.join(map(re.escape, names))})\Z", description=f"one of {', '.join(names)}")
 
 
@@ -49,7 +49,7 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 def optional(kind: Any, *names: str) -> list[tuple[str, Any, None]]:
-    """Fields for `msgspec.defstruct`, all of one type; each may be missing or null."""
+    """Return fields for `msgspec.defstruct`, all of one type; each may be missing or null."""
     return [(name, kind | None, None) for name in names]
 
 
@@ -57,10 +57,10 @@ class Format(NamedTuple):
     """A kind of file that is one JSON document.
 
     Args:
-        what: what messages call it.
+        what: its name in messages.
+        advice: what to do about a damaged file.
         version_field: the field that has the format's version, a whole number.
         newest: the newest version that this distbench reads.
-        advice: what to do about a damaged file.
     """
 
     what: str
@@ -86,7 +86,7 @@ def read_record(path: Path, kind: type[T], form: Format, require: Callable[[T], 
 
 
 def document(record: Any, kind: type[T], where: str, form: Format, require: Callable[[T], None] = lambda _: None) -> T:
-    """The same of a document that is parsed already; `where` begins messages. Raises as `read_record`."""
+    """Decode a document that is parsed already; `where` begins messages. Raises as `read_record`."""
     try:
         if form.version_field and isinstance(record, dict):
             version = decode(record.get(form.version_field), _VERSION, form.version_field)
@@ -100,7 +100,7 @@ def document(record: Any, kind: type[T], where: str, form: Format, require: Call
 
 
 def decode(value: Any, kind: type[T], where: str = "") -> T:
-    """The record that plain JSON data holds.
+    """Return the record of plain JSON data.
 
     Args:
         where: the path to `value`, where it is a part of a record.
@@ -115,7 +115,7 @@ def decode(value: Any, kind: type[T], where: str = "") -> T:
 
 
 def is_of_type(value: Any, kind: Any) -> bool:
-    """Whether plain JSON data is of a type."""
+    """Return whether plain JSON data is of a type."""
     try:
         msgspec.convert(value, kind)
     except msgspec.ValidationError:
@@ -178,7 +178,6 @@ def _members(kind: Any) -> list[Any]:
 
 
 def _allowed(kind: Any) -> str:
-    """What a type allows, in words."""
     origin, inner = get_origin(kind) or kind, get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(_allowed(member) for member in inner if member is not NoneType))

@@ -14,8 +14,6 @@ from itertools import product
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, cut
 
-# Device meshes as ordered {mesh dim name: size}; torch sees them only in the worker.
-
 RANKS_PER_CPU = 4  # more measure little but each other
 MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
@@ -25,8 +23,7 @@ Mesh = dict[str, int]
 
 
 def parse_mesh(text: str) -> Mesh:
-    """`"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`; `UserError` where a part is no known NAME=SIZE, or comes
-    twice."""
+    """Parse `"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`; `UserError` for an invalid or a second NAME=SIZE."""
     mesh: Mesh = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
@@ -41,18 +38,18 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def mesh_dim_size(digits: str, part: str) -> int:
-    """The size that a part of a mesh gives; UserError where no mesh dim has such a size."""
+    """Return the size in a part of a mesh; UserError where no mesh dim has such a size."""
     if len(digits) > len(str(MAX_RANKS)) or not 1 <= int(digits) <= MAX_RANKS:
-        wrong = f"mesh part {cut(part)!r} has a size that no mesh dim has"
-        raise UserError(f"{wrong}; give a whole number from 1 to {MAX_RANKS}")
+        problem = f"mesh part {cut(part)!r} has a size that no mesh dim has"
+        raise UserError(f"{problem}; give a whole number from 1 to {MAX_RANKS}")
     return int(digits)
 
 
 def check_num_ranks(mesh: Mapping[str, int]) -> None:
     """Refuse a mesh of more ranks than MAX_RANKS."""
     if mesh_size(mesh) > MAX_RANKS:
-        wrong = f"mesh {format_mesh(mesh)} has {count_text(mesh_size(mesh), 'rank')}"
-        raise UserError(f"{wrong}; give a mesh of at most {MAX_RANKS:,}")
+        problem = f"mesh {format_mesh(mesh)} has {count_text(mesh_size(mesh), 'rank')}"
+        raise UserError(f"{problem}; give a mesh of at most {MAX_RANKS:,}")
 
 
 def check_mesh_dims(mesh: Mapping[str, int], where: str = "") -> None:
@@ -63,28 +60,25 @@ def check_mesh_dims(mesh: Mapping[str, int], where: str = "") -> None:
 
 
 def format_mesh(mesh: Mapping[str, int]) -> str:
-    """`{"dp_shard": 2, "tp": 2}` to `"dp_shard=2,tp=2"`."""
+    """Return `"dp_shard=2,tp=2"` of `{"dp_shard": 2, "tp": 2}`."""
     return ",".join(f"{name}={size}" for name, size in mesh.items())
 
 
 def fit_mesh(declared: Mapping[str, int], world_size: int) -> Mesh:
-    """The declared mesh adapted to another number of ranks (all are used), mesh dims and their order kept.
+    """Return the declared mesh adapted to another number of ranks (all are used), mesh dims and their order kept.
 
-    The last mesh dims are the fastest links, so they keep as much of their declared size as divides what is left;
+    The last mesh dims are the fastest links, so they keep as much of their declared size as divides the ranks left;
     the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1.
     """
-    ranks_left = world_size
-    fitted: Mesh = {}
-    first, *rest = declared
-    for name in reversed(rest):
-        fitted[name] = math.gcd(declared[name], ranks_left)
-        ranks_left //= fitted[name]
-    fitted[first] = ranks_left
-    return {name: fitted[name] for name in declared}
+    fitted, first = dict(declared), next(iter(declared))
+    for name in reversed([name for name in declared if name != first]):
+        fitted[name] = math.gcd(declared[name], world_size)
+        world_size //= fitted[name]
+    return {**fitted, first: world_size}
 
 
 def mesh_size(mesh: Mapping[str, int]) -> int:
-    """Number of ranks the mesh needs."""
+    """Return the number of ranks of a mesh."""
     return math.prod(mesh.values())
 
 
@@ -93,19 +87,18 @@ WITHIN, RAIL, ACROSS, PARTLY = "within a host", "across hosts, same local rank",
 
 
 def group_shape(ranks: Iterable[int], hosts: Sequence[str]) -> str:
-    """The shape of one group; `hosts` has each rank's host, in rank order."""
+    """Return the shape of one group; `hosts` has each rank's host, in rank order."""
     return "+".join(map(str, sorted(Counter(hosts[rank] for rank in ranks).values(), reverse=True)))
 
 
 def dim_shape(groups: Iterable[Iterable[int]], hosts: Sequence[str]) -> str:
-    """The shapes of all groups of a mesh dim, each once."""
-    return "|".join(
-        sorted({group_shape(group, hosts) for group in groups}, key=lambda shape: (shape.count("+"), shape))
-    )
+    """Return the shapes of all groups of a mesh dim, each once."""
+    shapes = {group_shape(group, hosts) for group in groups}
+    return "|".join(sorted(shapes, key=lambda shape: (shape.count("+"), shape)))
 
 
 def mesh_shapes(mesh: Mapping[str, int], hosts: Sequence[str]) -> dict[str, str]:
-    """Mesh dim, and all of them joined by "x", to its shape; of a mesh over all ranks in order, outermost first."""
+    """Return the shape of each mesh dim, and of all joined by "x", of a mesh over all ranks in order."""
     shapes, inner = {}, len(hosts)
     for name, size in mesh.items():
         inner //= size
@@ -114,28 +107,28 @@ def mesh_shapes(mesh: Mapping[str, int], hosts: Sequence[str]) -> dict[str, str]
 
 
 def groups_of(size: int, stride: int, num_ranks: int) -> list[range]:
-    """The groups of a mesh dim of this size whose neighbours are `stride` ranks apart."""
+    """Return the groups of a mesh dim of this size whose neighbours are `stride` ranks apart."""
     starts = (block + at for block, at in product(range(0, num_ranks, size * stride), range(stride)))
     return [range(start, start + size * stride, stride) for start in starts]
 
 
 def sizes_of(shape: str) -> set[int]:
-    """How many ranks the groups of a shape have: one number, where it is of groups of a mesh dim."""
+    """Return how many ranks the groups of a shape have: one number, where it is of groups of a mesh dim."""
     return {sum(map(int, group.split("+"))) for group in shape.split("|")}
 
 
 def fits(measured: str, shape: str) -> bool:
-    """Whether a line measured over groups of one shape is that of another: all of its patterns are among them."""
+    """Return whether a line measured over groups of one shape holds for another: it has all of its patterns."""
     return not measured or set(shape.split("|")) <= set(measured.split("|"))
 
 
 def slowest(shape: str) -> str:
-    """Of a mesh dim whose groups lie differently, the shape of those that span most hosts."""
+    """Return the shape of the groups of a mesh dim that span most hosts."""
     return max(shape.split("|"), key=lambda group: group.count("+"))
 
 
 def level_of(shape: str) -> str:
-    """In words; empty for an unknown shape."""
+    """Return a shape in words; empty for an unknown one."""
     if not shape:
         return ""
     crosses = ["+" in group for group in shape.split("|")]
@@ -147,12 +140,12 @@ def level_of(shape: str) -> str:
 
 
 def ranks_per_host(hosts: Sequence[str]) -> set[int]:
-    """How many ranks share a host."""
+    """Return the numbers of ranks per host."""
     return set(Counter(hosts).values())
 
 
 def more_like(hosts: Sequence[str], num_ranks: int) -> tuple[str, ...]:
-    """Hosts for another number of ranks, as many on each; none where these differ in that."""
+    """Return hosts for another number of ranks, as many on each; none where these differ in that."""
     if len(hosts) == num_ranks:
         return tuple(hosts)
     counts = ranks_per_host(hosts)
@@ -160,7 +153,7 @@ def more_like(hosts: Sequence[str], num_ranks: int) -> tuple[str, ...]:
 
 
 def layout_text(hosts: Sequence[str]) -> str:
-    """`8 ranks on 2 hosts (4+4)`."""
+    """Return `8 ranks on 2 hosts (4+4)`."""
     counts = list(Counter(hosts).values())
     if len(counts) == 1:
         return f"{count_text(len(hosts), 'rank')} on one host"
@@ -169,10 +162,10 @@ def layout_text(hosts: Sequence[str]) -> str:
 
 
 def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(shape, size, stride) of groups that no mesh dim has: what other meshes over these ranks consist of.
+    """Return (shape, size, stride) of groups that other meshes over these ranks have and this one lacks.
 
-    Mesh dims are split into primes, and neighbouring ones joined. Of those that cross hosts only such as span all hosts
-    are there: with many hosts there would be too many. The first of each shape.
+    Mesh dims are split into primes, and neighbouring ones joined. Groups that cross hosts must span all hosts, since
+    many hosts would give too many. The first of each shape.
     """
     num_hosts, primes = len(set(hosts)), [prime for size in mesh.values() for prime in primes_of(size)]
     dim_shapes = {shape for name, shape in mesh_shapes(mesh, hosts).items() if name in mesh}
@@ -189,7 +182,7 @@ def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, 
 
 
 def primes_of(number: int) -> list[int]:
-    """Its prime factors, ascending."""
+    """Return the prime factors, ascending."""
     primes, factor = [], 2
     while number > 1:
         while number % factor == 0:

@@ -1,15 +1,13 @@
-"""Placement notation, one placement a mesh dim, as text and as data; the names of the redistribution planners."""
+"""Placement notation, one placement per mesh dim, as text and as data; the names of the redistribution planners.
+
+`R` replicates and `S(0)` shards tensor dim 0, from left to right where several mesh dims do; `S(0)[1]` gives its turn.
+`_S(0,2)` is a strided shard: this mesh dim takes its chunk of each of 2 pieces. `P(sum)` waits for its reduction. Run
+files also hold strided shards as torch writes them: `_S(0, 2)`, `SS(0, 2)`, `_StridedShard(dim=0, sf=2)`.
+"""
 
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-
-# The one parser of placement notation: how a tensor lies on a mesh, one placement a mesh dim, as text and as data.
-#
-# `R` replicates and `S(0)` shards tensor dim 0, from left to right where several mesh dims do; `S(0)[1]` names its
-# turn.
-# `_S(0,2)` is a strided shard: this mesh dim takes its chunk of each of 2 pieces. `P(sum)` waits for its reduction.
-# Run files also hold strided shards as torch writes them: `_S(0, 2)`, `SS(0, 2)`, `_StridedShard(dim=0, sf=2)`.
 
 _TOKEN = re.compile(
     r"R"
@@ -44,13 +42,12 @@ def parse_placements(text: str) -> tuple[Placement, ...]:
     matches = list(_TOKEN.finditer(text))
     if "".join(match.group() for match in matches) != text or not matches:
         raise ValueError(f"placements {text!r} are unknown; write R, S(tensor dim), S(tensor dim)[turn] or P(sum)")
-    return tuple(map(_placement, matches))
-
-
-def _placement(match: re.Match[str]) -> Placement:
-    reduce_op, plain, strided, factor, turn = match.groups()
-    tensor_dim, turn, factor = (None if number is None else int(number) for number in (plain or strided, turn, factor))
-    return Placement(tensor_dim, turn, factor, reduce_op)
+    placements = []
+    for match in matches:
+        reduce_op, plain, strided, *others = match.groups()
+        tensor_dim, factor, turn = (None if number is None else int(number) for number in (plain or strided, *others))
+        placements.append(Placement(tensor_dim, turn, factor, reduce_op))
+    return tuple(placements)
 
 
 def format_placements(placements: Iterable[Placement]) -> str:

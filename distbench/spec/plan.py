@@ -1,5 +1,7 @@
-"""How a model is laid over a mesh: one plan, its parts in the order in which they are applied, the pipeline
-included."""
+"""How a model is laid over a mesh: one plan, its parts in the order in which they are applied.
+
+torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
+"""
 
 import fnmatch
 import itertools
@@ -15,11 +17,10 @@ class PipelineSchedule:
     """One of torch.distributed.pipelining's schedules.
 
     Args:
-        torch_name: what `get_schedule_class` knows it by.
-        stages_per_rank: how many it takes unless told otherwise.
+        torch_name: its name for `get_schedule_class`.
+        stages_per_rank: the default number.
         is_fixed: whether it takes no other number.
-        is_v: whether a rank's second stage is as far from the end as its first one is from the start (a V over the
-            ranks), so that rank 0 has the first and the last stage; else stages go round the ranks again and again.
+        is_v: whether rank 0 has the first and the last stage (a V over the ranks); else stages go round the ranks.
         splits_backward: whether gradients of inputs and of weights are computed apart (zero bubble).
     """
 
@@ -54,12 +55,11 @@ class PipelinePlan(Declared):
         stages_per_rank: stages on each rank; None for as many as the schedule takes.
         first_layers: index of the layer that each stage after the first begins with; () for even shares, of which the
             first ones are larger by a layer where they do not divide.
-        split: `(model, stage, num_stages) -> module`, a stage of a copy of the model (on the meta device) that is its
-            own to change; parameters keep their names. None splits the model's `ModuleList` or `ModuleDict` of layers:
-            other layers hand on what they are given, what the model has before its layers is the first stage's, what
-            it has after them the last one's.
-        activation_shards: mesh dim to the tensor dim of which its ranks hold a part each of what stages pass on:
-            {"tp": 1} for sequence parallel; every rank passes on all of it where this is empty.
+        split: `(model, stage, num_stages) -> module`, a stage of a copy of the model (on the meta device) that it may
+            change; parameters keep their names. None splits the model's `ModuleList` or `ModuleDict` of layers: modules
+            before its layers are the first stage's, modules after them the last one's.
+        activation_shards: mesh dim to the tensor dim that its ranks shard of activations between stages: {"tp": 1} for
+            sequence parallel. Empty: every rank passes on whole activations.
     """
 
     schedule: str = "1f1b"
@@ -76,15 +76,16 @@ class PipelinePlan(Declared):
         return schedule.stages_per_rank if self.stages_per_rank is None else self.stages_per_rank
 
     def stages_on(self, position: int, size: int) -> tuple[int, ...]:
-        """The stages of the rank at a position among `size`, in the model's order."""
+        """Return the stages of the rank at a position among `size`, in the model's order."""
         if SCHEDULES[self.schedule].is_v:
             return (position, 2 * size - 1 - position)
         return tuple(position + turn * size for turn in range(self.stages_of_a_rank))
 
     def least_bubble(self, size: int, microbatches: int) -> float | None:
-        """Share of a step that each of `size` ranks has nothing to compute, where all stages take as long and passing
-        on takes none: (p-1)/(v m + p-1) with v stages a rank; None for zero-bubble schedules, whose share depends on
-        how long the parts of backward take.
+        """Return the share of a step in which each of `size` ranks idles, with equal stages and free communication.
+
+        It is (p-1)/(v m + p-1) with v stages per rank; None for zero-bubble schedules, whose share depends on the times
+        of the parts of backward.
 
         Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", 2.2, as a share
         of the whole step and not of its ideal length.
@@ -95,22 +96,17 @@ class PipelinePlan(Declared):
 
 
 def layers_of_stages(num_layers: int, num_stages: int, first_layers: tuple[int, ...] = ()) -> list[range]:
-    """The layers of each stage, by index."""
+    """Return the layers of each stage, by index."""
+    share, more = divmod(num_layers, num_stages)
+    begins = [stage * share + min(stage, more) for stage in range(num_stages + 1)]
     if first_layers:
         begins = [0, *first_layers, num_layers]
-    else:
-        share, more = divmod(num_layers, num_stages)
-        begins = [stage * share + min(stage, more) for stage in range(num_stages + 1)]
     return [range(start, end) for start, end in itertools.pairwise(begins)]
 
 
-# How a model is laid over a mesh: one plan, its parts in the order they are applied.
-#
-# torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
-
-# Those of scaled_dot_product_attention that torch's context parallel knows.
+# Kernels of scaled_dot_product_attention that torch's context parallel supports.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
-# How attention reaches keys and values of other ranks: two ring rotations of torch's, and no ring at all.
+# How attention reaches keys and values of other ranks: two ring rotations of torch's, and no ring.
 ULYSSES = "ulysses"
 ROTATIONS = ("allgather", "alltoall", ULYSSES)
 
@@ -119,11 +115,11 @@ ROTATIONS = ("allgather", "alltoall", ULYSSES)
 class LargestDim(Declared):
     """Choose each parameter's shard placement for FSDP: the largest tensor dim that is divisible and not yet sharded.
 
-    A parameter that no tensor dim fits stays sharded on tensor dim 0, unevenly. One of fewer elements than `min_numel`
-    is kept whole on every rank, and its gradient is averaged by an all-reduce of its own.
+    A parameter without such a tensor dim stays sharded on tensor dim 0, unevenly.
 
     Args:
-        min_numel: elements below which a parameter is not worth sharding; 0 shards everything.
+        min_numel: a parameter of fewer elements is kept whole on every rank, and its gradient is averaged by an
+            all-reduce of its own; 0 shards everything.
     """
 
     min_numel: int = 0
@@ -144,8 +140,8 @@ class FsdpPlan(Declared):
             of which the first that matches holds; None for torch's default.
         offload: a `CPUOffloadPolicy`, or None to keep shards on the device.
         shard_placement: `parameter -> Shard or None` as `fully_shard` takes it, or `LargestDim`; None for dim 0.
-        prefetch_forward: how many units ahead to gather in forward, explicitly; None leaves it to torch.
-        prefetch_backward: how many units ahead to gather in backward, explicitly; None leaves it to torch.
+        prefetch_forward: how many units ahead to gather in forward; None leaves it to torch.
+        prefetch_backward: likewise in backward.
         sync_each_microbatch: reduce gradients after every micro-batch; False waits for the last one.
         all_reduce_each_microbatch: with replicas, reduce over them after every micro-batch; False scatters after every
             one and waits for the last to all-reduce.

@@ -1,5 +1,4 @@
-"""Text from names, files and ranks made safe to print: it may hold terminal control characters, commands to a CI
-system, text that turns around its neighbours, or megabytes."""
+"""Text from names, files and ranks, made safe to print: without control characters, CI commands or megabytes."""
 
 import contextlib
 import re
@@ -17,11 +16,7 @@ _ANYWHERE = re.compile(r"##(?=\w*\[)")
 
 
 def count_text(number: float, word: str, plural: str = "") -> str:
-    """`1 case`, `30 cases`, `16,384 ranks`.
-
-    Args:
-        plural: where an s after the word does not make it: "passes".
-    """
+    """Return `1 case`, `30 cases`, `16,384 ranks`; `plural` is for words without a plural s, such as "passes"."""
     return f"{number:,} {word if number == 1 else plural or f'{word}s'}"
 
 

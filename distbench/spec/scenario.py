@@ -1,10 +1,10 @@
-"""What a scenario declares: a model, how it is parallelised, and which paths to time on their own.
+"""What a scenario declares: a model, its plan, and what is timed on its own.
 
 torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
 """
 
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -12,47 +12,12 @@ from distbench.spec.checked_dataclass import Declared
 from distbench.spec.errors import UserError
 from distbench.spec.plan import ParallelPlan
 
-# What a forward-only scenario cannot have: parts that act on gradients, which a forward pass makes none of.
-
-# Fields of a plan and of its FsdpPlan that only backward, or what comes after it, reads.
-OF_PLAN = ("loss_parallel", "checkpoint", "checkpoint_context", "ddp", "microbatches", "state_dict")
-OF_FSDP = ("prefetch_backward", "sync_each_microbatch", "all_reduce_each_microbatch", "reshard_each_microbatch")
-# Setters of FsdpPlan(configure=...) of the same kind.
-SETTERS_OF_BACKWARD = (
+# Fields of a plan and of its FsdpPlan, and setters of FsdpPlan(configure=...), that only training reads.
+_TRAINING_PLAN = ("loss_parallel", "checkpoint", "checkpoint_context", "ddp", "microbatches", "state_dict")
+_TRAINING_FSDP = ("prefetch_backward", "sync_each_microbatch", "all_reduce_each_microbatch", "reshard_each_microbatch")
+_TRAINING_SETTERS = (
     *("set_unshard_in_backward", "set_all_reduce_hook", "set_custom_reduce_scatter", "set_gradient_divide_factor"),
 )
-
-
-def require_forward_only(scenario: Any) -> None:
-    """Raise UserError where a forward-only `Scenario` has a part that needs gradients, or another one a cache."""
-    if not scenario.inference:
-        if scenario.make_cache is not None:
-            raise UserError("make_cache is for a forward-only scenario; say Scenario(inference=True) or leave it out")
-        return
-    if parts := list(_parts_for_training(scenario)):
-        raise UserError(
-            f"Scenario(inference=True) runs forward alone, and this one has {', '.join(parts)}; leave "
-            f"{'it' if len(parts) == 1 else 'them'} out"
-        )
-    if scenario.plan.cp is not None and scenario.plan.cp.seq_dim < 1:
-        raise UserError("a forward-only scenario has the batch in tensor dim 0, so CpPlan(seq_dim=0) is no sequence")
-    if scenario.make_cache is not None and scenario.call is None:
-        raise UserError(
-            "a scenario with make_cache needs call(model, batch, cache), which gives the cache to the model"
-        )
-
-
-def _parts_for_training(scenario: Any) -> Iterator[str]:
-    for name in ("loss", "optimizer", "gradient_divide_factor"):
-        if getattr(scenario, name) is not None:
-            yield name if name != "loss" else "a loss"
-    plan, fsdp = scenario.plan, scenario.plan.fsdp
-    yield from (f"plan.{name}" for name in plan.changed_fields() if name in OF_PLAN)
-    if fsdp is not None:
-        yield from (f"plan.fsdp.{name}" for name in fsdp.changed_fields() if name in OF_FSDP)
-        yield from (f"plan.fsdp.configure[{name!r}]" for name in fsdp.configure if name in SETTERS_OF_BACKWARD)
-
-
 COLLECTIVE_OPS = ("all_gather", "reduce_scatter", "all_to_all", "all_reduce", "broadcast")
 LABORATORY_SUITES = ("pairs", "partials", "shard_orders", "uneven", "flattened", "backward", "strided")
 DTYPES = ("f32", "bf16", "f16", "f64")
@@ -82,7 +47,7 @@ class Redistributions(Declared):
         dtype: a name out of DTYPES.
         planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
             for the pairs that it can move.
-        native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers as torch does there.
+        native_all_to_all: on CPU, run DTensor's all-to-alls as such; torch runs all-gathers there.
     """
 
     shape: tuple[int, ...]
@@ -94,9 +59,9 @@ class Redistributions(Declared):
 
 @dataclass(frozen=True)
 class Laboratory(Declared):
-    """One suite of redistributions over the whole mesh; which pairs follows from the mesh that is really used.
+    """One suite of redistributions over the whole mesh; the pairs follow from the mesh of the run.
 
-    What is not said here is as for Redistributions.
+    Other fields are as for Redistributions.
 
     Args:
         suite: a name out of LABORATORY_SUITES.
@@ -151,7 +116,7 @@ class DTensorOperator(Declared):
 
 @dataclass(frozen=True)
 class Links(Declared):
-    """Every pair of ranks, the groups of each mesh dim, and each rank's own speed: what names a slow rank or link.
+    """Every pair of ranks, the groups of each mesh dim, and each rank's own speed, to find slow ranks and links.
 
     Args:
         size_bytes: of a large message; 0 for one that suits the device.
@@ -243,9 +208,9 @@ class Scenario(Declared):
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        """Likewise, and a model in the place of the function that makes it."""
+        """Check fields that contradict each other, too."""
         super().__post_init__()
-        require_forward_only(self)
+        self._check_inference()
         if hasattr(self.build_model, "named_parameters") and not isinstance(self.build_model, type):
             problem = f"Scenario.build_model is a {type(self.build_model).__qualname__}"
             raise TypeError(f"{problem}; give a function that makes one, which is called under the meta device")
@@ -261,8 +226,31 @@ class Scenario(Declared):
         if self.call is not None and self.loss is not None:
             raise TypeError("Scenario has both call and loss; call makes the loss too, so drop one of them")
 
+    def _check_inference(self) -> None:
+        """Raise UserError where a forward-only scenario has a part that needs gradients, or another one a cache."""
+        if not self.inference:
+            if self.make_cache is not None:
+                problem = "make_cache is for a forward-only scenario"
+                raise UserError(f"{problem}; say Scenario(inference=True) or leave it out")
+            return
+        names = [name for name in ("loss", "optimizer", "gradient_divide_factor") if getattr(self, name) is not None]
+        parts = ["a loss" if name == "loss" else name for name in names]
+        parts += [f"plan.{name}" for name in self.plan.changed_fields() if name in _TRAINING_PLAN]
+        if (fsdp := self.plan.fsdp) is not None:
+            parts += [f"plan.fsdp.{name}" for name in fsdp.changed_fields() if name in _TRAINING_FSDP]
+            parts += [f"plan.fsdp.configure[{name!r}]" for name in fsdp.configure if name in _TRAINING_SETTERS]
+        if parts:
+            problem = f"Scenario(inference=True) runs forward alone, and this one has {', '.join(parts)}"
+            raise UserError(f"{problem}; leave {'it' if len(parts) == 1 else 'them'} out")
+        if self.plan.cp is not None and self.plan.cp.seq_dim < 1:
+            problem = "a forward-only scenario has the batch in tensor dim 0"
+            raise UserError(f"{problem}, so CpPlan(seq_dim=0) is no sequence")
+        if self.make_cache is not None and self.call is None:
+            problem = "a scenario with make_cache needs call(model, batch, cache)"
+            raise UserError(f"{problem}, which gives the cache to the model")
+
     def arguments_of(self, name: str) -> tuple[str, ...]:
-        """Likewise; `call` is given a cache where the scenario makes one."""
+        """Return the arguments of a field's function; `call` gets a cache where the scenario makes one."""
         return (*super().arguments_of(name), *(("cache",) if name == "call" and self.make_cache else ()))
 
     @property
@@ -276,13 +264,9 @@ def placement_pairs(
     sources: Sequence[str] = ("R", "S(0)", "S(1)", "P(sum)"),
     targets: Sequence[str] = ("R", "S(0)", "S(1)"),
 ) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Every ordered (source, target) pair of placements on a mesh of `mesh_ndim` mesh dims, source != target."""
-    return tuple(
-        (source, target)
-        for source in itertools.product(sources, repeat=mesh_ndim)
-        for target in itertools.product(targets, repeat=mesh_ndim)
-        if source != target
-    )
+    """Return every (source, target) pair of placements on a mesh of `mesh_ndim` mesh dims, source != target."""
+    every_pair = itertools.product(*(itertools.product(texts, repeat=mesh_ndim) for texts in (sources, targets)))
+    return tuple((source, target) for source, target in every_pair if source != target)
 
 
 def scenario(

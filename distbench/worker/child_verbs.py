@@ -37,7 +37,7 @@ from distbench.plans.model import blueprint, tensors_of
 from distbench.plans.plan_check import problems
 from distbench.plans.plan_code import change_code, plan_code
 from distbench.plans.training_step import TrainingStep, state_of
-from distbench.processes.ask_child import ended_text, last_words
+from distbench.processes import ended_text, last_words
 from distbench.ranks.case_protocol import OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, profile_of
 from distbench.ranks.failure import one_line
@@ -45,10 +45,9 @@ from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks
 from distbench.simulate.recording import save_recordings
 from distbench.spec import Job, ParallelPlan, Scenario, UserError
-from distbench.spec.case_filter import MAX_NAMED, none_chosen
+from distbench.spec.job import MAX_NAMED, mesh_of, none_chosen, split_variant
 from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.placements import TORCH_PLANNERS
-from distbench.spec.plan_changes import mesh_of, split_variant
 from distbench.torch_private import (
     ZERO_FILLS,
     ShapesOnly,

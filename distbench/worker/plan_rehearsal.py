@@ -28,10 +28,9 @@ from distbench.plans.training_step import TrainingStep, step_of
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import one_line, one_line_and_place, place_of
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
-from distbench.spec.job import Variant
+from distbench.spec.job import Variant, mesh_of
 from distbench.spec.mesh import BATCH_DIMS, mesh_size
 from distbench.spec.plan import SCHEDULES
-from distbench.spec.plan_changes import mesh_of
 from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
 from distbench.worker.rank_session import declared, load_scenario, variant_label

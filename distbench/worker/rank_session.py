@@ -39,11 +39,9 @@ from distbench.ranks.measure import Stopwatch
 from distbench.records.progress import FILE_NAME, ProgressWriter
 from distbench.records.run_file import AGAIN, SCHEMA_VERSION, Case
 from distbench.spec import Job, Scenario, UserError
-from distbench.spec.case_filter import MAX_NAMED, CaseChoice
 from distbench.spec.devices import backend_for, is_accelerator
-from distbench.spec.job import Variant, variant_text
+from distbench.spec.job import MAX_NAMED, CaseChoice, Variant, mesh_of, variant_text
 from distbench.spec.placements import BASELINE, NATIVE
-from distbench.spec.plan_changes import mesh_of
 from distbench.torch_private import backend_class
 from distbench.worker.case_runner import RowWriter, Runner
 from distbench.worker.pass_schedule import groups_of

@@ -23,10 +23,9 @@ from distbench.spec import (
     ShardParam,
     list_entries,
 )
-from distbench.spec.job import parse_choices
+from distbench.spec.job import KNOBS, parse_choices
 from distbench.spec.mesh import parse_mesh
 from distbench.spec.plan import ATTENTION_KERNELS
-from distbench.spec.plan_changes import KNOBS
 from distbench.spec.scenario import Scenario
 from distbench.spec.versions import OLDEST, release
 

@@ -13,9 +13,9 @@ from click.testing import CliRunner, Result
 from conftest import Cli
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
-from distbench.cli.gate import sides_of
+from distbench.cli.compare import sides_of
 from distbench.cli.main import main
-from distbench.cli.output import FORMS
+from distbench.cli.options import FORMS
 from distbench.judge import communication_signature, gate_text
 from distbench.judge import gate_text as machine_forms
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict

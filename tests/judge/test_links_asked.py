@@ -10,8 +10,8 @@ import pytest
 from click.testing import CliRunner
 from test_links import made_up
 
-from distbench.cli.links import links_code
 from distbench.cli.main import main
+from distbench.cli.run import links_code
 from distbench.judge.links_text import judged, link_hosts_note, link_tables
 from distbench.records.run_file import CaseLine, Run
 from distbench.spec.json_decoder import is_of_type

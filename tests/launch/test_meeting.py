@@ -9,12 +9,11 @@ import pytest
 from click.testing import CliRunner
 from conftest import DATA
 
-from distbench.cli import output as say_once
+from distbench.cli import options as say_once
 from distbench.cli.main import main
-from distbench.launch import rendezvous, torchrun
-from distbench.launch.nodes import NodeLaunch
+from distbench.launch import nodes, rendezvous
+from distbench.launch.nodes import NodeLaunch, address_in
 from distbench.launch.rendezvous import Joined, Meeting, joined_ranks, require_address
-from distbench.launch.torchrun import address_in
 from distbench.spec import UserError
 
 
@@ -50,8 +49,8 @@ def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkey
 
 def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun itself would wait for minutes without a word; where it has started ranks, they speak."""
-    monkeypatch.setattr(torchrun, "TOLD_AFTER_S", 0.0)
-    monkeypatch.setattr(torchrun, "POLL_S", 0.01)
+    monkeypatch.setattr(nodes, "TOLD_AFTER_S", 0.0)
+    monkeypatch.setattr(nodes, "POLL_S", 0.01)
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{there.getsockname()[1]}"
@@ -59,12 +58,12 @@ def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.Monk
             asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
             said: list[str] = []
             process = FakeTorchrun()
-            watch = torchrun._Watch(address, asked, said.append)
-            monkeypatch.setattr(torchrun, "_has_children", lambda pid: False)
+            watch = nodes._Watch(address, asked, said.append)
+            monkeypatch.setattr(nodes, "_has_children", lambda pid: False)
             watch.follow(process)  # type: ignore[arg-type]
             assert len(said) == 1 and sentence in said[0] and sentence in watch.given_up and process.is_killed
             there.listen()
-        monkeypatch.setattr(torchrun, "_has_children", lambda pid: True)
+        monkeypatch.setattr(nodes, "_has_children", lambda pid: True)
         watch.follow(FakeTorchrun())  # type: ignore[arg-type]
         assert len(said) == 1
 
@@ -82,10 +81,10 @@ class FakeTorchrun:
 
 
 def test_a_process_that_started_others_is_told_from_one_that_waits(tmp_path: Path) -> None:
-    assert not torchrun._has_children(os.getpid()) or any(
+    assert not nodes._has_children(os.getpid()) or any(
         path.read_text() for path in Path(f"/proc/{os.getpid()}/task").glob("*/children")
     )
-    assert torchrun._has_children(1 << 30), "where the system does not say, ranks speak for themselves"
+    assert nodes._has_children(1 << 30), "where the system does not say, ranks speak for themselves"
 
 
 def test_rank_0_must_be_where_the_others_look_for_it() -> None:

@@ -12,7 +12,7 @@ from conftest import DATA
 
 from distbench.cli.main import main
 from distbench.cli.on_nodes import without_where
-from distbench.launch import slurm, torchx
+from distbench.launch import nodes, slurm
 from distbench.launch.nodes import NodeLaunch
 from distbench.launch.slurm import JobState, state_of
 from distbench.records.results_folder import runs_kept_and_deleted
@@ -288,10 +288,10 @@ def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tm
 
 def test_of_torchxs_traceback_its_last_line_is_kept() -> None:
     said: list[str] = []
-    complaint = torchx._Complaint(said.append)
-    first = f'{torchx.TRACEBACK}\n  File "x", line 1\na.FirstError: x\n\n'
-    second = f"{torchx.TRACEBACK}\ndocker.Error: none\n  more of it\n"
-    text = f"sh/0 {torchx.TRACEBACK}\nINFO built\n{first}{second}"
+    complaint = nodes._Complaint(said.append)
+    first = f'{nodes._TRACEBACK}\n  File "x", line 1\na.FirstError: x\n\n'
+    second = f"{nodes._TRACEBACK}\ndocker.Error: none\n  more of it\n"
+    text = f"sh/0 {nodes._TRACEBACK}\nINFO built\n{first}{second}"
     process = SimpleNamespace(stderr=io.BytesIO(text.encode()))
     complaint.follow(process)  # type: ignore[arg-type]
     assert said == ["sh/0 Traceback (most recent call last):", "INFO built"] and complaint.last == "docker.Error: none"

@@ -23,9 +23,8 @@ from conftest import DATA, ROOT, run_files
 from processes import PATIENCE_S, Ranks
 
 from benchmarks.slurm_cluster import SlurmCluster, slurm_cluster, why_not
-from distbench.launch.nodes import NodeLaunch
+from distbench.launch.nodes import NodeLaunch, torchrun_lines
 from distbench.launch.slurm import slurm_script
-from distbench.launch.torchrun import torchrun_lines
 from distbench.records.run_file import read_run
 
 # The command itself takes signals as it does for a user; its ranks are forked.

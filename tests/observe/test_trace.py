@@ -21,7 +21,7 @@ from distbench.cli.main import main
 from distbench.launch import Request, jobs_of
 from distbench.observe.module_attribution import Communication, Traced, TracedRow, tables
 from distbench.observe.trace import differences
-from distbench.processes.ask_child import ask_child
+from distbench.processes import ask_child
 from distbench.records.run_file import PHASE_COLUMNS, TRACE_COLUMNS, read_run
 from distbench.spec import Job, list_entries
 from distbench.torch_private import Unsupported, each_collective, fake_ranks, needs_newer, require, timed_collectives
@@ -195,7 +195,7 @@ def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytes
         same = {"case_id": "step/a", "num_rows": 3, "differences": []}
         return [[same], [{"case_id": "step/b", "num_rows": 4, "differences": ["after 1 collectives ..."]}]]
 
-    monkeypatch.setattr("distbench.cli.doctor.ask_child", ask_child)
+    monkeypatch.setattr("distbench.cli.machine.ask_child", ask_child)
     done = CliRunner().invoke(main, ["doctor", "--paths", "llama_2d", "tp_mlp"])
     assert asked == {"verb": "trace_differences", "scenarios": ["llama_2d", "tp_mlp"]}
     assert done.exit_code == 1

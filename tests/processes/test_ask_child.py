@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from distbench.processes.ask_child import ask_child
+from distbench.processes import ask_child
 from distbench.spec.errors import UserError
 from processes import PATIENCE_S, Children
 
@@ -15,7 +15,7 @@ ANSWERS = "import sys; print('noise'); print('{\"said\": \"%s %s %s\"}' % (*sys.
 @pytest.fixture
 def some_child(children: Children, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    monkeypatch.setattr("distbench.processes.ask_child.CHILD", "some_child")
+    monkeypatch.setattr("distbench.processes.CHILD", "some_child")
     return tmp_path / "some_child.py"
 
 

@@ -11,8 +11,7 @@ from distbench.search.space import Candidate, Space, all_of, count_of, factoriza
 from distbench.search.sweep import BYTES, SECONDS, amount
 from distbench.search.sweep_result import SweepState
 from distbench.spec import ParallelPlan, UserError
-from distbench.spec.job import parse_choices
-from distbench.spec.plan_changes import brief_mesh, mesh_of, parse_brief_mesh, split_variant
+from distbench.spec.job import brief_mesh, mesh_of, parse_brief_mesh, parse_choices, split_variant
 
 
 def test_every_mesh_of_a_world_is_tried() -> None:

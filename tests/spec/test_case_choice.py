@@ -4,7 +4,7 @@ import pytest
 from _pytest.mark.expression import Expression
 
 from distbench.spec import UserError
-from distbench.spec.case_filter import CaseChoice, none_chosen
+from distbench.spec.job import CaseChoice, none_chosen
 
 IDS = ("step/f32/tp_mlp/a=True", "step/f32/tp_mlp/a=False", "collective/bf16/all_gather/tp", "Android/notes")
 

@@ -1,26 +1,26 @@
-"""`distbench doctor`: what this machine can run, and what to do about what it cannot; a child process asks torch."""
+"""The commands on this machine: `doctor`, what it can run, and `clean`, the runs that it keeps."""
 
 import json
 import os
+import re
 import sys
+import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
-from distbench.cli.defaults import defaults_for
-from distbench.cli.options import format_option, scenario_names, width_option
-from distbench.cli.output import say_lines
-from distbench.processes.ask_child import ask_child
+from distbench.cli.main import defaults_for, main
+from distbench.cli.options import MAX_LAUNCHES, PATH, format_option, say, say_lines, scenario_names, width_option
+from distbench.processes import ask_child
 from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
 from distbench.spec.devices import SWITCHED_OFF, built_for
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text
 from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
 
-TIMEOUT_S = 300.0
-AGREEMENT_TIMEOUT_S = 1200.0
-BEHAVIOUR_TIMEOUT_S = 600.0
+CHECKS_TIMEOUT_S, BEHAVIOUR_TIMEOUT_S, AGREEMENT_TIMEOUT_S = 300.0, 600.0, 1200.0
 # Checks without which nothing runs.
 NEEDED = {"torch version", "torch.distributed", "gloo"}
 
@@ -51,46 +51,56 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
         raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
     if deep and paths:
         raise UserError("doctor takes --deep or --paths, not both; --paths checks run --trace-paths on more scenarios")
-    findings = agreement(scenarios) if paths else examine(deep)
-    group = click.get_current_context().find_root().command
-    assert isinstance(group, click.Group)
-    defaults = defaults_for(group)
-    if form == "json":
-        defaults_record = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
-        click.echo(json.dumps(findings if paths else {**findings, "defaults": defaults_record}, indent=1))
+    defaults = defaults_for(main)
+    if paths:
+        findings = agreement(scenarios)
     else:
-        say_lines(lines_of_agreement(findings) if paths else lines_of(findings), " " * 8)
-        if defaults.file and not paths:
+        values = {"file": str(defaults.file), "values": defaults.given} if defaults.file else None
+        findings = {**examine(deep), "defaults": values}
+    if form == "json":
+        click.echo(json.dumps(findings, indent=1))
+    elif paths:
+        say_lines(lines_of_agreement(findings), " " * 8)
+    else:
+        say_lines(lines_of(findings), " " * 8)
+        if defaults.file:
             say_lines([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())], " " * 8)
     broken = any(check.get("deep") and not check["ok"] for check in findings.get("checks", ()))
     sys.exit(0 if findings["usable"] and not broken else 1)
 
 
 def examine(deep: bool = False) -> dict[str, Any]:
-    """Facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`.
+    """Return facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`.
 
     Args:
         deep: also try what depends on torch's behaviour: a traced step, simulated steps, each planner.
     """
     try:
-        checks = ask_child("torch_checks", timeout_s=TIMEOUT_S)
+        checks = ask_child("torch_checks", timeout_s=CHECKS_TIMEOUT_S)
     except UserError as error:
-        checks = [
-            {"name": "torch", "ok": False, "found": str(error), "advice": "" if INSTALL in str(error) else INSTALL}
-        ]
+        advice = "" if INSTALL in str(error) else INSTALL
+        checks = [{"name": "torch", "ok": False, "found": str(error), "advice": advice}]
     else:
-        checks += [_path_check(), _gpu_check(checks), *checks_of(output_of, os.environ, SWITCHED_OFF)]
-        if deep:
-            checks += _behaviour_checks()
+        device, num_seen = accelerator_here()
+        outcomes = [check["ok"] for check in checks if check.get("device") == device]
+        ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
+        advice = "" if ok else f"install a torch built for {built_for(device)}"
+        checks += [
+            _path_check(),
+            {"name": "GPUs of this host", "ok": ok, "found": str(num_seen), "advice": advice},
+            *checks_of(output_of, os.environ, SWITCHED_OFF),
+        ]
+        checks += _behaviour_checks() if deep else []
     usable = {check["name"] for check in checks if check["ok"] or check.get("mark") == "warning"} >= NEEDED
     return {"host": host_facts(), "checks": checks, "usable": usable}
 
 
 def _path_check() -> dict[str, Any]:
+    check = {"name": "torch on Python's path", "advice": ""}
     try:
-        return {"name": "torch on Python's path", "ok": True, "found": installed_torch(), "advice": ""}
+        return {**check, "ok": True, "found": installed_torch()}
     except UserError as error:
-        return {"name": "torch on Python's path", "ok": False, "found": str(error), "advice": ""}
+        return {**check, "ok": False, "found": str(error)}
 
 
 def _behaviour_checks() -> list[dict[str, Any]]:
@@ -111,16 +121,8 @@ def _behaviour_checks() -> list[dict[str, Any]]:
     ]
 
 
-def _gpu_check(checks: list[dict[str, Any]]) -> dict[str, Any]:
-    device, num_seen = accelerator_here()
-    outcomes = [check["ok"] for check in checks if check.get("device") == device]
-    ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
-    advice = "" if ok else f"install a torch built for {built_for(device)}"
-    return {"name": "GPUs of this host", "ok": ok, "found": str(num_seen), "advice": advice}
-
-
 def lines_of(findings: dict[str, Any]) -> list[str]:
-    """The findings as lines for a terminal."""
+    """Return the findings as lines for a terminal."""
     host = findings["host"]
     memory = f"{(host['memory_bytes'] or 0) / 2**30:.1f} GiB"
     lines = [f"{host['machine']}: {host['cpu_model']}, {count_text(host['num_cpus'], 'CPU')}, {memory}", ""]
@@ -138,10 +140,13 @@ def lines_of(findings: dict[str, Any]) -> list[str]:
 
 
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
-    """Whether two methods see the same collectives in every step, at the quick sizes, on a fake process group.
+    """Compare what two methods see of the collectives of every step, at the quick sizes, on a fake process group.
 
-    Without targets, all shipped scenarios that do not measure the mesh are asked. The answer has `cases`, each with
-    `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
+    Args:
+        targets: scenarios; none for all shipped ones that do not measure the mesh.
+
+    Returns:
+        `cases`, each with `case_id` and either `num_rows` and `differences`, `skipped` or `failed`; and `usable`.
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.job_request import MESH_TAGS, REAL_SIZE_TAG
@@ -160,7 +165,7 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
 
 
 def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
-    """The comparison as lines for a terminal, one a case and one a difference."""
+    """Return the comparison as lines for a terminal, one a case and one a difference."""
     if not findings["cases"]:
         return ["There is nothing to compare: none of these scenarios has a model whose step communicates."]
     lines = []
@@ -173,9 +178,67 @@ def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
             mark = "DIFFERENT" if case["differences"] else "agreed"
             lines.append(f"{mark:<9} {case['case_id']}: {count_text(case['num_rows'], 'collective')}")
             lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
-    verdict = "What run --trace-paths shows can be relied on here."
-    return [
-        *lines,
-        "",
-        verdict if findings["usable"] else "Do not rely on what run --trace-paths shows of these steps.",
-    ]
+    if findings["usable"]:
+        return [*lines, "", "What run --trace-paths shows can be relied on here."]
+    return [*lines, "", "Do not rely on what run --trace-paths shows of these steps."]
+
+
+UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+MAX_LISTED = 15
+
+
+@click.command()
+@click.option("--runs", type=PATH, default=Path("results"), help="Results folder to clean. [results]")
+@click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
+@click.option("--older-than", metavar="AGE", help="Delete only what is older: 12h, 30d, 2w.")
+@click.option("--yes", is_flag=True, help="Delete without asking.")
+def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> None:
+    """Delete old runs with their ranks' logs: what would go is listed, then it asks.
+
+    All that one command measured counts as one run, and goes together. With --keep and --older-than, what either keeps
+    stays. Baselines, plots, files of other programs and runs that may still be going on are never touched.
+
+    \b
+    Examples:
+      distbench clean --keep 20
+      distbench clean --older-than 30d --yes
+    """
+    from distbench.records.results_folder import delete, runs_kept_and_deleted
+    from distbench.show.units import disk_text
+
+    if keep is None and older_than is None:
+        raise UserError(
+            "clean must be told what is old; give --keep N (the newest N stay) or --older-than 30d, or both"
+        )
+    latest = None
+    if older_than is not None:
+        if not (match := re.fullmatch(r"(\d{1,5})([hdw])", older_than)):
+            raise UserError(f"--older-than {older_than!r} is no age; write 12h, 30d or 2w")
+        latest = time.time() - int(match[1]) * UNITS_S[match[2]]
+    kept, old = runs_kept_and_deleted(runs, keep, latest)
+    staying = f"{count_text(len(kept), 'run')} stay{'s' * (len(kept) == 1)}"
+    if not old:
+        say_lines([f"nothing to delete under {runs}: {staying}"])
+        return
+    for old_run in old[:MAX_LISTED]:
+        say_lines([f"{old_run.started_text}  {disk_text(old_run.num_bytes):>8}  {old_run.text}"], " " * 4)
+    if len(old) > MAX_LISTED:
+        say(f"... {len(old) - MAX_LISTED} more")
+    num_files, num_bytes = sum(len(old_run.files) for old_run in old), sum(old_run.num_bytes for old_run in old)
+    summary = (
+        f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
+        f"under {runs}; {staying}"
+    )
+    try:
+        is_agreed = yes or click.confirm(f"Delete {summary}?")
+    except click.Abort:
+        say("")  # the question has no end of its line
+        raise UserError("nothing was deleted: nobody answered; add --yes to delete without being asked") from None
+    if not is_agreed:
+        say("nothing was deleted")
+        return
+    failed = delete(old, runs)
+    for sentence in failed:
+        say(f"distbench: {sentence}", err=True)
+    say_lines([f"deleted {summary}"])
+    sys.exit(2 if failed else 0)
