@@ -23,7 +23,7 @@ ROOT, NOBODY = "(root)", "(unknown)"
 TIMES = ("issued_s", "completed_s", "exposed_s")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
     """What one step case communicates, with times."""
 

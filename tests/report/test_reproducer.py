@@ -11,7 +11,8 @@ from conftest import ROOT
 from processes import Ranks
 from test_lab_report import failing, four_pairs, study_in
 
-from distbench.report.reproducer import Cut, Failure, NotWritten, Versions, layout_of, script_of, write_reproducers
+from distbench.report.planner_study import Failure, Versions
+from distbench.report.reproducer import Cut, NotWritten, layout_of, script_of, write_reproducers
 
 GOLDEN = ROOT / "tests" / "golden" / "laboratory.jsonl"
 VERSIONS = Versions("2.13.0", "gloo")
