@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from torch import nn
@@ -104,7 +104,12 @@ def peak_of(
     is_gradient = [block.allocation.pointer in gradients and block.is_held(last_backward) for block in groups[OTHER]]
     groups[GRADIENTS] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if gradient]
     groups[OTHER] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if not gradient]
-    place = _fullest(count, [block for blocks in groups.values() for block in blocks])
+    # The first place at which most is held.
+    change = [0] * (count + 1)
+    for block in chain.from_iterable(groups.values()):
+        change[block.start] += block.allocation.num_bytes
+        change[min(block.end, count)] -= block.allocation.num_bytes
+    place = max(range(count), key=list(accumulate(change)).__getitem__, default=0)
     by_kind = dict.fromkeys([*(kind for kind, _ in held.values()), *groups], 0)
     for kind, num_bytes in alive.values():
         by_kind[kind] += num_bytes
@@ -144,16 +149,6 @@ def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
         return None
     number, phase = mark.removeprefix(STEP).split()
     return int(number), phase
-
-
-def _fullest(count: int, blocks: Iterable[_HeldBlock]) -> int:
-    """The first of `count` places at which most is held."""
-    change = [0] * (count + 1)
-    for block in blocks:
-        change[block.start] += block.allocation.num_bytes
-        change[min(block.end, count)] -= block.allocation.num_bytes
-    level = list(accumulate(change))
-    return max(range(count), key=level.__getitem__, default=0)
 
 
 def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | None:

@@ -151,14 +151,13 @@ class TracedRow(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """One traced step of one rank: when it began, when each phase ended, its CPU seconds, its collectives, and of a
-    pipeline when it worked on its stages."""
+    """One traced step of one rank."""
 
     start_s: float
-    ends_s: list[float]
+    ends_s: list[float]  # of each phase
     cpu_s: float
     rows: list[TracedRow]
-    working: Sequence[tuple[float, float]] = ()
+    working: Sequence[tuple[float, float]] = ()  # on the stages of a pipeline
 
 
 def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext, clock_shared: bool) -> dict[str, Any]:

@@ -77,7 +77,12 @@ def render(
     figure_files = draw(figures_in(contents), plots) if plots else []
     messages = [write_page(page, page_blocks(contents))] if page else []
     if reproducers:
-        messages += _write_reproducers(reproducers, contents)
+        written = [
+            message
+            for study in contents.studies
+            for message in write_reproducers(study.failures, study.versions, reproducers)
+        ]
+        messages += written or ["no reproducer written: no redistribution of these runs is wrong or broken"]
 
     def blocks() -> list[Block]:
         if groups is not None:
@@ -95,14 +100,6 @@ def summary_of(run_files: Sequence[Path], report: str) -> str:
         runs, _ = collect(tuple(run_files), None)
         contents = Contents.of(runs, frame_of(runs))
     return text_of(summary(contents, report))
-
-
-def _write_reproducers(folder: Path, contents: Contents) -> list[str]:
-    lines = []
-    for study in contents.studies:
-        scripts, left_out = write_reproducers(study.failures, study.versions, folder)
-        lines += [*(f"reproducer written: {path}" for path in scripts), *left_out]
-    return lines or ["no reproducer written: no redistribution of these runs is wrong or broken"]
 
 
 def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
@@ -173,7 +170,7 @@ def data_text(frame: "pd.DataFrame", form: str) -> str:
     if frame.empty:
         return "[]"
     # A name's own % signs must survive the filling in of values.
-    names = [json.dumps(str(name)).replace("%", "%%") for name in frame.columns]
+    names = (json.dumps(str(name)).replace("%", "%%") for name in frame.columns)
     record = "{" + ", ".join(f"{name}: %s" for name in names) + "}"
     columns = [_json_cells(frame[name]) for name in frame.columns]
     return "[\n" + ",\n".join(record % row for row in zip(*columns, strict=True)) + "\n]"
@@ -198,7 +195,7 @@ HOW_TO_TRACE = "trace a step with `distbench run SCENARIO --trace-paths`"
 
 @dataclass(frozen=True)
 class SelectedTraces:
-    """The runs that were named, and their traces without those that no PART means."""
+    """The given runs, and their traces without those that no PART means."""
 
     runs: list[Run]
     traces: list[Trace]

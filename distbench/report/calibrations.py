@@ -121,7 +121,10 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
             of_kind = [sample for sample in points if _kind(sample) == kind]
             places = [sample.payload_bytes for sample in of_kind], [sample.seconds for sample in of_kind]
             axes.plot(*places, "o", color=color, markerfacecolor=face, markersize=5, linestyle="none")
-            hover(axes, [_spot(measured_sample, line) for measured_sample in of_kind])
+            for sample in of_kind:
+                fitted = brief_time_text(line.seconds(sample.payload_bytes, *kind))
+                text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nthe line says {fitted}"
+                hover(axes, [Spot(sample.payload_bytes, sample.seconds, text)])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, sizes)
@@ -132,12 +135,6 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
     axes.set_title(f"{TITLES.get(line.op, line.op)}\noff by {percent_text(line.expected_error)}", fontsize=10)
     if len(kinds) > 1:
         axes.legend(fontsize=8, loc="upper left", handlelength=1.2, borderaxespad=0.1)
-
-
-def _spot(sample: Sample, line: Line) -> Spot:
-    fitted = brief_time_text(line.seconds(sample.payload_bytes, *_kind(sample)))
-    text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nthe line says {fitted}"
-    return Spot(sample.payload_bytes, sample.seconds, text)
 
 
 def _kind(sample: Sample) -> tuple[float, int]:
@@ -194,7 +191,7 @@ def _cost_text(line: Line) -> str:
     per_byte_s = line.per_byte_s if line.knee_bytes is None else line.per_byte_beyond_s
     parts = [brief_time_text(line.base_s)] if line.base_s > 0 else []
     parts += [f"{brief_time_text(line.per_message_s)} a message"] if line.per_message_s > 0 else []
-    parts += [f"{bandwidth_text(1 / per_byte_s / GB).strip()} GB/s"] if per_byte_s > 0 else []
+    parts += [f"{_rate_text(per_byte_s)} GB/s"] if per_byte_s > 0 else []
     return f"{line.op} {' + '.join(parts) or 'no cost'}"
 
 

@@ -13,7 +13,7 @@ from distbench.report.sections import NOT_OK, NOT_OK_TITLE, SECTIONS, Contents, 
 from distbench.report.trace_rows import Trace, traces_of
 from distbench.report.trace_tables import trace_blocks
 from distbench.report.trace_timeline import timeline_figures
-from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.show.blocks import Heading, Lines, Table
 from distbench.show.html import PageBlock, Picture, SectionHeading, Verdict, page_of
 from distbench.show.plots import styled
 from distbench.show.units import counts_text
@@ -56,9 +56,10 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
     # Findings first, and no commands to go on with.
     yield from (Verdict((heading.text.removeprefix("distbench: "),)), findings, then, where)
     tables = [block for block in overview(contents.reported) if isinstance(block, Table)]
-    yield from (table for table in tables if _is_bad(table))
+    bad = [table for table in tables if table.title.startswith(NOT_OK_TITLE)]
+    yield from bad
     for study in contents.studies:
-        yield from (*code_blocks(study), *_with_figures(story(study), study))
+        yield from (*code_blocks(study), *_story_with_figures(study))
     names = [run.scenario for run in contents.runs]
     for reported in contents.reported:
         run = reported.run
@@ -72,11 +73,7 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         for trace in traces:
             yield from traced_blocks(trace)
     yield Heading("Runs")
-    yield from (table for table in tables if not _is_bad(table))
-
-
-def _is_bad(table: Table) -> bool:
-    return table.title.startswith(NOT_OK_TITLE)
+    yield from (table for table in tables if table not in bad)
 
 
 def traced_blocks(trace: Trace) -> Iterable[PageBlock]:
@@ -86,9 +83,9 @@ def traced_blocks(trace: Trace) -> Iterable[PageBlock]:
     return [heading, first, *pictures, *tables]
 
 
-def _with_figures(blocks: Sequence[Block], study: Study) -> Iterable[PageBlock]:
+def _story_with_figures(study: Study) -> Iterable[PageBlock]:
     figures = dict(laboratory_figures(study))
-    for block in blocks:
+    for block in story(study):
         for name, title in BEFORE.items():
             if name in figures and getattr(block, "title", "").startswith(title):
                 yield Picture(figures.pop(name))

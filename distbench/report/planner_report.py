@@ -169,20 +169,19 @@ def code_blocks(study: Study) -> list[Block]:
     everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
     profile = str(short_path(Path(study.profile or "profile.json")))
     native = NATIVE if study.is_native else ""
-    advice: list[tuple[str, str]] = []
+    advice: dict[str, str] = {}  # planner to its sentence
     if everywhere:
         why = f"{everywhere[0]}, for every redistribution, also those inside operators and in backward"
-        advice.append((f"{why}: {_times_greedy(everywhere[1])}.", everywhere[0] + native))
+        advice[everywhere[0] + native] = f"{why}: {_times_greedy(everywhere[1])}."
     if by_hand:
         why = "direct, in the place of tensor.redistribute(...), where neither side has a Partial"
-        advice.append((f"{why}: {_times_greedy(by_hand)}.", "direct"))
+        advice["direct"] = f"{why}: {_times_greedy(by_hand)}."
     if not everywhere and calibrated:
-        text = f"calibrated takes {_times_greedy(calibrated)} here: no sure gain. To try it all the same:"
-        advice.append((text, "calibrated" + native))
-    blocks: list[Block] = [Heading("The line of code")]
-    for text, planner in advice:
-        blocks += [Lines((text,)), Code(code_for(planner, profile))]
-    return blocks if advice else [*blocks, Lines(("Nothing to change: greedy is what torch uses by itself.",))]
+        why = f"calibrated takes {_times_greedy(calibrated)} here: no sure gain. To try it all the same:"
+        advice["calibrated" + native] = why
+    blocks = [block for planner, text in advice.items() for block in (Lines((text,)), Code(code_for(planner, profile)))]
+    nothing = Lines(("Nothing to change: greedy is what torch uses by itself.",))
+    return [Heading("The line of code"), *(blocks or [nothing])]
 
 
 def code_for(planner: str, profile: str) -> tuple[str, ...]:

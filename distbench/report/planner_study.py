@@ -36,9 +36,9 @@ NUMBERS = ("num_collectives", "wire_bytes", "wire_bytes_executed", "predicted_s"
 
 @dataclass(frozen=True)
 class PlannerTable:
-    """What was measured and right. Arrays are [planners, pairs], pairs in file order.
+    """The measured and right results. Arrays are [planners, pairs], pairs in file order.
 
-    `pairs` has one row a pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
+    `pairs` has one row per pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
     """
 
     pairs: "pd.DataFrame"
@@ -47,7 +47,7 @@ class PlannerTable:
     passes: Floats  # [planners, pairs, passes] its median sample in each pass, seconds; nan where it has none
     again: Floats  # [pairs, passes] the same of greedy, measured once more on some pairs as a control; nan on others
     paths: NDArray[Any]  # as text; "" where there is none
-    runs_as: NDArray[Any]  # path and executed collectives: who agrees in it cannot differ in time; "" if unknown
+    runs_as: NDArray[Any]  # path and executed collectives, equal for equal times; "" if unknown
     numbers: dict[str, Floats]  # those of NUMBERS; nan where there is none
 
     def at(self, planner: str) -> int:
@@ -155,15 +155,15 @@ def size_classes(sizes: Floats) -> list[str]:
 
 
 def median_of(values: Floats) -> float:
-    """The median of what is known; nan where nothing is."""
+    """The median of the finite values; nan for none."""
     finite = values[np.isfinite(values)]
     return float(np.median(finite)) if finite.size else float("nan")
 
 
-# Planner against planner over many pairs: who wins beyond noise, and by how much.
+# Planner against planner over many pairs.
 
 BETTER_OF_TORCH = "the better of greedy and min_cost"
-# A planner that takes this much longer than torch's better one on a pair is called a loss worth naming.
+# A planner that takes this much longer than torch's better one on a pair is much slower.
 WORSE_SHARE = 0.10
 
 
@@ -175,12 +175,12 @@ class Ratios(NamedTuple):
     """
 
     ratio: Interval  # 95 % for all of them together, from passes
-    same: Bools  # both run the same: the ratio is truly one
+    same: Bools  # both run the same
     enough: Bools  # both have enough passes in common
     side: Ints  # -1 where the planner is faster beyond noise, 1 where the reference is, else (or both the same) 0
     num_controls: int
     num_false: int
-    sentences: list[str]  # what the family could tell, as sentences
+    sentences: list[str]  # on the family's detectable differences
 
     def at(self, pair: int) -> tuple[float, float, float]:
         """The ratio of a pair, with its interval."""
@@ -271,7 +271,7 @@ def proof_lines(families: Sequence[Ratios]) -> list[str]:
     return [sentence] if num_controls else []
 
 
-# Redistributions that came out wrong or broke, by cause: planner, suite, and what their layouts have in common.
+# Wrong or broken redistributions, by cause: planner, suite, and common features of their layouts.
 
 BAD = ("wrong", "raised", "aborted", "timeout")
 
@@ -304,7 +304,7 @@ def failures_of(rows: "pd.DataFrame") -> list[Failure]:
 
 
 def pattern_of(record: Row) -> str:
-    """What is special about a row's pair, in words that rows of one cause share; "plain layouts" when nothing is."""
+    """The special features of a row's pair, in words that rows of one cause share; else "plain layouts"."""
     source, target = sides = placements_of(record["source"]), placements_of(record["target"])
     placements = (*source, *target)
     reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
@@ -400,18 +400,15 @@ class LargestGain(NamedTuple):
 
 
 class PredictionError(NamedTuple):
-    """How far off predictions are."""
+    """How far off predictions of `num_pairs` pairs are."""
 
-    num_pairs: int  # pairs with a prediction
+    num_pairs: int
     error: float  # median of |predicted / measured - 1|
     bias: float  # median of predicted / measured
 
 
 class PredictionRanking(NamedTuple):
-    """Of `num_plans` pairs of plans predicted more than APART apart, `num_right` were measured in that order.
-
-    Two plans of one redistribution that run the same count once.
-    """
+    """Of `num_plans` pairs of plans predicted over APART apart (each plan once), `num_right` were measured in order."""
 
     num_plans: int
     num_right: int
@@ -590,17 +587,18 @@ class Study:
     @cached_property
     def ranking(self) -> PredictionRanking:
         """How plans predicted more than APART apart were measured, over the pairs compared."""
-        num_plans = num_right = 0
+        are_right: list[bool] = []
         predicted, measured = self._predicted_and_measured
         for pair in np.flatnonzero(self.focus).tolist():
             plans: dict[str, tuple[float, float]] = {}
             for at in np.flatnonzero(np.isfinite(predicted[:, pair])).tolist():
                 plans.setdefault(str(self.table.runs_as[at, pair]), (predicted[at, pair], measured[at, pair]))
-            for plan, other_plan in combinations(plans.values(), 2):
-                if max(plan[0], other_plan[0]) > (1 + APART) * min(plan[0], other_plan[0]):
-                    num_plans += 1
-                    num_right += int((plan[0] < other_plan[0]) == (plan[1] < other_plan[1]))
-        return PredictionRanking(num_plans, num_right)
+            are_right += [
+                (plan[0] < other[0]) == (plan[1] < other[1])
+                for plan, other in combinations(plans.values(), 2)
+                if max(plan[0], other[0]) > (1 + APART) * min(plan[0], other[0])
+            ]
+        return PredictionRanking(len(are_right), sum(are_right))
 
     @cached_property
     def sent_over_bound(self) -> dict[str, float]:

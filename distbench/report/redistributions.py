@@ -174,11 +174,12 @@ def _outcome(comparison: Comparison) -> str:
     if not counts.num_pairs:
         return ", 0 with differing paths"
     noise = counts.num_pairs - counts.num_faster - counts.num_slower - num_too_few
-    text = f", {counts.num_pairs} with differing paths: {planner} faster beyond noise in {counts.num_faster}, "
-    text += f"{BASELINE} in {counts.num_slower}, neither in {noise}"
-    if num_too_few:
-        text += f", {TOO_FEW} to tell in {num_too_few}"
-    return f"{text}; geometric mean of {planner}/{BASELINE} over them {ratio_text(*counts.mean)}"
+    few = f", {TOO_FEW} to tell in {num_too_few}" if num_too_few else ""
+    return (
+        f", {counts.num_pairs} with differing paths: {planner} faster beyond noise in {counts.num_faster}, "
+        f"{BASELINE} in {counts.num_slower}, neither in {noise}{few}; geometric mean of {planner}/{BASELINE} over them "
+        f"{ratio_text(*counts.mean)}"
+    )
 
 
 def _figures(reported: ReportedRun) -> Figures:

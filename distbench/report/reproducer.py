@@ -48,9 +48,9 @@ class ScriptLayout(NamedTuple):
     is_ordered: bool  # whether that is another order than from left to right
 
 
-def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: Path) -> tuple[list[Path], list[str]]:
-    """One script per failure; (the files, sentences on the failures that no script of torch alone can show)."""
-    files, left_out = [], []
+def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: Path) -> list[str]:
+    """One script per failure; sentences on the files, then on the failures that no script of torch alone can show."""
+    written, left_out = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, failure in enumerate(failures, start=1):
@@ -62,11 +62,11 @@ def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: P
                 left_out.append(f"no reproducer for {failure.example['id']} ({failure.status}): {reason}")
                 continue
             write_whole(folder / name, text)
-            files.append(folder / name)
+            written.append(f"reproducer written: {folder / name}")
     except OSError as error:
         problem = f"reproducers cannot be written to {folder} ({error.strerror})"
         raise UserError(f"{problem}; give a writable folder") from error
-    return files, left_out
+    return [*written, *left_out]
 
 
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:

@@ -410,9 +410,12 @@ def _forward_figures(reported: ReportedRun) -> Figures:
     for percent, (marker, color) in MARKS.items():
         points = [(seconds / scale, at) for (at, of_percent), seconds in latencies.items() if of_percent == percent]
         if points:
-            seconds, places = zip(*points, strict=True)
-            axes.scatter(seconds, places, marker=marker, color=color, s=46, label=f"p{percent}", zorder=3)
-            hover(axes, [Spot(x, at, _latency_text(rows[at], percent)) for x, at in points])
+            xs, ys = zip(*points, strict=True)
+            axes.scatter(xs, ys, marker=marker, color=color, s=46, label=f"p{percent}", zorder=3)
+        for x, at in points:
+            row, time = rows[at], units.brief_time_text(x * scale)
+            of = f"{_num_slower(row, percent)} of {row['num_samples']:.0f} samples were slower"
+            hover(axes, [Spot(x, at, f"{row['variant']}\np{percent}: {time}\n{of}")])
     for at in dict.fromkeys(at for at, _ in latencies):
         ends = [seconds / scale for (of_row, _), seconds in latencies.items() if of_row == at]
         axes.plot([ends[0], ends[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
@@ -421,11 +424,6 @@ def _forward_figures(reported: ReportedRun) -> Figures:
     caption = "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
     _label_bars(figure, [row["variant"] for row in rows], 3, f"latency of a forward pass ({unit})", title, caption)
     yield "latency", figure
-
-
-def _latency_text(row: Row, percent: int) -> str:
-    of = f"{_num_slower(row, percent)} of {row['num_samples']:.0f} samples were slower"
-    return f"{row['variant']}\np{percent}: {units.brief_time_text(_percentile_s(row, percent))}\n{of}"
 
 
 FORWARD_PASSES = Section(_forward_headline, _forward_tables, _forward_figures)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import nan
 from typing import TYPE_CHECKING, Any
 
@@ -334,8 +335,8 @@ def names_of(trace_a: Trace, trace_b: Trace) -> tuple[str, str]:
 
 def _plan(trace: Trace) -> str:
     mesh = {name: size for name, size in (trace.run.about.mesh or {}).items() if size > 1}
-    parts = [f"{word}{mesh[name]}" for name, word in PLAN_WORDS.items() if name in mesh]
-    return "x".join([*parts, *(f"{name}{size}" for name, size in mesh.items() if name not in PLAN_WORDS)])
+    in_order = sorted(mesh, key=lambda name: [*PLAN_WORDS, name].index(name))
+    return "x".join(f"{PLAN_WORDS.get(name, name)}{mesh[name]}" for name in in_order)
 
 
 def _params(trace: Trace) -> Record:
@@ -515,20 +516,18 @@ def _payloads(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) -> 
 
 
 def _side(trace: Trace) -> str:
-    mesh = format_mesh(trace.run.about.mesh or {})
+    mesh = format_mesh(trace.run.about.mesh or {}) or "an unknown mesh"
     simulated = f", simulated on {trace.run.about.environment.device_name}" if trace.is_simulated else ""
-    where = f"{mesh or 'an unknown mesh'}{simulated}"
-    return f"{trace.run.scenario} on {where}, case {trace.case_id}, {trace.run.path.name}"
+    return f"{trace.run.scenario} on {mesh}{simulated}, case {trace.case_id}, {trace.run.path.name}"
 
 
-def _side_column(heading: str, column: str, side: str, text: Callable[[float], str]) -> TableColumn:
+def _side_text(column: str, side: str, text: Callable[[float], str], row: Row) -> str:
     """One side's figure; a dash where that side has none of it."""
-    name = f"{heading} {side.upper()}"
-    return name, lambda row: text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
+    return text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
 
 
-SIDES = tuple(
-    _side_column(heading, column, side, text)
+SIDES: TableColumns = tuple(
+    (f"{heading} {side.upper()}", partial(_side_text, column, side, text))
     for heading, column, text in (
         ("count", "count", _number_text),
         ("payload", "payload_bytes", _bytes_text),

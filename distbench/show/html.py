@@ -131,7 +131,10 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     )  # fmt: skip
     environment.filters |= {"clean": clean, "clean_lines": clean_lines}
     environment.filters |= {"column_name": _column_name, "breakable": _breakable}
-    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look, "picture": _picture}
+    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look}
+    environment.globals["picture"] = lambda block, number: Markup(svg_of(block.figure, f"f{number}-"))
+    # The page's security policy lets no other script run.
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     return environment.get_template("page.html").render(
         title=title,
         heading=heading,
@@ -140,7 +143,7 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
         links={section.title: section.id for section in sections[1:]},
         style=Markup(environment.get_template("page.css").render()),
         scripts=[*map(Markup, scripts)],
-        hashes=Markup(" ".join(map(_hash, scripts))),
+        hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in digests)),
     )
 
 
@@ -156,12 +159,6 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
         elif not isinstance(block, Lines) or block.texts:
             sections[-1].blocks.append((number, block))
     return [section for section in sections if section.blocks or section.id != "s0"], first.text if first else title
-
-
-def _picture(block: Picture, number: int) -> "Markup":
-    from markupsafe import Markup
-
-    return Markup(svg_of(block.figure, f"f{number}-"))
 
 
 def _column_name(heading: str) -> str:
@@ -194,8 +191,3 @@ def _breakable(cell: str, is_left: bool) -> "Markup | str":
     span = Markup("<span>{}</span><wbr>")
     parts = enumerate(_BREAK_AFTER.split(cell))
     return Markup("").join(span.format(part) if at % 2 else escape(part) for at, part in parts)
-
-
-def _hash(script: str) -> str:
-    """The script's name in the page's security policy, which lets no other script run."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

@@ -208,7 +208,6 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
 
 # PNG and SVG files have no use for hover texts, and matplotlib's artists no place.
 _SPOTS: "WeakKeyDictionary[Axes, list[Spot]]" = WeakKeyDictionary()
-POINTS_PER_INCH = 72
 
 
 class Spot(NamedTuple):
@@ -229,7 +228,7 @@ def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
 def placed_spots(figure: "Figure") -> Iterator[Spot]:
     """Every spot of a drawn figure, in points (1/72 inch) from its upper left corner, in the order of its axes, without
     those at no finite place."""
-    to_figure, (width, height) = figure.transFigure.inverted(), figure.get_size_inches() * POINTS_PER_INCH
+    to_figure, (width, height) = figure.transFigure.inverted(), figure.get_size_inches() * 72
     for axes in figure.axes:
         to_points = axes.transData + to_figure
         for spot in _SPOTS.get(axes, ()):

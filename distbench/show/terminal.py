@@ -101,8 +101,11 @@ class Fitted:
 
 def fitted(table: Table, width: int) -> Fitted:
     """The table's columns within so many characters; nothing is cut, and a number is never broken."""
-    rows = list(table.rows)
-    columns = [_column(heading, [row[index] for row in rows]) for index, heading in enumerate(table.columns)]
+    rows = [[clean(cut(text).replace("\n", " ")) for text in row] for row in table.rows]
+    columns = [
+        ScreenColumn(clean_lines(heading.removeprefix("<")), tuple(row[at] for row in rows), heading.startswith("<"))
+        for at, heading in enumerate(table.columns)
+    ]
     above: list[str] = []
     prose: tuple[str, ...] = ()
     if _total(columns) > width:
@@ -127,11 +130,6 @@ def fitted(table: Table, width: int) -> Fitted:
         how = f"--width {-(-full_width // 10) * 10} shows them"
     below = [f"columns left out: {', '.join(left_out)}; {how}"] if left_out else []
     return Fitted(columns, above, below, prose)
-
-
-def _column(heading: str, texts: Sequence[str]) -> ScreenColumn:
-    cells = tuple(clean(cut(text).replace("\n", " ")) for text in texts)
-    return ScreenColumn(clean_lines(heading.removeprefix("<")), cells, heading.startswith("<"))
 
 
 def _total(columns: Sequence[ScreenColumn]) -> int:
@@ -191,19 +189,17 @@ def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
         shared.pop()
     if not shared:
         return texts, []
-    return [_left(pieces, shared) + remark for pieces, remark in split], shared
+    shorter = []
+    for pieces, remark in split:
+        # Parts are at even places, the separators before them at odd ones.
+        kept = [(mark, part) for mark, part in zip(["", *pieces[1::2]], pieces[::2], strict=True) if part not in shared]
+        shorter.append("".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept)) + remark)
+    return shorter, shared
 
 
 def _without_remark(text: str) -> tuple[str, str]:
     match = _REMARK.fullmatch(text)
     return (match[1], match[2] or "") if match else (text, "")
-
-
-def _left(pieces: Sequence[str], shared: Sequence[str]) -> str:
-    """The rest of a text's parts, which are at even places, with the separators before them."""
-    separators = ["", *pieces[1::2]]
-    kept = [(mark, part) for mark, part in zip(separators, pieces[::2], strict=True) if part not in shared]
-    return "".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept))
 
 
 def _narrowed(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
