@@ -281,7 +281,7 @@ def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions) -> "
 def text_of(comparison: "SideBySide", form: str) -> str:
     """Return a comparison in one of the forms of --format."""
     from distbench.judge.compare_runs import blocks_of
-    from distbench.report.report_formats import DATA_FORMS, data_text
+    from distbench.report import DATA_FORMS, data_text
     from distbench.show.terminal import shown
 
     return data_text(comparison.frame, form) if form in DATA_FORMS else shown(blocks_of(comparison), form)

@@ -98,11 +98,11 @@ def report(
     runs = labelled(runs, out, label) if label else runs
     by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     if diff:
-        from distbench.report.traced_steps import render_difference
+        from distbench.report import render_difference
 
         result = render_difference(*diff, form, page)
     elif paths:
-        from distbench.report.traced_steps import render_paths
+        from distbench.report import render_paths
 
         result = render_paths(runs, out, form, plots, page, chrome, by)
     else:

@@ -1,7 +1,7 @@
-"""What a rank holds at the peak of a step, measured and predicted: bytes, of which kind, in which phase and module.
+"""The peak memory of a step on a rank, measured and predicted: bytes by kind, phase and module.
 
 On CPU it comes from the allocator's record of a few steps: exact, whatever ran before in the same process, and of
-compiled modules too. Nothing is added to the step but marks.
+compiled modules too.
 """
 
 import contextlib
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 from torch import nn
@@ -47,10 +47,9 @@ class Peak:
     """The moment of a call at which most was held.
 
     Args:
-        num_bytes: held then, what was held when the call began included.
+        num_bytes: held then, also from before the call.
         by_kind: kind to bytes; "other" are activations, gathered parameters, and buffers of communication and
             operators.
-        phase: of the call.
         owner: name of the module, empty for the model itself; "loss" for what was computed from its output; None for
             neither.
     """
@@ -60,16 +59,10 @@ class Peak:
     phase: str
     owner: str | None
 
-    def to_counters(self) -> dict[str, Any]:
-        """For a row."""
-        counters = {"peak_bytes": self.num_bytes, "peak_phase": self.phase, "peak_owner": self.owner}
-        return {**counters, "peak_by_kind": self.by_kind}
-
 
 @dataclass
 class _HeldBlock:
-    """Memory that was handed out: in a step, as the `start`th block of it, and taken back before the `end`th block
-    since that step began; both from 0."""
+    """Memory handed out as the `start`th block of a step, and freed before its `end`th; both from 0."""
 
     allocation: Allocation
     step: int
@@ -89,9 +82,8 @@ def peak_of(
 ) -> Peak:
     """The peak of the last of some steps.
 
-    A thread of gloo may let go of a buffer long after the step has. When all steps hand out the same blocks, the
-    earliest end of each is what the step itself does. What such threads take for themselves has no mark and is left
-    out.
+    A thread of gloo may free a buffer long after the step. When all steps hand out the same blocks, the earliest end of
+    each is the step's own. Blocks of such threads have no mark and are left out.
 
     Args:
         allocations: of all steps, in order, under marks as `_marked_phases` sets them.
@@ -112,7 +104,12 @@ def peak_of(
     is_gradient = [block.allocation.pointer in gradients and block.is_held(last_backward) for block in groups[OTHER]]
     groups[GRADIENTS] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if gradient]
     groups[OTHER] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if not gradient]
-    place = _fullest(count, [block for blocks in groups.values() for block in blocks])
+    # The first place at which most is held.
+    change = [0] * (count + 1)
+    for block in chain.from_iterable(groups.values()):
+        change[block.start] += block.allocation.num_bytes
+        change[min(block.end, count)] -= block.allocation.num_bytes
+    place = max(range(count), key=list(accumulate(change)).__getitem__, default=0)
     by_kind = dict.fromkeys([*(kind for kind, _ in held.values()), *groups], 0)
     for kind, num_bytes in alive.values():
         by_kind[kind] += num_bytes
@@ -123,7 +120,7 @@ def peak_of(
 
 
 def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
-    """Every block by the step that was handed it, where they agree each with its earliest end."""
+    """The blocks of each step; where all steps have the same ones, each with its earliest end."""
     steps: list[list[_HeldBlock]] = []
     live: dict[int, _HeldBlock] = {}
     for allocation in allocations:
@@ -146,7 +143,7 @@ def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
 
 @lru_cache(maxsize=64)
 def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
-    """The number and the phase of the step that the marks around a block name; None where they name none."""
+    """The number and the phase of the step in the marks around a block; None without such a mark."""
     mark = next((text for text in inside if isinstance(text, str) and text.startswith(STEP)), None)
     if mark is None:
         return None
@@ -154,18 +151,8 @@ def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
     return int(number), phase
 
 
-def _fullest(count: int, blocks: Iterable[_HeldBlock]) -> int:
-    """The first of `count` places at which most is held."""
-    change = [0] * (count + 1)
-    for block in blocks:
-        change[block.start] += block.allocation.num_bytes
-        change[min(block.end, count)] -= block.allocation.num_bytes
-    level = list(accumulate(change))
-    return max(range(count), key=level.__getitem__, default=0)
-
-
 def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | None:
-    """Who took the last of these, which is the peak: the innermost module, or the one of the node of backward."""
+    """The owner of the last block, which makes the peak: the innermost module, or that of the node of backward."""
     if not until_peak:
         return None
     for mark in reversed(until_peak[-1].allocation.inside):
@@ -190,14 +177,16 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
     """The counters of a step's row about memory, of the rank that holds most; runs untimed steps, all ranks together.
 
     `peak_bytes` (what torch's allocator has handed out), `peak_phase`, `peak_rank`, `predicted_peak_bytes`; on CPU also
-    `peak_owner` and `peak_by_kind` (as in `Peak`), on accelerators `peak_reserved_bytes`. What is not known is None or
+    `peak_owner` and `peak_by_kind` (as in `Peak`), on accelerators `peak_reserved_bytes`. Unknown values are None or
     missing, and `memory_reason` says why.
     """
     own_counters: dict[str, Any] = {}
     reason = None
     try:
         if known_device(context.device.type).waits_on_host:
-            own_counters = measured_step_peak(step).to_counters()
+            peak = measured_step_peak(step)
+            own_counters = {"peak_bytes": peak.num_bytes, "peak_phase": peak.phase, "peak_owner": peak.owner}
+            own_counters["peak_by_kind"] = peak.by_kind
         else:
             own_counters = allocator_peak(context.device, step, step.phases)
     except Unsupported as error:
@@ -210,8 +199,7 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
         prediction = prediction_of(step) if context.rank == rank else (None, None)
     predicted, no_prediction = context.gather(prediction)[rank]
     counters = {**of_ranks[rank][1], "predicted_peak_bytes": predicted}
-    if counters.get("peak_bytes") is not None:
-        counters["peak_rank"] = rank
+    counters |= {"peak_rank": rank} if counters.get("peak_bytes") is not None else {}
     why = reason or no_prediction
     return counters | ({"memory_reason": why} if why else {})
 
@@ -219,8 +207,7 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
 def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | None, str | None]:
     """Return the predicted peak of this rank in bytes, or why there is none; the step must have run before.
 
-    Args:
-        of_compiled: predict the peak of a compiled step, too, as if it were not compiled.
+    `of_compiled` predicts the peak of a compiled step, too, as if it were not compiled.
     """
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
@@ -265,8 +252,7 @@ def measured_step_peak(step: TrainingStep) -> Peak:
 
 @contextlib.contextmanager
 def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iterator[Callable[[], None]]:
-    """Each phase of a step in a mark of its own; yields the stamp that ends one, and reads off the gradients' pointers
-    when backward is over."""
+    """Mark each phase of a step; yields the stamp that ends one, and notes the gradients' pointers after backward."""
     names = list(step.phases)
     with contextlib.ExitStack() as phase:
         phase.enter_context(record_function(f"{STEP}{number} {names[0]}"))
@@ -283,7 +269,7 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
 
 
 def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
-    """What a step holds between two runs: pointer to kind and bytes."""
+    """Storages that a step keeps between two runs: pointer to kind and bytes."""
     kinds: dict[str, Any] = {
         # A module may keep tensors of its own, a mask say, that are neither parameters nor buffers.
         OTHER: [dict(vars(module)) for module in step.model.modules()],
@@ -299,7 +285,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
 
 @contextlib.contextmanager
 def _marked_modules(model: nn.Module) -> Iterator[None]:
-    """Every module's forward in a mark, with its hooks: what FSDP gathers for it is its own."""
+    """Every module's forward in a mark, with its hooks: FSDP gathers for it inside."""
     marks: list[record_function] = []
 
     def enter(name: str, *_: object) -> None:

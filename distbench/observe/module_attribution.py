@@ -1,10 +1,9 @@
-"""What a step communicates: each collective with its phase, source, mesh dim, owning module and redistribution, as
-rows of a trace.
+"""Each collective of a step with its phase, source, mesh dim, owning module and redistribution, as rows of a trace.
 
-Each module notes autograd's sequence number when its forward begins and ends. A node of backward carries the number
-that its forward had, so the innermost module around that number owns what the node communicates. What a hook on a
-finished gradient communicates belongs to the parameter's module; what runs after the model or before backward reaches
-it to the loss; and in the optimizer's phase all is the optimizer's.
+Each module notes autograd's sequence number when its forward begins and ends. A node of backward has the number of its
+forward, so the innermost module around that number owns the node's collectives. Collectives of a hook on a finished
+gradient belong to the parameter's module, those after the model or before backward reaches it to the loss, and those
+in the optimizer's phase to the optimizer.
 """
 
 import contextlib
@@ -39,11 +38,9 @@ from distbench.torch_private import (
     next_autograd_position,
 )
 
-# Which module runs now, and which one a node of backward belongs to.
-
 
 class RunningModules:
-    """Which module runs: in forward the innermost, in backward the one whose forward the node belongs to.
+    """The module that runs: in forward the innermost, in backward that of the node's forward.
 
     Each thread numbers its nodes itself. Where checkpointing computes a forward again on autograd's thread, as on
     accelerators, nodes of backward still have the numbers of the first one: of the thread that this was made on.
@@ -68,9 +65,8 @@ class RunningModules:
         """The name of the module that has a parameter, empty for the root; None where it is none of the model's."""
         if parameter is None or self._model is None:
             return None
-        names = (name for name, candidate in self._model.named_parameters() if candidate is parameter)
-        name = next(names, None)
-        return None if name is None else name.rpartition(".")[0]
+        parameters = self._model.named_parameters()
+        return next((name.rpartition(".")[0] for name, candidate in parameters if candidate is parameter), None)
 
     def enter(self, name: str, *_: object) -> None:
         """A module's forward begins."""
@@ -106,8 +102,6 @@ def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
         yield modules
 
 
-# One collective of a step, as path tables, signatures and timelines have it.
-
 UNKNOWN_GROUP = "?"
 # Owners that are no modules.
 LOSS, OPTIMIZER = "(loss)", "(optimizer)"
@@ -128,8 +122,8 @@ class Communication:
         owner: the module's name, empty for the root; LOSS or OPTIMIZER.
         owner_known: whether an owner was found at all.
         redistribution: `"S(0)R->RR"`, empty where it was none.
-        explicit: whether that redistribution was asked for; an operator's own is implicit. None where it was none.
-        group: global ranks of the group, sorted, joined by commas; of a message who sends, then who receives it.
+        explicit: whether the user asked for that redistribution; an operator's own is implicit. None where it was none.
+        group: global ranks of the group, sorted, joined by commas; of a message the sender, then the receiver.
     """
 
     phase: str
@@ -147,9 +141,6 @@ class Communication:
     group: str
 
 
-# The rows of a trace record: every rank's collectives and phases of every traced step.
-
-
 class TracedRow(NamedTuple):
     """One collective of one traced step; moments are seconds of this rank's clock, None where not taken."""
 
@@ -160,14 +151,13 @@ class TracedRow(NamedTuple):
 
 
 class Traced(NamedTuple):
-    """One traced step of one rank: when it began, when each phase ended, its CPU seconds, its collectives, and of a
-    pipeline when it worked on its stages."""
+    """One traced step of one rank."""
 
     start_s: float
-    ends_s: list[float]
+    ends_s: list[float]  # of each phase
     cpu_s: float
     rows: list[TracedRow]
-    working: Sequence[tuple[float, float]] = ()
+    working: Sequence[tuple[float, float]] = ()  # on the stages of a pipeline
 
 
 def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext, clock_shared: bool) -> dict[str, Any]:
@@ -175,11 +165,8 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
     by_rank: list[Sequence[Traced]] = context.gather(steps)
     lengths, phase_rows, rows, working = [], [], [], []
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
-        lengths += (
-            [max(traced.ends_s[-1] - traced.start_s for traced in ranks)]
-            if all(traced.ends_s for traced in ranks)
-            else []
-        )
+        if all(traced.ends_s for traced in ranks):
+            lengths.append(max(traced.ends_s[-1] - traced.start_s for traced in ranks))
         last_in = max(traced.start_s for traced in ranks)
         for rank, traced in enumerate(ranks):
             zero = last_in if clock_shared else traced.start_s
@@ -189,36 +176,31 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
                 for phase, begun, ended in zip(phases, starts, traced.ends_s, strict=False)
             ]
             working += [[rank, number, begun - zero, ended - zero] for begun, ended in traced.working]
-            rows += _rows_of(rank, number, traced.rows, zero, context.backend)
+            seen: Counter[str] = Counter()
+            for communication, issued_s, completed_s, exposed_s in traced.rows:
+                kind = communication.kind
+                values = {
+                    **vars(communication),
+                    "rank": rank,
+                    "step": number,
+                    "seq": seen[communication.group],
+                    "backend_op": BACKEND_OPS.get((context.backend, kind), kind),
+                    "wire_bytes": wire_bytes(kind, communication.payload_bytes, communication.group_size),
+                    "issued_s": None if issued_s is None else issued_s - zero,
+                    "completed_s": None if completed_s is None else completed_s - zero,
+                    "exposed_s": exposed_s,
+                }
+                seen[communication.group] += 1
+                rows.append([values[name] for name in TRACE_COLUMNS])
     return {
         "num_steps": len(steps),
-        # Of each step, or of none: who reads them takes the n-th for the n-th step's.
+        # Of each step, or of none: readers take the n-th for the n-th step's.
         "steps_s": lengths if len(lengths) == len(steps) else [],
         "phases": {"columns": PHASE_COLUMNS, "rows": phase_rows},
         "columns": TRACE_COLUMNS,
         "rows": rows,
         **({"computing": {"columns": COMPUTING_COLUMNS, "rows": working}} if working else {}),
     }
-
-
-def _rows_of(rank: int, step: int, rows: Sequence[TracedRow], zero: float, backend: str) -> list[list[Any]]:
-    counts: Counter[str] = Counter()
-    table = []
-    for communication, issued_s, completed_s, exposed_s in rows:
-        values = {
-            **vars(communication),
-            "rank": rank,
-            "step": step,
-            "seq": counts[communication.group],
-            "backend_op": BACKEND_OPS.get((backend, communication.kind), communication.kind),
-            "wire_bytes": wire_bytes(communication.kind, communication.payload_bytes, communication.group_size),
-            "issued_s": None if issued_s is None else issued_s - zero,
-            "completed_s": None if completed_s is None else completed_s - zero,
-            "exposed_s": exposed_s,
-        }
-        counts[communication.group] += 1
-        table.append([values[name] for name in TRACE_COLUMNS])
-    return table
 
 
 def communications_of(
@@ -244,26 +226,16 @@ def communications_of(
 
 
 class IssueContext(NamedTuple):
-    """What is known at the moment a collective is issued; its owner is derived from this later.
-
-    Args:
-        label: which of FSDP and DTensor issues it.
-        fsdp_owner: the module for which FSDP communicates.
-        module: the innermost module whose forward has begun.
-        position: the sequence number of the node whose backward runs.
-        finished: the module of the parameter whose gradient has just been finished, and whose hooks run.
-        turn: phases that have ended before.
-        message: of a pipeline, where it is one.
-    """
+    """Facts at the moment when a collective is issued; its owner is derived from them later."""
 
     phase: str
-    label: Label | None
-    fsdp_owner: str | None
-    module: str | None
-    position: int | None
-    finished: str | None = None
-    turn: int = 0
-    message: Message | None = None
+    label: Label | None  # of FSDP or DTensor, whichever issues it
+    fsdp_owner: str | None  # the module for which FSDP communicates
+    module: str | None  # the innermost module whose forward has begun
+    position: int | None  # the sequence number of the node whose backward runs
+    finished: str | None = None  # the module of the parameter whose gradient is finished, and whose hooks run
+    turn: int = 0  # phases that have ended before
+    message: Message | None = None  # of a pipeline
 
 
 class CollectiveTracker:
@@ -284,7 +256,7 @@ class CollectiveTracker:
         self._phase = next(self._names, self._phase)
 
     def issue_context(self, call: CollectiveCall | None = None) -> IssueContext:
-        """What runs now, with the collective that is issued; cheap."""
+        """The running module, label and phase; cheap."""
         module = self._modules.running
         position = autograd_position() if module is None else None
         finished = self._modules.holder_of(finished_parameter()) if module is None else None
@@ -294,8 +266,7 @@ class CollectiveTracker:
         return IssueContext(phase, label, owner, module, position, finished, self._turn, message)
 
     def owner_of(self, issued_in: IssueContext) -> str | None:
-        """The module for which something was issued, empty for the root; or LOSS, OPTIMIZER, None where none is
-        known."""
+        """The module that issued it, empty for the root; or LOSS, OPTIMIZER; None where it is unknown."""
         if issued_in.fsdp_owner is not None:
             return issued_in.fsdp_owner
         if issued_in.phase == "optimizer":
@@ -319,7 +290,12 @@ class CollectiveTracker:
         if issued_in.message is not None:
             source, owner = "pp", issued_in.message.owner
         if source == "ddp" and phase == "backward" and call.kind == "all_reduce":
-            owner = USED_PARAMETERS if call.dtype == torch.int32 else self._next_bucket(issued_in.turn)
+            owner = USED_PARAMETERS
+            if call.dtype != torch.int32:
+                # The reducer starts its buckets in their order.
+                owner = f"DDP bucket {self._buckets[issued_in.turn]}"
+                self._buckets[issued_in.turn] += 1
+        ends = (self._rank, call.peer) if call.kind == "send" else (call.peer, self._rank)
         return Communication(
             phase=phase,
             source=source,
@@ -333,16 +309,8 @@ class CollectiveTracker:
             owner_known=owner is not None,
             redistribution=label.redistribution if label else "",
             explicit=label.explicit if label and label.redistribution else None,
-            group=",".join(map(str, ranks if call.peer is None else self._ends(call))),
+            group=",".join(map(str, ranks if call.peer is None else ends)),
         )
-
-    def _next_bucket(self, turn: int) -> str:
-        """The reducer starts its buckets in their order."""
-        self._buckets[turn] += 1
-        return f"DDP bucket {self._buckets[turn] - 1}"
-
-    def _ends(self, call: CollectiveCall) -> tuple[int | None, ...]:
-        return (self._rank, call.peer) if call.kind == "send" else (call.peer, self._rank)
 
 
 def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message | None) -> str:

@@ -1,5 +1,4 @@
-"""One step under the profiler of torch: host calls, kernels of collectives, when each ran, how much of it nothing
-covered."""
+"""One step under torch's profiler: when kernels of collectives ran, and how much of that no other kernel covered."""
 
 import contextlib
 import json
@@ -27,12 +26,11 @@ from distbench.ranks.device import profiler_activities, synchronize
 from distbench.spec.time_spans import Cover, Span, union
 from distbench.torch_private import FAMILIES, OTHERS, PEERS, kind_of, ranks_by_group_name
 
-# Where in the program the work of a device was launched: host calls, and phases of a step, out of a profiler's events.
+# Host calls and phases of a step, out of a profiler's events.
 #
 # kineto gives each kernel and copy the `correlation` of the runtime call that launched it, on whatever thread:
-# backward's
-# are autograd's. Annotations that it draws on the device itself are of no use here: it keeps the innermost alone, and
-# `Optimizer.step` and `FSDP::...` lie inside ours, one a stream, and those of other threads are not seen.
+# backward's are autograd's. Annotations that kineto draws on the device are of no use here: it keeps the innermost one
+# per stream alone (`Optimizer.step`, `FSDP::...`), and none of other threads.
 
 MICRO = 1e-6
 # kineto's categories (ActivityType.h), and those that vendors put beside them: "gpu_memcpy", "mlu_memset", ...
@@ -41,20 +39,21 @@ ON_DEVICE = ("kernel", *COPIES, "collective_comm", "mtia_ccp_events")
 ANNOTATION, HOST_OPERATOR, FLOW = "user_annotation", "cpu_op", "ac2g"
 HOST_CALLS = ("_runtime", "_driver", "hpu_op")  # CUDA's, ROCm's under the same name, XPU's, Gaudi's, ...
 PHASE = "distbench:"
+NUMBER = "External id"
 Event = Mapping[str, Any]
 
 
 class HostCall(NamedTuple):
-    """A host call that gave a device work: when, in seconds of the profiler's clock, and on which thread."""
+    """A host call that gave a device work."""
 
-    at_s: float
+    at_s: float  # of the profiler's clock
     thread: Any
 
 
 class Phase(NamedTuple):
-    """A phase of a step: when the host went through it, and when what it launched ran; seconds.
+    """A phase of a step: when the host went through it, and when its kernels ran; seconds.
 
-    A phase that launched nothing, or nothing that is known, ends on the device where the one before it did.
+    A phase without known kernels ends on the device where the one before it did.
     """
 
     name: str
@@ -68,12 +67,12 @@ def is_on_device(event: Event) -> bool:
     return event.get("ph") == "X" and str(event.get("cat")).lower().endswith(ON_DEVICE)
 
 
-def is_copy(event: Event) -> bool:
+def _is_copy(event: Event) -> bool:
     """Whether an event of the device is a copy or a fill."""
     return str(event.get("cat")).lower().endswith(COPIES)
 
 
-def span_of(event: Event) -> Span:
+def _span_of(event: Event) -> Span:
     """Seconds of the profiler's clock; events have microseconds."""
     begun = float(event["ts"]) * MICRO
     return begun, begun + max(float(event.get("dur", 0.0)), 0.0) * MICRO
@@ -88,13 +87,12 @@ class HostCalls:
         self._flow_ends: dict[tuple[Any, Any, float], Any] = {}
         self._by_flow: dict[Any, HostCall] = {}
         for event in events:
-            kind, cat = event.get("ph"), str(event.get("cat"))
-            facts = event.get("args") or {}
-            if kind == "X" and cat.endswith(HOST_CALLS):
+            kind, cat, facts = event.get("ph"), str(event.get("cat")), event.get("args") or {}
+            is_runtime = cat.endswith(HOST_CALLS)
+            if kind == "X" and is_runtime:
                 self._note(self._by_number, facts.get("correlation"), event)
-                self._note(self._by_operator, facts.get("External id"), event)
-            elif kind == "X" and cat == HOST_OPERATOR:
-                self._note(self._by_operator, facts.get("External id"), event)
+            if kind == "X" and (is_runtime or cat == HOST_OPERATOR):
+                self._note(self._by_operator, facts.get(NUMBER), event)
             elif cat == FLOW and kind == "s":
                 self._note(self._by_flow, event.get("id"), event)
             elif cat == FLOW and kind == "f":
@@ -102,19 +100,19 @@ class HostCalls:
 
     @staticmethod
     def _note(where: dict[Any, HostCall], number: Any, event: Event) -> None:
-        """A runtime call that makes a driver's has its number too: the outer one came first. 0 is no number: vendors'
-        libraries give it to what they could not tell."""
+        """A runtime call has the number of the driver's call that it makes: the outer one came first. 0 is no number:
+        vendors' libraries give it to unknown calls."""
         launch = HostCall(float(event["ts"]) * MICRO, event.get("tid"))
         if number and (number not in where or launch.at_s < where[number].at_s):
             where[number] = launch
 
     def of(self, event: Event) -> HostCall | None:
-        """What launched an event of the device; None where the trace does not tell."""
+        """The call that launched an event of the device; None where the trace has none."""
         facts = event.get("args") or {}
         number, flow = facts.get("correlation"), self._flow_ends.get(_place(event))
         # kineto numbers a flow as its call; others number flows by themselves.
         call = self._by_number.get(number) or self._by_flow.get(flow) or self._by_flow.get(number)
-        return call or self._by_number.get(flow) or self._by_operator.get(facts.get("External id"))
+        return call or self._by_number.get(flow) or self._by_operator.get(facts.get(NUMBER))
 
 
 def _place(event: Event) -> tuple[Any, Any, float]:
@@ -122,7 +120,7 @@ def _place(event: Event) -> tuple[Any, Any, float]:
 
 
 def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Phase]:
-    """Our phases, in the order in which the host went through them, with the time that what they launched took.
+    """The phases in the order in which the host went through them, with the times of their kernels.
 
     A launch belongs to the phase whose annotation was open then, whatever the thread: while autograd's works, the one
     that opened it waits.
@@ -133,7 +131,7 @@ def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> 
     for event in filter(is_on_device, events):
         launch = launches.of(event)
         if launch and (place := _place_among(hosts, launch)) is not None:
-            ran[place].append(span_of(event))
+            ran[place].append(_span_of(event))
     began = min((begun for spans in ran for begun, _ in spans), default=0.0)
     phases: list[Phase] = []
     for (host, name), spans in zip(hosts, ran, strict=True):
@@ -144,35 +142,33 @@ def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> 
 
 
 def _hosts_phases(events: Iterable[Event]) -> list[tuple[Span, str]]:
-    """Our annotations of the host, in order."""
     return sorted(
-        (span_of(event), str(event["name"]).removeprefix(PHASE))
+        (_span_of(event), str(event["name"]).removeprefix(PHASE))
         for event in events
         if event.get("ph") == "X" and event.get("cat") == ANNOTATION and str(event.get("name", "")).startswith(PHASE)
     )
 
 
 def _place_among(hosts: Sequence[tuple[Span, str]], launch: HostCall) -> int | None:
-    """Which phase was open at a launch."""
+    """The phase that was open at a launch."""
     place = bisect_right(hosts, launch.at_s, key=lambda phase: phase[0][0]) - 1
     return place if place >= 0 and launch.at_s <= hosts[place][0][1] else None
 
 
 def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int, int]:
-    """How many of a device's events have no launch in the trace, how many were launched in none of our phases (by a
-    thread that goes on after them, say), and how many there are."""
+    """Of a device's events the numbers without a launch in the trace, of those launched in no phase (by a thread that
+    continues after them, say), and of all."""
     hosts = _hosts_phases(events)
     calls = [launches.of(event) for event in events if is_on_device(event)]
     outside = sum(launch is not None and _place_among(hosts, launch) is None for launch in calls)
     return calls.count(None), outside, len(calls)
 
 
-# The host's calls of collectives (`record_param_comms`), and which of them a kernel was launched for.
+# The host's calls of collectives (`record_param_comms`), and the kernels of each.
 #
-# kineto puts a call's facts with a kernel that was launched while it was open. NCCL launches what is sent and
-# received in
-# one batch (`batch_isend_irecv`, and whatever else torch coalesces) when the batch ends, and then no call is open any
-# more: those kernels say nothing, and belong to the calls before them that have no kernel.
+# kineto puts a call's facts with a kernel that was launched while it was open. NCCL launches a batch of messages
+# (`batch_isend_irecv`, and whatever else torch coalesces) when the batch ends, with no call open: those kernels
+# have no facts, and belong to the calls before them that have no kernel.
 
 # Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), libraries made after them (MCCL,
 # CNCL), MSCCL, oneCCL and Ascend's HCCL, torch's over symmetric memory, vLLM's; some profilers leave C++ names as they
@@ -181,12 +177,11 @@ OF_COMMUNICATION = re.compile(
     r"(?:nccl|rccl|mccl|cncl)\w*kernel|msccl|oneccl_|hcom_|nvshmem|_shot_all_reduce|multimem_all_|cross_device_reduce",
     re.IGNORECASE,
 )
-COLLECTIVE, NUMBER, GROUP = "Collective name", "External id", "Process Group Name"
+COLLECTIVE, GROUP = "Collective name", "Process Group Name"
 
 
 class HostCollective:
-    """One call: its facts as the profiler has them, and from when to when it was open, seconds of the profiler's
-    clock."""
+    """One call: the profiler's facts, and when it was open (seconds of the profiler's clock)."""
 
     def __init__(self, facts: Event, at_s: float, ended_s: float) -> None:
         self.facts, self.at_s, self.ended_s = facts, at_s, ended_s
@@ -201,7 +196,7 @@ class HostCollective:
 
 @cache
 def communicates(kernel: str) -> bool:
-    """Whether a kernel is one of a communication library, by its name; names are long, and few."""
+    """Whether a kernel's name is of a communication library; names are long, and few."""
     return OF_COMMUNICATION.search(kernel) is not None
 
 
@@ -215,7 +210,7 @@ class HostCollectives:
         for event in events:
             facts = event.get("args") or {}
             if event.get("cat") == HOST_OPERATOR and event.get("ph") == "X" and facts.get(COLLECTIVE):
-                call = HostCollective(facts, *span_of(event))
+                call = HostCollective(facts, *_span_of(event))
                 self._by_thread.setdefault(event.get("tid"), []).append(call)
                 if number := facts.get(NUMBER):
                     self._by_number[number] = call
@@ -224,7 +219,7 @@ class HostCollectives:
         self._of_kernels = self._find([event for event in events if is_on_device(event)])
 
     def of(self, event: Event) -> tuple[HostCollective, ...] | None:
-        """What a kernel was launched for, () where it communicates and nobody tells what; None for other work."""
+        """The calls of a kernel, () where it communicates and has no known call; None for other work."""
         return self._of_kernels.get(id(event))
 
     def _find(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...] | None]:
@@ -233,30 +228,28 @@ class HostCollectives:
         for event in events:
             facts = event.get("args") or {}
             if facts.get(COLLECTIVE):
-                by_event[id(event)] = (self._told(event),)
-            elif not is_copy(event) and communicates(str(event.get("name", ""))):
-                by_event[id(event)] = self._open_at(event)
-                silent += [event] if not by_event[id(event)] else []
+                by_event[id(event)] = (self._by_facts(event),)
+            elif not _is_copy(event) and communicates(str(event.get("name", ""))):
+                call = self._around(self._launches.of(event))
+                if call is None:
+                    silent.append(event)
+                else:
+                    call.has_kernel = True
+                by_event[id(event)] = () if call is None else (call,)
         return by_event | self._of_batches(silent) | self._of_copies(events)
 
-    def _told(self, event: Event) -> HostCollective:
-        """The call of a kernel's facts; each other kernel that bears its number is of it too."""
+    def _by_facts(self, event: Event) -> HostCollective:
+        """The call of a kernel's facts; other kernels with its number are of the same call."""
         facts, launch = event["args"], self._launches.of(event)
         number = facts.get(NUMBER)
         call = self._by_number.get(number) if number else self._around(launch)
         if call is None or call.facts[COLLECTIVE] != facts[COLLECTIVE]:
-            at_s = launch.at_s if launch else span_of(event)[0]
+            at_s = launch.at_s if launch else _span_of(event)[0]
             call = HostCollective(facts, at_s, at_s)
             if number:
                 self._by_number[number] = call
         call.has_kernel = True
         return call
-
-    def _open_at(self, event: Event) -> tuple[HostCollective, ...]:
-        if (call := self._around(self._launches.of(event))) is None:
-            return ()
-        call.has_kernel = True
-        return (call,)
 
     def _around(self, launch: HostCall | None) -> HostCollective | None:
         """The innermost call of its thread that was open at a launch."""
@@ -270,9 +263,9 @@ class HostCollectives:
         return call
 
     def _of_batches(self, kernels: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
-        """Of kernels launched while no call was open: the calls of that thread since the one before that have none.
+        """Of kernels launched while no call was open: the thread's calls without a kernel since the last such launch.
 
-        A kernel like it that follows on its stream without a call in between is of the same batch.
+        A kernel of the same name that follows on its stream without a call in between is of the same batch.
         """
         launched = [(launch, event) for event in kernels if (launch := self._launches.of(event))]
         by_event: dict[int, tuple[HostCollective, ...]] = {}
@@ -291,10 +284,10 @@ class HostCollectives:
         return by_event
 
     def _of_copies(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
-        """Of copies that bear the number of a call without a kernel: NCCL over symmetric memory lets copy engines move
-        what nobody reduces, and kineto gives facts to kernels alone."""
+        """Of copies with the number of a call without a kernel: NCCL over symmetric memory lets copy engines move what
+        is not reduced, and kineto gives facts to kernels alone."""
         by_event: dict[int, tuple[HostCollective, ...]] = {}
-        for event in filter(is_copy, events):
+        for event in filter(_is_copy, events):
             call = self._by_number.get((event.get("args") or {}).get(NUMBER))
             if call is not None and call.communicates and not call.has_kernel:
                 by_event[id(event)] = (call,)
@@ -302,7 +295,7 @@ class HostCollectives:
 
 
 def _nest(calls: list[HostCollective]) -> None:
-    """Order a thread's calls, and tell each which one it was made in."""
+    """Order a thread's calls, and link each to the call that it was made in."""
     calls.sort(key=lambda call: (call.at_s, -call.ended_s))
     around: list[HostCollective] = []
     for call in calls:
@@ -312,12 +305,11 @@ def _nest(calls: list[HostCollective]) -> None:
         around.append(call)
 
 
-# Collectives among the kernels of a profiled step: when each ran, and how much of it nothing else covered.
+# Collectives among the kernels of a profiled step.
 #
-# The profiler writes a collective's name, sizes and process group with its kernel (kineto's `output_json.cpp`), and we
-# read those: kernels are renamed from one NCCL to the next. Where it did not, `host_collectives` finds the host's calls
-# that the kernel was launched for; a kernel without any is known as communication by its name alone, and hides no
-# other.
+# The profiler writes a collective's name, sizes and process group with its kernel (kineto's `output_json.cpp`); kernels
+# are renamed from one NCCL to the next. Without these facts a kernel is of the host's calls that launched it; without
+# such calls its name alone shows that it communicates, and it hides no other kernel.
 # A collective's duration is its kernels', so it includes waiting for the slowest rank, as all NCCL durations do.
 
 # The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.
@@ -332,23 +324,15 @@ MEETING = "barrier"  # has a kernel, and moves nothing
 
 
 class Ran(NamedTuple):
-    """One collective's kernels; moments are seconds of the profiler's clock.
+    """One collective's kernels; moments are seconds of the profiler's clock."""
 
-    Args:
-        kind: as in Communication; UNNAMED where the profiler does not tell.
-        group: name of its process group.
-        exposed_s: how long it ran while no other kernel or copy did; of a batch that one kernel moved, an equal part.
-        payload_bytes: nccl-tests' S by the profiler's count, None where it is not recorded.
-        issued_s: when the host called it; when it began, where that is not known.
-    """
-
-    kind: str
-    group: str
+    kind: str  # as in Communication; UNNAMED where it is not known
+    group: str  # name of its process group
     begun_s: float
     ended_s: float
-    exposed_s: float
-    payload_bytes: int | None = None
-    issued_s: float = 0.0
+    exposed_s: float  # without any other kernel or copy; of a batch that one kernel moved, an equal part
+    payload_bytes: int | None = None  # nccl-tests' S by the profiler's count, None where it is not recorded
+    issued_s: float = 0.0  # when the host called it; when it began, where that is not known
 
 
 def collectives_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Ran]:
@@ -358,33 +342,29 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
     NCCL may run one in several kernels, and messages of one batch in a single one.
     """
     calls = HostCollectives(events, launches or HostCalls(events))
-    covered = Cover(span_of(event) for event in events if is_on_device(event) and calls.of(event) is None)
+    covered = Cover(_span_of(event) for event in events if is_on_device(event) and calls.of(event) is None)
     kernels: dict[HostCollective, list[tuple[Span, int]]] = {}
     unnamed: list[Span] = []
     for event in filter(is_on_device, events):
         event_calls = calls.of(event)
         for call in event_calls or ():
-            kernels.setdefault(call, []).append((span_of(event), len(event_calls or ())))
-        unnamed += [span_of(event)] if event_calls == () else []
+            kernels.setdefault(call, []).append((_span_of(event), len(event_calls or ())))
+        unnamed += [_span_of(event)] if event_calls == () else []
 
     def ran(shared: Sequence[tuple[Span, int]], facts: Mapping[str, Any], issued_s: float) -> Ran:
         # Copy engines, and several kernels of a split one, may run at once.
         spans = union(span for span, _ in shared)
         exposed = sum(max(ended - begun - covered.seconds((begun, ended)), 0.0) for begun, ended in spans)
-        kind = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED
-        group = str(facts.get("Process Group Name", ""))
+        kind, group = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED, str(facts.get(GROUP, ""))
+        numel = facts.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
+        itemsize = DTYPE_BYTES.get(str(facts.get("dtype")))
+        payload_bytes = numel * itemsize if isinstance(numel, int) and itemsize is not None else None
         size = max(size for _, size in shared)
-        return Ran(kind, group, spans[0][0], spans[-1][1], exposed / size, _payload_bytes(kind, facts), issued_s)
+        return Ran(kind, group, spans[0][0], spans[-1][1], exposed / size, payload_bytes, issued_s)
 
     collectives = [ran(shared, call.facts, call.at_s) for call, shared in kernels.items()]
     collectives += [ran([(span, 1)], {}, span[0]) for span in unnamed]
     return sorted(collectives, key=lambda collective: (collective.begun_s, collective.issued_s))
-
-
-def _payload_bytes(kind: str, facts: Mapping[str, Any]) -> int | None:
-    numel = facts.get("Out msg nelems" if kind == "all_gather" else "In msg nelems")
-    itemsize = DTYPE_BYTES.get(str(facts.get("dtype")))
-    return numel * itemsize if isinstance(numel, int) and itemsize is not None else None
 
 
 def matched(
@@ -392,16 +372,16 @@ def matched(
 ) -> tuple[list[Ran | None], str | None]:
     """Each row's kernel: the n-th collective of a group is its n-th kernel, for a group's kernels run in order.
 
-    Messages between two ranks are matched by themselves, in the order in which the host called them; where those are
-    others than the rows have, only they are left without times.
+    Messages between two ranks are matched apart, in the order in which the host called them; where they differ from the
+    rows' messages, only messages have no times.
 
     Args:
-        rows: what the dispatch mode saw of one step on this rank.
+        rows: the dispatch mode's rows of one step on this rank.
         kernels: of another run of the same step.
         group_names: process group name to its ranks as a row's `group` has them.
 
     Returns:
-        One kernel a row, all None with a sentence where the two do not fit together.
+        One kernel per row, all None with a sentence where the two do not fit together.
     """
     none: list[Ran | None] = [None] * len(rows)
     unnamed = sum(ran.kind == UNNAMED for ran in kernels)
@@ -415,16 +395,13 @@ def matched(
     ours = Counter((row.group, row.kind) for row in rows if row.group_size > 1 and row.kind not in PEERS)
     theirs = Counter((group_names.get(ran.group, f"group {ran.group}"), ran.kind) for ran in kernels)
     if ours != theirs:
-        more = [f"{kind} over {group}: {count}" for (group, kind), count in (theirs - ours).items()]
-        fewer = [f"{kind} over {group}: {count}" for (group, kind), count in (ours - theirs).items()]
-        differing = "; ".join(
-            [
-                *(f"only among kernels {text}" for text in more),
-                *(f"no kernel of {text}" for text in fewer),
-                *([f"{unnamed} kernels communicate and do not say what"] if unnamed else []),
-            ]
-        )
-        return none, f"the profiler's kernels are not the collectives that were issued: {differing}"
+        differing = [
+            f"{text} {kind} over {group}: {count}"
+            for text, counts in (("only among kernels", theirs - ours), ("no kernel of", ours - theirs))
+            for (group, kind), count in counts.items()
+        ]
+        differing += [f"{unnamed} kernels communicate and do not say what"] if unnamed else []
+        return none, f"the profiler's kernels are not the collectives that were issued: {'; '.join(differing)}"
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
@@ -440,21 +417,17 @@ def matched(
     return row_kernels, None
 
 
-def without_kernels(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
-    """How many messages have no kernel of theirs, as a sentence."""
-    of_rows = [ran is None for row, ran in zip(rows, kernels, strict=True) if row.kind in PEERS]
-    if not any(of_rows):
-        return []
-    return [f"of {sum(of_rows)} messages the profiler does not tell which kernel moved them; they have no times"]
-
-
-def differing_bytes(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
-    """Where a row and its kernel do not move as much, as sentences; bytes that the profiler does not report agree."""
-    return [
+def _differences(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
+    """Rows and kernels that do not move as much, and the number of messages without a kernel, as sentences."""
+    sentences = [
         f"{row.kind} over ranks {row.group} of {row.payload_bytes} B; its kernel moved {ran.payload_bytes} B"
         for row, ran in zip(rows, kernels, strict=True)
         if ran is not None and ran.payload_bytes not in (None, row.payload_bytes)
     ]
+    if num_messages := sum(ran is None for row, ran in zip(rows, kernels, strict=True) if row.kind in PEERS):
+        how = "the profiler does not tell which kernel moved them; they have no times"
+        sentences.append(f"of {num_messages} messages {how}")
+    return sentences
 
 
 BETWEEN_EVENTS = re.compile(r"[\s,]*")
@@ -467,17 +440,11 @@ ALIVE_EVERY = 20_000  # events; some tenths of a second
 
 @dataclass(frozen=True)
 class ProfiledStep:
-    """What came of it.
-
-    Args:
-        traced: moments are seconds of the profiler's clock, of kernels.
-        differences: where kernels and dispatched collectives differ, as sentences.
-        reason: why there are no times, or None.
-    """
+    """A step as its kernels ran; moments are seconds of the profiler's clock."""
 
     traced: Traced
-    differences: list[str]
-    reason: str | None
+    differences: list[str]  # between kernels and dispatched collectives, as sentences
+    reason: str | None  # why there are no times
 
 
 def profiled_step(
@@ -486,13 +453,13 @@ def profiled_step(
     rows: Sequence[Communication],
     on_progress: Callable[[], None] = lambda: None,
 ) -> ProfiledStep:
-    """Run a step under the profiler, all ranks together; `rows` are what another run of it communicated.
+    """Run a step under the profiler, all ranks together; `rows` are the collectives of another run of it.
 
     `on_progress` is called now and then: reading a large trace takes minutes.
     """
     names = iter(step.phases)
     _begin_profiling(context.device)
-    synchronize(context.device)  # what an earlier step left behind is none of this one's
+    synchronize(context.device)  # no kernel of an earlier step is left
     with profile(activities=profiler_activities(context.device)) as profiler, contextlib.ExitStack() as phase:
 
         def next_phase() -> None:
@@ -508,21 +475,17 @@ def profiled_step(
         synchronize(context.device)
     on_progress()
     try:
-        events = _events_of(profiler, on_progress)
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "trace.json"
+            profiler.export_chrome_trace(str(file))
+            on_progress()
+            events = list(events_in(file, on_progress))
         return step_of_events(events, step.phases, cpu_s, rows, ranks_by_group_name())
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         # A vendor's profiler may write anything; the other ranks wait for this one.
         traceback.print_exc()
         reason = f"the profiler's trace cannot be read ({error})"
         return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
-
-
-def _events_of(profiler: profile, on_progress: Callable[[], None]) -> list[dict[str, Any]]:
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder) / "trace.json"
-        profiler.export_chrome_trace(str(file))
-        on_progress()
-        return list(events_in(file, on_progress))
 
 
 def _untimed(rows: Sequence[Communication], cpu_s: float) -> Traced:
@@ -562,17 +525,18 @@ def step_of_events(
     traced = Traced(min(phase.begun_s for phase in device_phases), ends, cpu_s, traced_rows)
     if reason:
         return ProfiledStep(traced, [reason], reason)
-    unnamed = sum(kernel.kind == UNNAMED for kernel in kernels)
-    untold = [f"{unnamed} kernels communicate and do not say what; they hide nothing"] if unnamed else []
+    sentences = _differences(rows, ran)
+    if unnamed := sum(kernel.kind == UNNAMED for kernel in kernels):
+        sentences.append(f"{unnamed} kernels communicate and do not say what; they hide nothing")
     num_lost, outside, num_events = in_no_phase(events, launches)
     for count, why in ((num_lost, "have no launch in the trace"), (outside, "were launched before or after the step")):
-        untold += [f"{count} of {num_events} kernels and copies {why}; they are in no phase"] if count else []
-    return ProfiledStep(traced, [*differing_bytes(rows, ran), *without_kernels(rows, ran), *untold], None)
+        sentences += [f"{count} of {num_events} kernels and copies {why}; they are in no phase"] if count else []
+    return ProfiledStep(traced, sentences, None)
 
 
 def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace, one after another: parsed at once, a large one would keep this rank from saying
-    that it is alive.
+    """The events of a Chrome trace, one after another: parsed at once, a large one would keep this rank from reporting
+    progress.
 
     Raises:
         ValueError: it ends in the middle, as on a full disk, or an event is no JSON.
@@ -586,7 +550,7 @@ def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Ite
         try:
             event, at = decoder.raw_decode(text, at)
         except json.JSONDecodeError:
-            event, at = _mended(text, at, number)
+            event, at = _repaired(text, at, number)
         yield event
         number += 1
         if number % ALIVE_EVERY == 0:
@@ -601,14 +565,14 @@ def _next_event(text: str, at: int) -> int:
     return match.end()
 
 
-def _mended(text: str, at: int, number: int) -> tuple[Any, int]:
-    """An event that kineto wrote as no JSON, as one, and where it ends."""
+def _repaired(text: str, at: int, number: int) -> tuple[Any, int]:
+    """An event that kineto wrote as invalid JSON, and where it ends."""
     end = text.find(END_OF_EVENT, at) + len(END_OF_EVENT)
     if end < len(END_OF_EVENT):
         _next_event(text, len(text))
-    mended = NO_NUMBER.sub("null", text[at:end])
-    mended = NAMED.sub(lambda match: match[1] + match[2].replace('"', "'") + match[3], mended)
+    repaired = NO_NUMBER.sub("null", text[at:end])
+    repaired = NAMED.sub(lambda match: match[1] + match[2].replace('"', "'") + match[3], repaired)
     try:
-        return json.loads(mended, strict=False), end
+        return json.loads(repaired, strict=False), end
     except json.JSONDecodeError as error:
         raise ValueError(f"its event {number} is no JSON: {error}") from error

@@ -23,7 +23,6 @@ from distbench.observe.module_attribution import (
     tracked_collectives,
 )
 from distbench.observe.profiler_kernels import profiled_step
-from distbench.plans.pipeline import StageWork
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
@@ -43,20 +42,15 @@ METHOD = "timed operators of c10d"
 
 @dataclass(frozen=True)
 class Tracing:
-    """What a traced pass needs of the launch.
+    """Facts of the launch for a traced pass."""
 
-    Args:
-        clock_shared: whether all ranks read the same monotonic clock.
-        on_progress: called now and then, so that a long trace is not taken for a hang.
-    """
-
-    clock_shared: bool
-    on_progress: Callable[[], None] = lambda: None
+    clock_shared: bool  # all ranks read the same monotonic clock
+    on_progress: Callable[[], None] = lambda: None  # called now and then: a long trace is no hang
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """Traces a step that was timed and checked, and changes its values."""
+    """Traces a step that was timed and checked; the step's values change."""
 
     step: TrainingStep
     context: RankContext
@@ -80,9 +74,11 @@ class StepTrace:
             **tables(steps, self.step.phases, self.context, tracing.clock_shared),
         }
 
-    def _agreement(self, dispatched: Sequence[Communication], sentences: list[str]) -> dict[str, Any]:
-        differences = _of_all_ranks(self.context, sentences)
-        return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": differences}
+    def _agreement(self, dispatched: Sequence[Communication], own_sentences: list[str]) -> dict[str, Any]:
+        by_rank = enumerate(self.context.gather(own_sentences))
+        sentences = [f"rank {rank}: {sentence}" for rank, of_rank in by_rank for sentence in of_rank]
+        capped = capped_lines(sentences, MAX_DIFFERENCES, "and {} more")
+        return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": capped}
 
     def timed(self, num_steps: int) -> list[Traced]:
         """The traces of some runs of the step on CPU, from the values that it began with."""
@@ -90,10 +86,9 @@ class StepTrace:
         return [traced(self.step, self.context) for _ in range(num_steps)]
 
     def dispatched(self) -> list[Communication]:
-        """What the dispatch mode sees of the step, from the same values: what experts are sent depends on them."""
+        """The step's collectives by the dispatch mode, from the same values: tokens go to experts by values."""
         self._restart()
-        step = self.step
-        return communications_of(step, step.phases, step.plan, self.context, step.model)
+        return communications_of(self.step, self.step.phases, self.step.plan, self.context, self.step.model)
 
     def _restart(self) -> None:
         self.step.start_anew()
@@ -101,7 +96,7 @@ class StepTrace:
             _run(self.step, self.context)
 
     def _profiled(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """On accelerators: what the dispatch mode sees of a step, with the times of the kernels of profiled ones."""
+        """On accelerators: the collectives that the dispatch mode sees, with times of kernels of profiled steps."""
         rows = self.dispatched()
         bare_cpu, steps = [], []
         for _ in range(NUM_STEPS):
@@ -126,7 +121,7 @@ def traced(step: TrainingStep, context: RankContext) -> Traced:
     ends: list[float] = []
     with (
         tracked_collectives(step.model, step.phases, step.plan, context) as tracker,
-        _working_on_stages(step) as working,
+        contextlib.nullcontext(()) if step.pipeline is None else step.pipeline.observed() as working,
     ):
 
         def stamp() -> None:
@@ -145,11 +140,6 @@ def traced(step: TrainingStep, context: RankContext) -> Traced:
     return Traced(start, ends, cpu, rows, [(span.begun_s, span.ended_s) for span in working])
 
 
-def _working_on_stages(step: TrainingStep) -> contextlib.AbstractContextManager[Sequence[StageWork]]:
-    """When a rank of a pipeline works on its stages; nothing for another step."""
-    return contextlib.nullcontext(()) if step.pipeline is None else step.pipeline.observed()
-
-
 def _run(step: TrainingStep, context: RankContext) -> float:
     """One step with nothing added to it; its CPU seconds on this rank, all threads."""
     dist.barrier(context.control)
@@ -159,17 +149,17 @@ def _run(step: TrainingStep, context: RankContext) -> float:
 
 
 def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
-    """CPU seconds of bare and traced steps in turn, summed over ranks; who goes first changes each round."""
+    """CPU seconds of bare and traced steps in turn, summed over ranks; the order changes each round."""
     bare_cpu, traced_cpu = [], []
     began_s = time.monotonic()
-    for turn in range(ROUNDS):
-        if turn and max(context.gather(time.monotonic() - began_s)) > OVERHEAD_S:
+    for number in range(ROUNDS):
+        if number and max(context.gather(time.monotonic() - began_s)) > OVERHEAD_S:
             break
         tracing.on_progress()
-        if turn % 2:
+        if number % 2:
             bare_cpu.append(_run(step, context))
         traced_cpu.append(traced(step, context).cpu_s)
-        if not turn % 2:
+        if not number % 2:
             bare_cpu.append(_run(step, context))
     return _ratio(context.gather((bare_cpu, traced_cpu)))
 
@@ -182,30 +172,17 @@ def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]
 
 
 def differences(timed: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
-    """Where two methods saw other collectives, or in another order, as sentences; rows are compared by kind, group
-    and bytes."""
-    ours, theirs = ([_text(row) for row in rows] for rows in (timed, dispatched))
+    """Differences in the collectives or the order that two methods saw, as sentences: by kind, group and bytes."""
+    ours, theirs = (
+        [f"{row.kind} over ranks {row.group} of {row.payload_bytes} B" for row in rows] for rows in (timed, dispatched)
+    )
     sentences = []
     for tag, start, end, other_start, other_end in SequenceMatcher(None, ours, theirs, autojunk=False).get_opcodes():
         if tag != "equal":
-            ours_text, theirs_text = (
-                ", ".join(rows) or "nothing" for rows in (ours[start:end], theirs[other_start:other_end])
-            )
-            sentences.append(
-                f"after {count_text(start, 'collective')} {METHOD} saw {ours_text}, the dispatch mode saw {theirs_text}"
-            )
+            seen = f"{METHOD} saw {', '.join(ours[start:end]) or 'nothing'}"
+            other = f"the dispatch mode saw {', '.join(theirs[other_start:other_end]) or 'nothing'}"
+            sentences.append(f"after {count_text(start, 'collective')} {seen}, {other}")
     return sentences
-
-
-def _text(row: Communication) -> str:
-    return f"{row.kind} over ranks {row.group} of {row.payload_bytes} B"
-
-
-def _of_all_ranks(context: RankContext, own_sentences: list[str]) -> list[str]:
-    sentences = [
-        f"rank {rank}: {sentence}" for rank, theirs in enumerate(context.gather(own_sentences)) for sentence in theirs
-    ]
-    return capped_lines(sentences, MAX_DIFFERENCES, "and {} more")
 
 
 def _memory(step: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:

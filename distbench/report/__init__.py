@@ -1,37 +1,109 @@
-"""What a person reads of run files: tables, Markdown, CSV, JSON, plots and a page. Only `render` puts them together."""
+"""Reports on run files and on traced steps: tables, Markdown, CSV, JSON, plots and a page."""
 
-from collections.abc import Sequence
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from distbench.records.dataframe import frame_of, records_of
+from distbench.records.dataframe import PASSES, frame_of, records_of
 from distbench.records.results_folder import collect, is_scenario_name
-from distbench.records.run_file import no_garbage_collection
-from distbench.report.overview import Contents, overview
-from distbench.report.page import page_blocks, write_page
-from distbench.report.report_formats import DATA_FORMS, FORMS, Rendered, rendered
+from distbench.records.run_file import Run, no_garbage_collection
+from distbench.report.page import page_blocks, traced_blocks, write_page
 from distbench.report.reproducer import write_reproducers
-from distbench.report.sections import figures_in, report_blocks
-from distbench.report.summary import summary
-from distbench.show.blocks import Block, Table, TableColumns, capped, key_columns, table_of
+from distbench.report.sections import Contents, figures_in, overview, report_blocks, summary
+from distbench.report.trace_rows import Trace, frame_of_traces, traces_of
+from distbench.report.trace_tables import comparison_blocks, difference, grouped_table, trace_blocks
+from distbench.report.trace_timeline import timeline_figures, write_chrome
+from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
+from distbench.show.html import PageBlock, Verdict
 from distbench.show.plots import draw
-from distbench.show.terminal import text_of
+from distbench.show.terminal import shown, text_of
 from distbench.show.units import time_text
 from distbench.spec.errors import UserError, nearest
+from distbench.spec.printable_text import cell
 from distbench.statistics.intervals import geometric_mean
 
 if TYPE_CHECKING:
     import pandas as pd
 
-
-# Cases summarised by columns of the frame.
-
+DATA_FORMS = ("csv", "json")
+FORMS = ("table", "markdown", *DATA_FORMS)
 MAX_ROWS = 200
 STATISTICS = ("num_cases", "num_ok", "geometric_mean_s", "min_s", "max_s")
 
 
+class Rendered(NamedTuple):
+    """What to print, and sentences on what was left out or written, for standard error."""
+
+    text: str
+    warnings: list[str]
+
+
+def render(
+    runs: tuple[Path, ...],
+    out: Path,
+    form: str,
+    plots: Path | None,
+    group_by: tuple[str, ...],
+    page: Path | None = None,
+    reproducers: Path | None = None,
+    full: bool = False,
+    command: str = "distbench report",
+) -> Rendered:
+    """The report on some runs.
+
+    Args:
+        runs: run files, folders of them and names of scenarios, as `collect` takes them; empty for every scenario of
+            the latest `distbench run` under `out`.
+        form: one of FORMS; "csv" and "json" give every column of the frame, one row per case. "table" gives the
+            summary, or the tables of the scenarios that are named.
+        plots: folder to draw plots in as well.
+        group_by: columns to summarise cases by; empty to list them.
+        page: HTML file for the same report with its figures.
+        reproducers: folder for one script for each cause of wrong or broken redistributions.
+        full: every table of every scenario, in "table" too; the other forms are always whole.
+        command: shows these runs again; the summary's next commands begin with it.
+    """
+    if form not in FORMS:
+        raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
+    with no_garbage_collection():
+        all_runs, warnings = collect(runs, out)
+        frame = frame_of(all_runs)
+    groups = grouped(frame, group_by) if group_by else None
+    is_data_alone = (groups is not None or form in DATA_FORMS) and not (plots or page or reproducers)
+    contents = Contents.of(all_runs, frame, with_studies=not is_data_alone)
+    figure_files = draw(figures_in(contents), plots) if plots else []
+    messages = [write_page(page, page_blocks(contents))] if page else []
+    if reproducers:
+        written = [
+            message
+            for study in contents.studies
+            for message in write_reproducers(study.failures, study.versions, reproducers)
+        ]
+        messages += written or ["no reproducer written: no redistribution of these runs is wrong or broken"]
+
+    def blocks() -> list[Block]:
+        if groups is not None:
+            return [*overview(Contents.of(all_runs, frame, with_studies=False).reported), _groups_table(groups)]
+        if full or form != "table" or any(is_scenario_name(name) for name in runs):
+            return report_blocks(contents, full or form != "table")
+        return summary(contents, command)
+
+    return _rendered(form, frame if groups is None else groups, blocks, warnings, figure_files, messages)
+
+
+def summary_of(run_files: Sequence[Path], report: str) -> str:
+    """The first screen on some run files, as `distbench run` ends with it; `report` is the command that shows them."""
+    with no_garbage_collection():
+        runs, _ = collect(tuple(run_files), None)
+        contents = Contents.of(runs, frame_of(runs))
+    return text_of(summary(contents, report))
+
+
 def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
-    """One row a group, in order of first appearance: the columns asked for, then STATISTICS.
+    """One row per group, in order of first appearance: the columns of `group_by`, then STATISTICS.
 
     Means, minima and maxima are of the medians of the group's ok cases, in seconds: a wrong result's time says nothing.
     """
@@ -56,8 +128,7 @@ def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
     return pd.concat([keys, aggregated.reset_index(drop=True)], axis=1)
 
 
-def table(groups: "pd.DataFrame") -> Table:
-    """The groups as a table."""
+def _groups_table(groups: "pd.DataFrame") -> Table:
     keys = [str(name) for name in groups.columns if name not in STATISTICS]
     columns: TableColumns = [
         *key_columns(keys),
@@ -71,77 +142,189 @@ def table(groups: "pd.DataFrame") -> Table:
     return capped(table_of(title, columns, records_of(groups), notes), MAX_ROWS)
 
 
-def render(
-    runs: tuple[Path, ...],
+def _rendered(
+    form: str,
+    data: "pd.DataFrame",
+    blocks: Callable[[], Sequence[Block]],
+    warnings: Sequence[str],
+    plots: Sequence[Path] = (),
+    messages: Sequence[str] = (),
+) -> Rendered:
+    """A report in one of FORMS: `data` for DATA_FORMS, `blocks` for the others; `plots` are files that were drawn."""
+    if form in DATA_FORMS:
+        # Standard output is data here.
+        return Rendered(data_text(data, form), [*warnings, *(f"plot written: {path}" for path in plots), *messages])
+    # The folder apart from the names: a whole path may be longer than a line.
+    names = (f"plots written to {plots[0].parent}:", *(f"  {path.name}" for path in plots)) if plots else ()
+    return Rendered(shown([*blocks(), Lines(names)], form), [*warnings, *messages])
+
+
+def data_text(frame: "pd.DataFrame", form: str) -> str:
+    """Every row, and every column but arrays; `form` is "csv" or "json", the latter with null for what JSON lacks."""
+    frame = frame.drop(columns=PASSES, errors="ignore")
+    if form == "csv":
+        safe = frame.rename(columns=cell)
+        for name in [name for name, column in safe.items() if column.dtype.kind == "O"]:
+            safe[name] = [*map(cell, safe[name])]
+        return str(safe.to_csv(index=False)).rstrip("\n")
+    if frame.empty:
+        return "[]"
+    # A name's own % signs must survive the filling in of values.
+    names = (json.dumps(str(name)).replace("%", "%%") for name in frame.columns)
+    record = "{" + ", ".join(f"{name}: %s" for name in names) + "}"
+    columns = [_json_cells(frame[name]) for name in frame.columns]
+    return "[\n" + ",\n".join(record % row for row in zip(*columns, strict=True)) + "\n]"
+
+
+def _json_cells(column: "pd.Series[Any]") -> list[str]:
+    """Each value as JSON. By column, which is faster."""
+    import numpy as np
+
+    missing = column.isna() | column.isin([np.inf, -np.inf]) if column.dtype.kind == "f" else column.isna()
+    values = column.to_numpy(object, copy=True)
+    values[missing.to_numpy(bool)] = None
+    # A line break between values is safe to cut at, for within one JSON writes it as backslash n.
+    return json.dumps(values.tolist(), separators=("\n", ":"), allow_nan=False)[1:-1].split("\n")
+
+
+# Traced steps: which trace `RUN` or `RUN::PART` means (PART is a part of the case's id), and reports on them.
+
+SEPARATOR = "::"
+HOW_TO_TRACE = "trace a step with `distbench run SCENARIO --trace-paths`"
+
+
+@dataclass(frozen=True)
+class SelectedTraces:
+    """The given runs, and their traces without those that no PART means."""
+
+    runs: list[Run]
+    traces: list[Trace]
+    is_part: bool  # a PART was named
+    warnings: list[str]  # on files and lines that were left out
+    failed: list[str]  # one for each trace that failed or cannot be read
+
+
+def chosen(targets: Sequence[Path], out: Path | None) -> SelectedTraces:
+    """The traces of run files and folders, each with or without `::PART`; of the latest run under `out` for none."""
+    paths_and_parts = [_split(target) for target in targets]
+    runs, warnings = collect(tuple(path for path, _ in paths_and_parts), out)
+    traces, failed = traces_of(runs)
+    if not traces:
+        of = ", ".join(map(str, targets)) or f"the latest run under {out}"
+        why = f" ({'; '.join(failed)})" if failed else ""
+        raise UserError(f"{of} holds no trace of a step{why}; {HOW_TO_TRACE}")
+    kept = [] if paths_and_parts else traces
+    for path, part in paths_and_parts:
+        meant = [trace for trace in traces if _is_meant(trace, path, part)]
+        if part and not meant:
+            raise UserError(f"no traced case of {path} has {part!r} in its id; {_there_are(traces)}")
+        kept = [trace for trace in traces if trace in kept or trace in meant]
+    return SelectedTraces(runs, kept, any(part for _, part in paths_and_parts), warnings, failed)
+
+
+def selected_trace(given: Path) -> tuple[Trace, list[str]]:
+    """The one trace that `RUN` or `RUN::PART` names, and sentences on what was left out.
+
+    A PART that is the whole end of one case's id means that case, whatever else holds it.
+    """
+    selected = chosen((given,), None)
+    path, part = _split(given)
+    traces = [trace for trace in selected.traces if part and trace.case_id.endswith(f"/{part}")] or selected.traces
+    if len(traces) > 1:
+        how = f"give {path}{SEPARATOR}PART with a part of one's case id"
+        raise UserError(f"{given} holds {len(traces)} traces; {how}; {_there_are(traces)}")
+    return traces[0], [*selected.warnings, *selected.failed]
+
+
+def _split(given: Path) -> tuple[Path, str]:
+    """(the run file or folder, the part of a case's id after `::`; empty for none)."""
+    if given.exists():
+        return given, ""
+    path, _, part = str(given).partition(SEPARATOR)
+    return Path(path), part
+
+
+def _is_meant(trace: Trace, path: Path, part: str) -> bool:
+    is_of_run = trace.run.path.resolve().is_relative_to(path.resolve()) or trace.run.scenario == str(path)
+    return is_of_run and part in trace.case_id
+
+
+def _there_are(traces: Sequence[Trace]) -> str:
+    return f"there are: {', '.join(trace.case_id for trace in traces[:8])}" + (", ..." if len(traces) > 8 else "")
+
+
+def render_paths(
+    targets: tuple[Path, ...],
     out: Path,
     form: str,
-    plots: Path | None,
-    group_by: tuple[str, ...],
+    plots: Path | None = None,
     page: Path | None = None,
-    reproducers: Path | None = None,
-    full: bool = False,
-    command: str = "distbench report",
+    chrome: Path | None = None,
+    by: tuple[str, ...] = (),
 ) -> Rendered:
-    """The report on some runs.
+    """Which path costs what in the traced steps of some runs.
 
     Args:
-        runs: run files, folders of them and names of scenarios, as `runs.find.collect` takes them; empty for every
-            scenario of the latest `distbench run` under `out`.
-        form: one of FORMS; "csv" and "json" give every column of the frame, one row (record) a case. "table" gives the
-            summary, or the tables of the scenarios that are named.
-        plots: folder to draw plots in as well.
-        group_by: columns to summarise cases by; empty to list them.
-        page: HTML file for the same report with its figures.
-        reproducers: folder for one script for each cause of wrong or broken redistributions.
-        full: every table of every scenario, in "table" too; the other forms are always whole.
-        command: what shows these runs again, for the summary's commands to go on with.
+        targets: run files and folders, each with or without `::PART` of a case's id; empty for the latest run.
+        form: one of FORMS; "csv" and "json" give one row per collective, traced step and rank.
+        plots: folder for each trace's timeline.
+        page: HTML file for the whole report on these runs, paths and timelines included; where a PART is named, for
+            the paths and timelines of the traces that it means alone.
+        chrome: file for one trace as Chrome's trace events.
+        by: columns of the rows to sum by, instead of the usual tables and rows; empty for these.
     """
-    if form not in FORMS:
-        raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
-    with no_garbage_collection():
-        all_runs, warnings = collect(runs, out)
-        frame = frame_of(all_runs)
-    groups = grouped(frame, group_by) if group_by else None
-    is_data_alone = (groups is not None or form in DATA_FORMS) and not (plots or page or reproducers)
-    contents = Contents.of(all_runs, frame, with_studies=not is_data_alone)
-    figure_files = draw(figures_in(contents), plots) if plots else []
-    messages = [write_page(page, page_blocks(contents))] if page else []
-    if reproducers:
-        messages += _write_reproducers(reproducers, contents)
-    return rendered(
+    selected = chosen(targets, out)
+    traces = selected.traces
+    data = frame_of_traces(traces, by)
+    messages = []
+    if chrome and len(traces) > 1:
+        how = f"give RUN::PART of a case's id, as {traces[0].run.path}::{traces[0].case_id}"
+        raise UserError(f"--chrome takes one trace, here are {len(traces)}; {how}")
+    if chrome:
+        messages.append(write_chrome(chrome, traces[0]))
+    figure_files = draw(timeline_figures(traces), plots) if plots else []
+    messages += [write_page(page, _traces_page(selected))] if page else []
+    if form in DATA_FORMS:
+        messages += selected.failed
+
+    def blocks() -> list[Block]:
+        tables = (block for trace in traces for block in ([grouped_table(trace, by)] if by else trace_blocks(trace)))
+        return [*tables, Lines(tuple(selected.failed))]
+
+    return _rendered(form, data, blocks, selected.warnings, figure_files, messages)
+
+
+def _traces_page(selected: SelectedTraces) -> Iterable[PageBlock]:
+    if not selected.is_part:
+        return page_blocks(Contents.of(selected.runs, frame_of(selected.runs)))
+    title = f"distbench: traced steps of {', '.join(dict.fromkeys(trace.run.scenario for trace in selected.traces))}"
+    return chain([Heading(title, 1)], _traced(selected.traces))
+
+
+def _traced(traces: Sequence[Trace]) -> Iterator[PageBlock]:
+    """Lazily, as figures are to be drawn in the page's style."""
+    return (block for trace in traces for block in traced_blocks(trace))
+
+
+def render_difference(target: Path, other_target: Path, form: str, page: Path | None = None) -> Rendered:
+    """How one traced step (`RUN` or `RUN::PART`) differs from another; "csv" and "json" give one row per path.
+
+    `page` is an HTML file for the same, and for the tables of each of the two steps.
+    """
+    (trace_a, warnings), (trace_b, other_warnings) = selected_trace(target), selected_trace(other_target)
+    messages = []
+    if page:
+        heading, verdict, *more_blocks = comparison_blocks(trace_a, trace_b)
+        assert isinstance(verdict, Lines)
+        blocks = chain([heading, Verdict(verdict.texts), *more_blocks], _traced((trace_a, trace_b)))
+        messages = [write_page(page, blocks)]
+    return _rendered(
         form,
-        lambda: frame if groups is None else groups,
-        lambda: (
-            _blocks(contents, runs, command, full or form != "table")
-            if groups is None
-            else [*overview(Contents.of(all_runs, frame, with_studies=False).reported), table(groups)]
-        ),
-        warnings,
-        figure_files,
-        messages,
+        difference(trace_a, trace_b),
+        lambda: comparison_blocks(trace_a, trace_b),
+        [*warnings, *other_warnings],
+        messages=messages,
     )
 
 
-def summary_of(run_files: Sequence[Path], report: str) -> str:
-    """The first screen on some run files, as `distbench run` ends with it; `report` is the command that shows them."""
-    with no_garbage_collection():
-        runs, _ = collect(tuple(run_files), None)
-        contents = Contents.of(runs, frame_of(runs))
-    return text_of(summary(contents, report))
-
-
-def _blocks(contents: Contents, targets: tuple[Path, ...], command: str, full: bool) -> list[Block]:
-    if full or any(is_scenario_name(name) for name in targets):
-        return report_blocks(contents, full)
-    return summary(contents, command)
-
-
-def _write_reproducers(folder: Path, contents: Contents) -> list[str]:
-    lines = []
-    for study in contents.studies:
-        scripts, left_out = write_reproducers(study.failures, study.versions, folder)
-        lines += [*(f"reproducer written: {path}" for path in scripts), *left_out]
-    return lines or ["no reproducer written: no redistribution of these runs is wrong or broken"]
-
-
-__all__ = ["FORMS", "Rendered", "render", "summary_of"]
+__all__ = ["FORMS", "Rendered", "data_text", "render", "render_difference", "render_paths", "summary_of"]

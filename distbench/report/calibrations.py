@@ -53,16 +53,19 @@ COLUMNS: TableColumns = (
 
 def profile_text(profile: Profile) -> str:
     """The profile as a table."""
-    return text_of([profile_table(profile)])
+    return text_of([_profile_table(profile)])
 
 
-def profile_table(profile: Profile) -> Table:
-    """One row a line, those of a mesh dim together."""
+def _profile_table(profile: Profile) -> Table:
+    """One row per line, those of a mesh dim together."""
     title = f"{profile.machine}, {profile.backend}, torch {profile.torch}, mesh {format_mesh(profile.mesh)}"
-    shapes = dict.fromkeys(shape for line in profile.lines if (shape := line.hosts))
+    shapes, has_hosts = (
+        dict.fromkeys(shape for line in profile.lines if (shape := line.hosts)),
+        len({*profile.hosts}) > 1,
+    )
     levels = "; ".join(f"{shape}: {level_of(shape)}" for shape in shapes)
     notes = [
-        *([f"hosts: ranks of a group on each of its hosts; {levels}"] if len(set(profile.hosts)) > 1 else []),
+        *([f"hosts: ranks of a group on each of its hosts; {levels}"] if has_hosts else []),
         "time = base + payload / (GB/s) + payload x num_copies / (copied GB/s), beyond the knee at the rate beyond",
         *(
             f"of direct, {brief_time_text(line.per_message_s)} more for each message of the busiest rank"
@@ -74,7 +77,7 @@ def profile_table(profile: Profile) -> Table:
     ]
     neighbours = enumerate(pairwise(profile.lines), start=1)
     breaks = [number for number, (line, following) in neighbours if line.mesh_dim != following.mesh_dim]
-    columns = [column for column in COLUMNS if len(set(profile.hosts)) > 1 or column[0] != "<hosts"]
+    columns = [column for column in COLUMNS if has_hosts or column[0] != "<hosts"]
     return table_of(title, columns, profile.lines, notes, breaks, ("samples", "copied", "knee", "beyond"))
 
 
@@ -82,7 +85,7 @@ def _rate_text(per_byte_s: float) -> str:
     return bandwidth_text(1 / per_byte_s / GB).strip() if per_byte_s else NOTHING
 
 
-# What a calibration measured, drawn as points on the lines that were fitted.
+# Measured points on the fitted lines.
 
 TITLES = {"all_to_all": "all_to_all as DTensor runs it", "all_to_all_native": "all_to_all, native", DIRECT: "direct"}
 NUM_CURVE = 61
@@ -96,8 +99,8 @@ def calibration_figures(profile: Profile, measured: Sequence[MeasuredSteps]) -> 
 
 
 def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
-    room = max(LEAST_WIDTH - PANEL_WIDTH * min(len(measured), PER_ROW), 0)
-    figure, axes = style.panels(len(measured), PER_ROW, (PANEL_WIDTH, PANEL_HEIGHT), (room, 1.2))
+    margin = max(LEAST_WIDTH - PANEL_WIDTH * min(len(measured), PER_ROW), 0)
+    figure, axes = style.panels(len(measured), PER_ROW, (PANEL_WIDTH, PANEL_HEIGHT), (margin, 1.2))
     for panel, steps in zip(axes, measured, strict=True):
         line = profile.line(steps.op, steps.mesh_dim, steps.group_size)
         assert line is not None
@@ -105,10 +108,10 @@ def _figure(profile: Profile, measured: Sequence[MeasuredSteps]) -> "Figure":
     for panel in axes[::PER_ROW]:
         panel.set_ylabel("time")
     where = "the whole mesh" if measured[0].op == DIRECT else f"mesh dim {measured[0].mesh_dim}"
-    text = f"What a step costs over {where}, groups of {count_text(measured[0].group_size, 'rank')}"
-    style.title(figure, text)
-    caption = "lines are fitted to the filled points and judged by the hollow ones (off by: median of the latter)"
-    style.caption(figure, caption)
+    style.title(figure, f"What a step costs over {where}, groups of {count_text(measured[0].group_size, 'rank')}")
+    style.caption(
+        figure, "lines are fitted to the filled points and judged by the hollow ones (off by: median of the latter)"
+    )
     return figure
 
 
@@ -126,7 +129,10 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
             of_kind = [sample for sample in points if _kind(sample) == kind]
             places = [sample.payload_bytes for sample in of_kind], [sample.seconds for sample in of_kind]
             axes.plot(*places, "o", color=color, markerfacecolor=face, markersize=5, linestyle="none")
-            hover(axes, [_spot(measured_sample, line) for measured_sample in of_kind])
+            for sample in of_kind:
+                fitted = brief_time_text(line.seconds(sample.payload_bytes, *kind))
+                text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nthe line says {fitted}"
+                hover(axes, [Spot(sample.payload_bytes, sample.seconds, text)])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
     style.size_ticks(axes, sizes)
@@ -139,22 +145,17 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
         axes.legend(fontsize=8, loc="upper left", handlelength=1.2, borderaxespad=0.1)
 
 
-def _spot(sample: Sample, line: Line) -> Spot:
-    fitted = brief_time_text(line.seconds(sample.payload_bytes, *_kind(sample)))
-    text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nthe line says {fitted}"
-    return Spot(sample.payload_bytes, sample.seconds, text)
-
-
 def _kind(sample: Sample) -> tuple[float, int]:
-    """What samples of a curve have in common: copies, about, and messages."""
+    """Copies (rounded) and messages, which samples of a curve share."""
     return round(sample.num_copies, 1), sample.num_messages
 
 
-def headline(reported: ReportedRun) -> Iterator[str]:
-    """For each mesh dim what its collectives cost, and how far off the lines are."""
+def _headline(reported: ReportedRun) -> Iterator[str]:
+    """For each mesh dim the costs of its collectives, and how far off the lines are."""
     profile = _profile_of(reported.run)
+    if isinstance(profile, str):
+        yield profile
     if not isinstance(profile, Profile):
-        yield from [profile] if profile else []
         return
     lines = [line for line in profile.lines if line.op not in LOCAL_OPS]
     for mesh_dim, of_dim in groupby(lines, key=lambda line: line.mesh_dim):
@@ -169,16 +170,14 @@ def headline(reported: ReportedRun) -> Iterator[str]:
         yield f"off by {usual} on {sizes_text} (median of {count_text(len(lines), 'line')}; {most})"
 
 
-def tables(reported: ReportedRun, full: bool = True) -> list[Block]:
-    """The lines of one run's calibration, or why there are none."""
+def _tables(reported: ReportedRun, full: bool = True) -> list[Block]:
     profile = _profile_of(reported.run)
     if isinstance(profile, Profile):
-        return [profile_table(profile)]
+        return [_profile_table(profile)]
     return [Lines((profile,))] if profile else []
 
 
-def figures(reported: ReportedRun) -> Figures:
-    """The figures of one run's calibration."""
+def _figures(reported: ReportedRun) -> Figures:
     profile = _profile_of(reported.run)
     if isinstance(profile, Profile):
         yield from calibration_figures(profile, measured_in(reported.run))
@@ -196,12 +195,12 @@ def _profile_of(run: Run) -> Profile | str | None:
 
 
 def _cost_text(line: Line) -> str:
-    """Of an empty one, or of each of its messages, and the rate at which large ones go on."""
+    """The cost of an empty one, or of each of its messages, and the rate of large ones."""
     per_byte_s = line.per_byte_s if line.knee_bytes is None else line.per_byte_beyond_s
     parts = [brief_time_text(line.base_s)] if line.base_s > 0 else []
     parts += [f"{brief_time_text(line.per_message_s)} a message"] if line.per_message_s > 0 else []
-    parts += [f"{bandwidth_text(1 / per_byte_s / GB).strip()} GB/s"] if per_byte_s > 0 else []
+    parts += [f"{_rate_text(per_byte_s)} GB/s"] if per_byte_s > 0 else []
     return f"{line.op} {' + '.join(parts) or 'no cost'}"
 
 
-SECTION = Section(headline, tables, figures)
+SECTION = Section(_headline, _tables, _figures)

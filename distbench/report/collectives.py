@@ -40,76 +40,72 @@ COLUMNS: TableColumns = (
 )
 
 
-def collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
+def _collectives_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     """The collectives measured and found right, ordered by mesh dim (in file order), op, dtype and size.
 
     Added: `busbw_low_gb_per_s` and `busbw_high_gb_per_s`, busbw at the slow and the fast quartile.
     """
     measured = measured_of(frame, "collective")
     measured[["mesh_dim", "op"]] = measured[["mesh_dim", "op"]].fillna("unknown")
-    for end, slowness in (("low", "q3"), ("high", "q1")):
-        measured[f"busbw_{end}_gb_per_s"] = (
-            measured["busbw_gb_per_s"] * measured["median_s"] / measured[f"{slowness}_s"]
-        )
+    gigabytes = measured["busbw_gb_per_s"] * measured["median_s"]
+    measured["busbw_low_gb_per_s"] = gigabytes / measured["q3_s"]
+    measured["busbw_high_gb_per_s"] = gigabytes / measured["q1_s"]
     measured["mesh_dim_rank"] = measured["mesh_dim"].factorize()[0]
     return measured.sort_values(["mesh_dim_rank", "op", "dtype", "payload_bytes"], kind="stable")
 
 
-def headline(reported: ReportedRun) -> Iterator[str]:
+def _headline(reported: ReportedRun) -> Iterator[str]:
     """For each mesh dim of several ranks each collective's bus bandwidth at the largest size."""
-    measured = collectives_of(reported.frame)
+    measured = _collectives_of(reported.frame)
     for mesh_dim, of_dim in measured[measured["group_size"] != 1].groupby("mesh_dim", sort=False):
         largest = of_dim[of_dim["payload_bytes"] == of_dim["payload_bytes"].max()].drop_duplicates("op")
         rows = [row for row in records_of(largest) if units.known(row["busbw_gb_per_s"])]
         if rows:
-            listed = ", ".join(
-                f"{_op_and_backend_op(row)} {units.bandwidth_text(row['busbw_gb_per_s']).strip()}" for row in rows
-            )
             ranks, size = units.whole_text(rows[0]["group_size"]), units.size_text(rows[0]["payload_bytes"])
-            yield f"{mesh_dim} ({ranks} ranks), {size}, busbw GB/s: {listed}"
+            yield f"{mesh_dim} ({ranks} ranks), {size}, busbw GB/s: {', '.join(map(_busbw_text, rows))}"
 
 
-def _op_and_backend_op(row: Row) -> str:
-    return f"{row['op']} (run as {row['backend_op']})" if _is_run_as_another(row) else str(row["op"])
+def _busbw_text(row: Row) -> str:
+    run_as = f" (run as {row['backend_op']})" if _is_run_as_another(row) else ""
+    return f"{row['op']}{run_as} {units.bandwidth_text(row['busbw_gb_per_s']).strip()}"
 
 
-def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
-    """One table a mesh dim."""
-    measured = collectives_of(reported.frame)
+def _tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    measured = _collectives_of(reported.frame)
     return [_table(str(mesh_dim), of_dim) for mesh_dim, of_dim in measured.groupby("mesh_dim", sort=False)]
 
 
 def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
     backends = "/".join(measured["backend"].dropna().unique()) or "unknown backend"
-    sizes = group_sizes_text(measured) or "an unknown number of"
+    sizes = _group_sizes_text(measured) or "an unknown number of"
     title = f"mesh dim {mesh_dim}: groups of {sizes} ranks over {backends}"
     breaks = changes_in(measured["op"].tolist())
     if len(breaks) + 1 == len(measured):
         breaks = []
     notes = [
         f"^ {op} runs as {backend_op} on {backend}: its busbw is not {OWN_NAMES.get(op, op)}'s own"
-        for op, backend_op, backend in run_as_another(measured)
+        for op, backend_op, backend in _run_as_another(measured)
     ]
     rows = records_of(measured[list(SHOWN)])
     optional = ("p95", units.QUARTILES, "algbw GB/s", "dtype")
     return capped(table_of(title, COLUMNS, rows, notes + units.p95_notes(rows), breaks, optional), MAX_ROWS)
 
 
-def group_sizes_text(measured: "pd.DataFrame") -> str:
+def _group_sizes_text(measured: "pd.DataFrame") -> str:
     """Ranks in a group, "2/4" where groups differ; empty where nobody knows."""
     return "/".join(units.whole_text(size) for size in measured["group_size"].dropna().unique())
 
 
-def run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:
+def _run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:
     """(op, what the backend runs for it, backend) where the two differ, each once."""
     differing = measured[measured["backend_op"].notna() & (measured["backend_op"] != measured["op"])]
     pairs = differing[["op", "backend_op", "backend"]].drop_duplicates()
     return list(pairs.itertuples(index=False, name=None))
 
 
-def figures(reported: ReportedRun) -> Figures:
+def _figures(reported: ReportedRun) -> Figures:
     """busbw against size, one figure a dtype, one panel a mesh dim, one line a collective."""
-    measured = collectives_of(reported.frame)
+    measured = _collectives_of(reported.frame)
     measured = measured[(measured["busbw_gb_per_s"] > 0) & (measured["payload_bytes"] > 0)]
     for dtype, of_dtype in measured.groupby("dtype", sort=False):
         panels = list(of_dtype.groupby("mesh_dim", sort=False))[:MAX_PANELS]
@@ -125,7 +121,7 @@ def figures(reported: ReportedRun) -> Figures:
         for panel in axes[::PER_ROW]:
             panel.set_ylabel("busbw (GB/s)")
         style.title(figure, f"{reported.run.scenario}: bus bandwidth by message size, {dtype}")
-        notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in run_as_another(of_dtype)]
+        notes = [f"{op} runs as {backend_op} on {backend}" for op, backend_op, backend in _run_as_another(of_dtype)]
         style.caption(figure, "; ".join(["bands: quartiles", *notes]))
         yield f"busbw-{dtype}", figure
 
@@ -146,7 +142,7 @@ def _busbw_panel(axes: "Axes", mesh_dim: str, measured: "pd.DataFrame", colors: 
     style.size_ticks(axes, measured["payload_bytes"].tolist())
     style.label_axis(axes.yaxis, lambda value: f"{value:g}")
     axes.tick_params(labelleft=True)
-    axes.set_title(f"mesh dim {mesh_dim}, groups of {group_sizes_text(measured)}", fontweight="normal")
+    axes.set_title(f"mesh dim {mesh_dim}, groups of {_group_sizes_text(measured)}", fontweight="normal")
     axes.set_xlabel("message size S")
     return ends
 
@@ -159,4 +155,4 @@ def _busbw_spot(row: Row) -> Spot:
     return Spot(row["payload_bytes"], row["busbw_gb_per_s"], text)
 
 
-SECTION = Section(headline, tables, figures)
+SECTION = Section(_headline, _tables, _figures)

@@ -1,4 +1,4 @@
-"""Operators on DTensors: what each one pays under placements of its inputs, and each planner's time beside it."""
+"""Operators on DTensors (their redistributions under each planner) and users' own calls."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -6,10 +6,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from distbench.records.dataframe import Row, measured_of, records_of
-from distbench.report.section_protocol import ReportedRun, Section
+from distbench.report.section_protocol import MAX_NAMED, ReportedRun, Section
 from distbench.show.blocks import Table, TableColumns, capped, changes_in, table_of
-from distbench.show.units import NOTHING, known, size_text, time_text, whole_text, word_text
+from distbench.show.terminal import without_shared
+from distbench.show.units import (
+    NOTHING,
+    brief_time_text,
+    known,
+    p95_notes,
+    size_text,
+    spread_of,
+    time_text,
+    whole_text,
+    word_text,
+)
 from distbench.spec.placements import BASELINE
+from distbench.spec.printable_text import listed
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -17,7 +29,14 @@ if TYPE_CHECKING:
 MAX_ROWS = 100
 KEYS = ("op", "dtype", "source")
 PAID = ("result", "gradients", "forward_pays", "backward_pays")
-COLUMNS: TableColumns = (
+
+
+def _payment_text(row: Row) -> str:
+    parts = [f"{phase}: {row[f'{phase}_pays']}" for phase in ("forward", "backward") if row[f"{phase}_pays"]]
+    return "; ".join(parts) or "nothing"
+
+
+OPERATOR_COLUMNS: TableColumns = (
     ("<operator", lambda row: word_text(row["op"])),
     ("<inputs", lambda row: word_text(row["source"])),
     ("<result", lambda row: word_text(row["result"])),
@@ -27,8 +46,8 @@ COLUMNS: TableColumns = (
 )
 
 
-def operators_of(frame: "pd.DataFrame") -> list[Row]:
-    """One row an operator and placements of its inputs, in file order; planners that pay the same share one.
+def _operators_of(frame: "pd.DataFrame") -> list[Row]:
+    """One row per operator and placements of its inputs, in file order; planners that pay the same share one.
 
     Added: `times`, planner's name to its row of the frame.
     """
@@ -37,13 +56,16 @@ def operators_of(frame: "pd.DataFrame") -> list[Row]:
     for record in sorted(records, key=lambda record: record["planner"] != BASELINE):
         key = tuple(record[name] for name in (*KEYS, *PAID))
         by_key.setdefault(key, {**record, "times": {}})["times"][record["planner"]] = record
-    first = {tuple(record[name] for name in KEYS): place for place, record in reversed([*enumerate(records)])}
-    return sorted(by_key.values(), key=lambda row: first[tuple(row[name] for name in KEYS)])
+    in_file_order = list(dict.fromkeys(map(_key, records)))
+    return sorted(by_key.values(), key=lambda row: in_file_order.index(_key(row)))
 
 
-def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
-    """What one run's operators pay."""
-    rows = operators_of(reported.frame)
+def _key(row: Row) -> tuple[object, ...]:
+    return tuple(row[name] for name in KEYS)
+
+
+def _operator_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    rows = _operators_of(reported.frame)
     if not rows:
         return []
     planners = list(dict.fromkeys(name for row in rows for name in row["times"]))
@@ -52,7 +74,7 @@ def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
         "unasked: collectives, forward and backward, of redistributions that nobody asked for; sent: by one rank",
         "a time is the median of forward and backward; where it is blank, that planner pays otherwise: another row",
     ]
-    columns = (*COLUMNS, *times, ("<pays", _payment_text))
+    columns = (*OPERATOR_COLUMNS, *times, ("<pays", _payment_text))
     optional = ("gradients", *planners[1:], "unasked")
     table = table_of("operators on DTensors", columns, rows, notes, changes_in([row["op"] for row in rows]), optional)
     return [capped(replace(table, prose="pays"), MAX_ROWS)]
@@ -63,26 +85,56 @@ def _time_text(planner: str, row: Row) -> str:
     return time_text(of_planner["median_s"]) if of_planner else ""
 
 
-def _payment_text(row: Row) -> str:
-    parts = [f"{phase}: {row[f'{phase}_pays']}" for phase in ("forward", "backward") if row[f"{phase}_pays"]]
-    return "; ".join(parts) or "nothing"
-
-
-def headline(reported: ReportedRun) -> Iterator[str]:
+def _operator_headline(reported: ReportedRun) -> Iterator[str]:
     """How many redistribute unasked, which of them sends most, and where planners pay otherwise."""
-    rows = operators_of(reported.frame)
-    placed = dict.fromkeys(tuple(row[name] for name in KEYS) for row in rows)
-    unasked = [row for row in rows if known(row["num_implicit"]) and row["num_implicit"] > 0]
+    rows = _operators_of(reported.frame)
     if not rows:
         return
-    count = len({tuple(row[name] for name in KEYS) for row in unasked})
-    line = f"{count} of {len(placed)} operators and placements redistribute unasked"
+    num_placed = len(set(map(_key, rows)))
+    unasked = [row for row in rows if known(row["num_implicit"]) and row["num_implicit"] > 0]
+    line = f"{len(set(map(_key, unasked)))} of {num_placed} operators and placements redistribute unasked"
     if unasked:
         most = max(unasked, key=lambda row: row["wire_bytes"])
         line += f"; most is sent by {most['op']} of {most['source']}: {size_text(most['wire_bytes'])} a rank"
     yield line
-    if otherwise := len(rows) - len(placed):
+    if otherwise := len(rows) - num_placed:
         yield f"planners pay otherwise on {otherwise} of them"
 
 
-SECTION = Section(headline, tables)
+SECTION = Section(_operator_headline, _operator_tables)
+
+
+# Users' own calls: one row per call and variant.
+
+
+def _name(row: Row) -> str:
+    return str(row["id"]).removeprefix("call/")
+
+
+def _call_headline(reported: ReportedRun) -> list[str]:
+    """Each call's median."""
+    rows = records_of(measured_of(reported.frame, "call"))
+    names, _ = without_shared([*map(_name, rows)])
+    times = [f"{name} {brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
+    return [f"a call takes {listed(times, MAX_NAMED)}"] if times else []
+
+
+def _call_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    rows = records_of(measured_of(reported.frame, "call"))
+    if not rows:
+        return []
+    spread, spread_text = spread_of(rows)
+    columns: TableColumns = (
+        ("<call", _name),
+        ("ranks", lambda row: whole_text(row["group_size"])),
+        ("median", lambda row: time_text(row["median_s"])),
+        (f"<{spread}", spread_text),
+        ("p95", lambda row: time_text(row["p95_s"])),
+        ("samples", lambda row: whole_text(row["num_samples"])),
+        ("<stopped by", lambda row: word_text(row["stop_reason"])),
+    )
+    optional = ("stopped by", "samples", "ranks", "p95", spread)
+    return [capped(table_of("calls", columns, rows, p95_notes(rows), (), optional), MAX_ROWS)]
+
+
+USER_CALLS = Section(_call_headline, _call_tables)

@@ -7,15 +7,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from distbench.records.run_file import Run
-from distbench.report.overview import NOT_OK, NOT_OK_TITLE, Contents, overview, spent_line
-from distbench.report.planner_study import Study, code_blocks, story, verdict_lines
-from distbench.report.planner_study_plots import laboratory_figures
-from distbench.report.sections import SECTIONS
-from distbench.report.summary import summary
+from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
+from distbench.report.planner_study import Study
+from distbench.report.sections import NOT_OK, NOT_OK_TITLE, SECTIONS, Contents, overview, spent_line, summary
 from distbench.report.trace_rows import Trace, traces_of
 from distbench.report.trace_tables import trace_blocks
 from distbench.report.trace_timeline import timeline_figures
-from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.show.blocks import Heading, Lines, Table
 from distbench.show.html import PageBlock, Picture, SectionHeading, Verdict, page_of
 from distbench.show.plots import styled
 from distbench.show.units import counts_text
@@ -47,17 +45,21 @@ def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
 
 
 def page_blocks(contents: Contents) -> Iterable[PageBlock]:
-    """A page's title, what was found, and then all of it."""
+    """A page's title, the summary, and then all of it."""
     yield Heading(_title(contents.runs), 1)
     yield SectionHeading("Summary", mark=_mark(contents.runs))
     for study in contents.studies:
         yield Heading(f"Which redistribution planner to use on {study.machine}", 3)
         yield Verdict(verdict_lines(study))
-    yield from _summary_blocks(contents)
+    heading, where, findings, then = summary(contents)
+    assert isinstance(heading, Heading)
+    # Findings first, and no commands to go on with.
+    yield from (Verdict((heading.text.removeprefix("distbench: "),)), findings, then, where)
     tables = [block for block in overview(contents.reported) if isinstance(block, Table)]
-    yield from (table for table in tables if _is_bad(table))
+    bad = [table for table in tables if table.title.startswith(NOT_OK_TITLE)]
+    yield from bad
     for study in contents.studies:
-        yield from (*code_blocks(study), *_with_figures(story(study), study))
+        yield from (*code_blocks(study), *_story_with_figures(study))
     names = [run.scenario for run in contents.runs]
     for reported in contents.reported:
         run = reported.run
@@ -71,31 +73,19 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
         for trace in traces:
             yield from traced_blocks(trace)
     yield Heading("Runs")
-    yield from (table for table in tables if not _is_bad(table))
-
-
-def _summary_blocks(contents: Contents) -> Iterable[PageBlock]:
-    """The first screen as a page has it: what was found first, and no commands to go on with."""
-    heading, where, findings, then = summary(contents)
-    if isinstance(heading, Heading):
-        yield Verdict((heading.text.removeprefix("distbench: "),))
-        yield from (findings, then, where)
-
-
-def _is_bad(table: Table) -> bool:
-    return table.title.startswith(NOT_OK_TITLE)
+    yield from (table for table in tables if table not in bad)
 
 
 def traced_blocks(trace: Trace) -> Iterable[PageBlock]:
-    """What a traced step spends on which path, its timeline first."""
+    """A traced step's time by path, its timeline first."""
     heading, first, *tables = trace_blocks(trace)
     pictures = [Picture(figure) for _, figure in timeline_figures([trace])]
     return [heading, first, *pictures, *tables]
 
 
-def _with_figures(blocks: Sequence[Block], study: Study) -> Iterable[PageBlock]:
+def _story_with_figures(study: Study) -> Iterable[PageBlock]:
     figures = dict(laboratory_figures(study))
-    for block in blocks:
+    for block in story(study):
         for name, title in BEFORE.items():
             if name in figures and getattr(block, "title", "").startswith(title):
                 yield Picture(figures.pop(name))
@@ -107,15 +97,11 @@ def _title(runs: Sequence[Run]) -> str:
     names = list(dict.fromkeys(run.scenario for run in runs))
     machines = ", ".join(dict.fromkeys(run.about.environment.machine or "unknown machine" for run in runs))
     subject = names[0] if len(names) == 1 else f"{len(names)} scenarios"
-    return ", ".join(filter(None, (f"distbench: {subject} on {machines}", _day(runs))))
-
-
-def _day(runs: Sequence[Run]) -> str:
-    """When the first run began (UTC): "2026-11-22"; empty where a header says nothing, or nonsense."""
-    started_at = min((run.about.started_at for run in runs), default=0.0)
+    title, started_at = f"distbench: {subject} on {machines}", min((run.about.started_at for run in runs), default=0.0)
+    # A header may say nothing, or nonsense.
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromtimestamp(started_at, UTC).date().isoformat() if started_at > 0 else ""
-    return ""
+        return f"{title}, {datetime.fromtimestamp(started_at, UTC).date()}" if started_at > 0 else title
+    return title
 
 
 def _mark(runs: Sequence[Run]) -> str:

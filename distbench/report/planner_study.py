@@ -1,46 +1,364 @@
-"""The planner study: a machine's redistributions analysed, its verdict and its story as blocks."""
+"""The planner study: redistributions as arrays of [planners, pairs], who wins beyond noise, and each cause of wrong
+results."""
 
+import math
+import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import combinations
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
-from distbench.planning.redistribution_plans import LEAVING_SHARE, choose
-from distbench.records.run_file import Run
-from distbench.report.planner_table import (
-    BETTER_OF_TORCH,
-    WORSE_SHARE,
-    Bools,
-    PlannerTable,
-    Ratios,
-    Tally,
-    laboratory_rows,
-    median_of,
-    planner_table_of,
-    proof_lines,
-    ratios,
-    references_of,
-    tally,
-)
-from distbench.report.reproducer import BAD, Failure, Versions, failures_of
-from distbench.show import units
-from distbench.show.blocks import Block, Code, Heading, Lines, Table, capped, shorten
-from distbench.spec.file_io import short_path
-from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS
-from distbench.spec.printable_text import count_text
-from distbench.statistics.intervals import Floats, Ints, geometric_mean, geometric_mean_with_ci
-from distbench.statistics.pass_comparison import MIN_PASSES
+from distbench.planning.redistribution_plans import choose
+from distbench.records.dataframe import PASSES, Row, measured_of, records_of
+from distbench.records.run_file import AGAIN, DTYPE_BYTES, Run
+from distbench.show.units import size_text
+from distbench.spec.placements import BASELINE, NATIVE, OUR_VARIANTS, VARIANTS, Placement, parse_placements
+from distbench.statistics.intervals import Floats, Interval, Ints, geometric_mean, geometric_mean_with_ci
+from distbench.statistics.pass_comparison import MIN_PASSES, as_table, compare_passes
+from distbench.statistics.verdicts import FASTER, SLOWER
 
 if TYPE_CHECKING:
     import pandas as pd
 
+PAIR_KEY = ["run_file", "mesh", "mesh_shape", "shape", "dtype", "suite", "direction", "flattened", "source", "target"]
+Bools = NDArray[np.bool_]
+MAX_EXACT_SIZES = 6
+SIZE_LIMITS = (1 << 12, 1 << 16, 1 << 20, 1 << 24)
+SIZE_CLASSES = ("under 4 KiB", "4 to 64 KiB", "64 KiB to 1 MiB", "1 to 16 MiB", "16 MiB and more")
+TEXTS = ["mesh", "mesh_shape", "suite", "direction", "flattened", "source", "target", "dtype", "shape", "planner"]
+NUMBERS = ("num_collectives", "wire_bytes", "wire_bytes_executed", "predicted_s", "planning_cold_s")
 
-# The study as data: everything that its tables, figures and page show.
+
+@dataclass(frozen=True)
+class PlannerTable:
+    """The measured and right results. Arrays are [planners, pairs], pairs in file order.
+
+    `pairs` has one row per pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
+    """
+
+    pairs: "pd.DataFrame"
+    planners: tuple[str, ...]  # in the order of VARIANTS, others behind
+    times: Floats  # the median, seconds; nan where a planner has no right result
+    passes: Floats  # [planners, pairs, passes] its median sample in each pass, seconds; nan where it has none
+    again: Floats  # [pairs, passes] the same of greedy, measured once more on some pairs as a control; nan on others
+    paths: NDArray[Any]  # as text; "" where there is none
+    runs_as: NDArray[Any]  # path and executed collectives, equal for equal times; "" if unknown
+    numbers: dict[str, Floats]  # those of NUMBERS; nan where there is none
+
+    def at(self, planner: str) -> int:
+        """A planner's row in the arrays."""
+        return self.planners.index(planner)
+
+    @property
+    def measured(self) -> Bools:
+        """Where a planner was measured, and right."""
+        return np.isfinite(self.times)
+
+    @property
+    def communicates(self) -> Bools:
+        """Which pairs some planner needs communication for; the others are trivial."""
+        return np.asarray(np.nan_to_num(self.numbers["num_collectives"]).max(axis=0, initial=0) > 0)
+
+    def sizes(self) -> list[str]:
+        """The size classes, ascending."""
+        smallest = self.pairs.groupby("size", sort=False)["payload_bytes"].min()
+        return [str(size) for size in smallest.sort_values(kind="stable").index]
+
+    def groups(self) -> list[tuple[str, str, Bools]]:
+        """(mesh, size class, which pairs) of each mesh and size, ascending."""
+        grouped = self.pairs.groupby(["mesh_shape", "size"], sort=False)
+        smallest, members = grouped["payload_bytes"].min(), grouped.indices
+        ordered = sorted(smallest.index, key=lambda label: (sizes_in(label[0]), smallest[label]))
+        return [(mesh, size, self.mask(members[mesh, size])) for mesh, size in ordered]
+
+    def mask(self, indexes: Any) -> Bools:
+        """True for the pairs of these indexes."""
+        chosen = np.zeros(len(self.pairs), dtype=bool)
+        chosen[indexes] = True
+        return chosen
+
+
+def sizes_in(text: object) -> tuple[int, ...]:
+    """`"2x4"` as (2, 4); () for what is no such text."""
+    is_shape = isinstance(text, str) and re.fullmatch(r"\d+(x\d+)*", text)
+    return tuple(int(part) for part in str(text).split("x")) if is_shape else ()
+
+
+def laboratory_rows(frame: "pd.DataFrame") -> "pd.DataFrame":
+    """The redistributions of a frame, missing texts as "", sizes and meshes filled in from the rest of the row.
+
+    `is_again` marks those of greedy that were measured once more: a control, no planner of their own. What direct did
+    in a run with native all-to-alls is direct's own: it never used DTensor's.
+    """
+    rows = frame[frame["kind"] == "redistribute"].copy()
+    rows[TEXTS] = rows[TEXTS].fillna("")
+    rows["planner"] = rows["planner"].replace({f"direct{NATIVE}": "direct"})
+    rows["is_again"] = rows["id"].astype(str).str.endswith(AGAIN)  # of no rows, ids have no type
+    of_run = ["x".join(part.partition("=")[2] for part in mesh.split(",")) for mesh in rows["mesh"]]
+    rows["mesh_shape"] = np.where(rows["mesh_shape"] == "", of_run, rows["mesh_shape"])
+    numel = {shape: float(np.prod(sizes)) if (sizes := sizes_in(shape)) else np.nan for shape in rows["shape"].unique()}
+    of_shape = rows["dtype"].map(DTYPE_BYTES).astype(float) * rows["shape"].map(numel).astype(float)
+    rows["payload_bytes"] = rows["payload_bytes"].fillna(of_shape)
+    return rows
+
+
+def planner_table_of(rows: "pd.DataFrame") -> PlannerTable:
+    """The table of some rows, as `laboratory_rows` gives them."""
+    measured_rows = measured_of(rows[rows["planner"] != ""], "redistribute")
+    right = measured_rows[~measured_rows["is_again"]].drop_duplicates([*PAIR_KEY, "planner"])
+    by_pair = right.groupby(PAIR_KEY, sort=False)
+    pairs = by_pair.agg(
+        payload_bytes=("payload_bytes", "first"), bound_bytes=("lower_bound_bytes", "first")
+    ).reset_index()
+    pairs["size"] = size_classes(pairs["payload_bytes"].to_numpy(float))
+    names = set(right["planner"])
+    planners = (*(name for name in VARIANTS if name in names), *sorted(names - set(VARIANTS)))
+    at = right["planner"].map({name: place for place, name in enumerate(planners)}).to_numpy(int), by_pair.ngroup()
+
+    def spread(values: "pd.Series[Any]", missing: Any) -> NDArray[Any]:
+        filled = np.full((len(planners), len(pairs)), missing, dtype=object if missing == "" else float)
+        filled[at] = values.fillna(missing)
+        return filled
+
+    of_passes = as_table(right[PASSES].tolist())
+    passes = np.full((len(planners), len(pairs), of_passes.shape[1]), np.nan)
+    passes[at] = of_passes
+    path, backend_op = (right[name].fillna("").astype(str) for name in ("path", "backend_op"))
+    again = measured_rows[measured_rows["is_again"]][[*PAIR_KEY, PASSES]].drop_duplicates(PAIR_KEY)
+    num_passes = of_passes.shape[1]
+    again_passes = [
+        values[:num_passes] if isinstance(values, np.ndarray) else np.full(num_passes, np.nan)
+        for values in pairs[PAIR_KEY].merge(again, how="left")[PASSES]
+    ]
+    return PlannerTable(
+        pairs=pairs,
+        planners=planners,
+        times=spread(right["median_s"], np.nan),
+        passes=passes,
+        again=as_table(again_passes),
+        paths=spread(path, ""),
+        runs_as=spread((path + " | " + backend_op).where(path != "", ""), ""),
+        numbers={name: spread(right[name], np.nan) for name in NUMBERS},
+    )
+
+
+def size_classes(sizes: Floats) -> list[str]:
+    """Each size as text where there are few of them, else the name of its class (bytes)."""
+    if len(np.unique(sizes)) <= MAX_EXACT_SIZES:
+        return [size_text(size) for size in sizes.tolist()]
+    return [SIZE_CLASSES[place] for place in np.searchsorted(SIZE_LIMITS, sizes, side="right")]
+
+
+def median_of(values: Floats) -> float:
+    """The median of the finite values; nan for none."""
+    finite = values[np.isfinite(values)]
+    return float(np.median(finite)) if finite.size else float("nan")
+
+
+# Planner against planner over many pairs.
+
+BETTER_OF_TORCH = "the better of greedy and min_cost"
+# A planner that takes this much longer than torch's better one on a pair is much slower.
+WORSE_SHARE = 0.10
+
+
+class Ratios(NamedTuple):
+    """One planner's time over a reference's, pairs of one family; every array has one element a pair of the table.
+
+    Pairs on which both run the same cannot differ, nor does a baseline from itself measured again: these controls count
+    in the family, and `num_false` of the `num_controls` that have enough passes came out faster or slower all the same.
+    """
+
+    ratio: Interval  # 95 % for all of them together, from passes
+    same: Bools  # both run the same
+    enough: Bools  # both have enough passes in common
+    side: Ints  # -1 where the planner is faster beyond noise, 1 where the reference is, else (or both the same) 0
+    num_controls: int
+    num_false: int
+    sentences: list[str]  # on the family's detectable differences
+
+    def at(self, pair: int) -> tuple[float, float, float]:
+        """The ratio of a pair, with its interval."""
+        center, low, high = (float(part[pair]) for part in self.ratio)
+        return center, low, high
+
+
+class Tally(NamedTuple):
+    """How a planner did against a reference over some pairs that both moved."""
+
+    num_pairs: int
+    num_differing: int  # on which the two do not run the same
+    num_faster: int  # the planner is faster beyond noise
+    num_slower: int  # the reference is
+    num_much_slower: int  # of these, the ones whose interval lies above 1 + WORSE_SHARE as a whole
+    mean: tuple[float, float, float]  # geometric mean of planner / reference over num_pairs, its 95 % CI over pairs
+
+
+def references_of(table: PlannerTable) -> dict[str, Ints]:
+    """What planners are compared with, by name: greedy, and torch's faster planner of each pair, where measured.
+
+    The values are rows of the table's arrays, one per pair.
+    """
+    if BASELINE not in table.planners:
+        return {}
+    greedy = np.full(len(table.pairs), table.at(BASELINE))
+    if "min_cost" not in table.planners:
+        return {BASELINE: greedy}
+    greedys, times = table.times[table.at(BASELINE)], table.times[table.at("min_cost")]
+    better = np.where((greedys <= times) | np.isnan(times), greedy, table.at("min_cost"))
+    return {BASELINE: greedy, BETTER_OF_TORCH: better}
+
+
+def ratios(table: PlannerTable, planner: str, reference: str, pairs: Bools) -> Ratios:
+    """A planner's time over a reference's (a name of `references_of`): each of `pairs` that both moved is a test of one
+    family; nan elsewhere, and where the reference is the planner itself."""
+    row, reference_rows, size = table.at(planner), references_of(table)[reference], len(table.pairs)
+    columns = np.arange(size)
+    at = np.flatnonzero(pairs & (reference_rows != row) & table.measured[row] & table.measured[reference_rows, columns])
+    again = np.where((reference_rows[at] == table.at(BASELINE))[:, None], table.again[at], np.nan)
+    repeats = np.flatnonzero(np.isfinite(again).any(axis=1))
+    against = [*range(len(at), 2 * len(at)), *[-1] * len(at), *(repeats + len(at))]
+    passes = np.concatenate([table.passes[row, at], table.passes[reference_rows[at], at], again[repeats]])
+    compared = compare_passes(passes, against)
+    verdicts, num_passes = np.array(compared.verdict, dtype=object), compared.num_passes
+    sides = (verdicts == SLOWER).astype(int) - (verdicts == FASTER).astype(int)
+
+    def spread(values: NDArray[Any], missing: Any) -> NDArray[Any]:
+        filled = np.full(size, missing)
+        filled[at] = values[: len(at)]
+        return filled
+
+    ratio = Interval(*(spread(part, np.nan) for part in (compared.ratio, compared.low, compared.high)))
+    side, enough = spread(sides, 0), spread(num_passes >= MIN_PASSES, False)
+    is_same = (table.runs_as[row] == table.runs_as[reference_rows, columns]) & (table.runs_as[row] != "")
+    controls = is_same & enough
+    of_repeats = sides[2 * len(at) :][num_passes[2 * len(at) :] >= MIN_PASSES]
+    return Ratios(
+        ratio=ratio,
+        same=is_same & np.isfinite(ratio.center),
+        enough=enough,
+        side=np.where(is_same, 0, side),
+        num_controls=int(controls.sum()) + len(of_repeats),
+        num_false=int(np.count_nonzero(side[controls])) + int(np.count_nonzero(of_repeats)),
+        sentences=compared.sentences(f"a pair that {planner} makes", reference),
+    )
+
+
+def tally(compared: Ratios, pairs: Bools | Ints) -> Tally:
+    """Counts and the mean over some pairs, given as a mask or as indexes."""
+    side = compared.side[pairs]
+    much_slower = (compared.side > 0) & (compared.ratio.low > 1 + WORSE_SHARE)
+    return Tally(
+        num_pairs=len(side),
+        num_differing=int((~compared.same[pairs]).sum()),
+        num_faster=int((side < 0).sum()),
+        num_slower=int((side > 0).sum()),
+        num_much_slower=int(much_slower[pairs].sum()),
+        mean=geometric_mean_with_ci(compared.ratio.center[pairs]),
+    )
+
+
+def proof_lines(families: Sequence[Ratios]) -> list[str]:
+    """How many pairs that ran the same twice were called different, as a sentence; none without such pairs."""
+    num_controls = sum(family.num_controls for family in families)
+    num_false = sum(family.num_false for family in families)
+    sentence = f"proof: {num_false} of {num_controls} pairs that ran the same twice were called different"
+    return [sentence] if num_controls else []
+
+
+# Wrong or broken redistributions, by cause: planner, suite, and common features of their layouts.
+
+BAD = ("wrong", "raised", "aborted", "timeout")
+
+
+class Failure(NamedTuple):
+    """Cases of one cause."""
+
+    status: str  # one of BAD
+    planner: str
+    suite: str  # the laboratory's suite, empty for none
+    pattern: str  # what the layouts have in common, in words
+    num_cases: int
+    example: Row  # the frame's row of the smallest of them
+    ours: dict[str, dict[str, int]]  # distbench's planner to its statuses on the same pairs, as counts
+
+
+def failures_of(rows: "pd.DataFrame") -> list[Failure]:
+    """Every group of rows (of `laboratory_rows`) that are not ok, most serious status first, then the largest."""
+    bad = rows[rows["status"].isin(BAD)]
+    bad = bad.assign(pattern=[pattern_of(record) for record in records_of(bad)])
+    outcomes, failures = rows[[*PAIR_KEY, "planner", "status"]], []
+    for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
+        example = min(records_of(group), key=lambda record: (numel_of(record), str(record["id"])))
+        same_pairs = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
+        statuses = {name: same_pairs.loc[same_pairs["planner"] == name, "status"] for name in OUR_VARIANTS}
+        other_statuses = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
+        names = (str(status), str(planner), str(suite), str(pattern))
+        failures.append(Failure(*names, len(group), example, other_statuses))
+    return sorted(failures, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
+
+
+def pattern_of(record: Row) -> str:
+    """The special features of a row's pair, in words that rows of one cause share; else "plain layouts"."""
+    source, target = sides = placements_of(record["source"]), placements_of(record["target"])
+    placements = (*source, *target)
+    reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
+    words = {
+        "strided shards": any(placement.split_factor is not None for placement in placements),
+        "explicit shard order": any(placement.turn is not None for placement in placements),
+        "Shard to Partial" if _sharded_dims(source) else "to Partial": any(part.reduce_op for part in target),
+        "from Partial " + "/".join(reduce_ops): bool(reduce_ops),
+        "nested shards": any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, sides)),
+        "uneven": _is_uneven(record, sides),
+        "a flattened mesh exists": bool(record["flattened"]),
+        "backward": record["direction"] == "backward",
+    }
+    return ", ".join(word for word, is_true in words.items() if is_true) or "plain layouts"
+
+
+def numel_of(record: Row) -> int:
+    """Elements of the full tensor."""
+    return math.prod(sizes_in(record["shape"]))
+
+
+def placements_of(text: object) -> tuple[Placement, ...]:
+    """Of a row's side; none where it names no layout."""
+    try:
+        return parse_placements(str(text))
+    except ValueError:
+        return ()
+
+
+def _sharded_dims(placements: Iterable[Placement]) -> list[int]:
+    return [placement.tensor_dim for placement in placements if placement.tensor_dim is not None]
+
+
+def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
+    shape, mesh_shape = sizes_in(record["shape"]), sizes_in(record["mesh_shape"])
+    return any(
+        length
+        % math.prod(
+            size for size, placement in zip(mesh_shape, placements, strict=False) if placement.tensor_dim == dim
+        )
+        for placements in layouts
+        for dim, length in enumerate(shape)
+    )
+
+
+# A machine's study: everything that its tables, figures and page show.
+
+
+class Versions(NamedTuple):
+    """The torch version and the backend of a run."""
+
+    torch: str
+    backend: str
+
 
 CHOSEN = "choosing by prediction"
 NEAR_BEST = 0.10
@@ -52,19 +370,19 @@ LARGE_BYTES = 1 << 20
 MIN_FOCUS = 20
 # Two planners that may plan different paths.
 PATH_PLANNERS = (("min_cost", "greedy"), ("calibrated", "greedy"), ("calibrated", "min_cost"))
-# Planner, what it is compared with, mesh ("2x4") and size class; the last two "" for the pairs in focus.
+# Planner, its reference, mesh ("2x4") and size class; the last two "" for the pairs in focus.
 Place = tuple[str, str, str, str]
 
 
 class PathDifference(NamedTuple):
-    """How often two planners plan another path: `num_differing` of `num_pairs`."""
+    """Two planners plan another path on `num_differing` of `num_pairs`."""
 
     num_pairs: int
     num_differing: int
 
 
 class Regret(NamedTuple):
-    """What a planner (or CHOSEN) takes over the best measured of each non-trivial pair that it moved."""
+    """The time of a planner (or CHOSEN) over the best measured of each non-trivial pair that it moved."""
 
     num_pairs: int
     mean: float  # geometric mean of its time over the best's, at least 1
@@ -82,18 +400,15 @@ class LargestGain(NamedTuple):
 
 
 class PredictionError(NamedTuple):
-    """How far off predictions are."""
+    """How far off predictions of `num_pairs` pairs are."""
 
-    num_pairs: int  # pairs with a prediction
+    num_pairs: int
     error: float  # median of |predicted / measured - 1|
     bias: float  # median of predicted / measured
 
 
 class PredictionRanking(NamedTuple):
-    """Of `num_plans` pairs of plans predicted more than APART apart, `num_right` were measured in that order.
-
-    Two plans of one redistribution that run the same count once.
-    """
+    """Of `num_plans` pairs of plans predicted over APART apart (each plan once), `num_right` were measured in order."""
 
     num_plans: int
     num_right: int
@@ -101,7 +416,7 @@ class PredictionRanking(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Study:
-    """What a machine's runs of redistributions say together; each part is worked out when it is first read."""
+    """A machine's runs of redistributions together; each part is computed when it is first read."""
 
     machine: str
     runs: Sequence[Run]  # oldest first
@@ -110,7 +425,7 @@ class Study:
 
     @property
     def versions(self) -> Versions:
-        """Torch and backend of the latest run."""
+        """Those of the latest run."""
         environment = self.runs[-1].about.environment
         return Versions(environment.torch or "unknown", environment.backend or "gloo")
 
@@ -124,29 +439,27 @@ class Study:
         """The redistributions that were right."""
         return planner_table_of(self.rows)
 
-    @property
+    @cached_property
+    def _eligible(self) -> Bools:
+        """Pairs with greedy's time in the same run: times of different runs are not to be compared."""
+        has_greedy = BASELINE in self.table.planners
+        return (
+            self.table.measured[self.table.at(BASELINE)] if has_greedy else np.ones(len(self.table.pairs), dtype=bool)
+        )
+
+    @cached_property
     def focus(self) -> Bools:
-        """The pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough."""
-        return self._focus[0]
+        """The pairs that the verdict is about: those of LARGE_BYTES and above, where there are enough.
+
+        Small tensors show latency alone, and suites that look for wrong values have many of them.
+        """
+        large = (self.table.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool) & self._eligible
+        return large if (large & self.table.communicates).sum() >= MIN_FOCUS else self._eligible
 
     @property
     def focus_text(self) -> str:
         """Which pairs are in focus."""
-        return self._focus[1]
-
-    @cached_property
-    def _focus(self) -> tuple[Bools, str]:
-        """Small tensors show latency alone, and suites that look for wrong values have many of them.
-
-        Pairs without greedy's time in the same run are left out: times of different runs are not to be compared.
-        """
-        table = self.table
-        is_there = BASELINE in table.planners
-        eligible = table.measured[table.at(BASELINE)] if is_there else np.ones(len(table.pairs), dtype=bool)
-        large = (table.pairs["payload_bytes"] >= LARGE_BYTES).to_numpy(bool) & eligible
-        if (large & table.communicates).sum() >= MIN_FOCUS:
-            return large, f"of {units.size_text(LARGE_BYTES)} and above"
-        return eligible, "of all sizes"
+        return "of all sizes" if self.focus is self._eligible else f"of {size_text(LARGE_BYTES)} and above"
 
     @cached_property
     def compared(self) -> Bools:
@@ -163,10 +476,10 @@ class Study:
         """Every planner over greedy and over torch's better one, by their names; each two planners are one family."""
         table = self.table
         return {
-            (planner, reference.name): ratios(table, planner, reference, np.ones(len(table.pairs), dtype=bool))
+            (planner, reference): ratios(table, planner, reference, np.ones(len(table.pairs), dtype=bool))
             for reference in references_of(table)
             for planner in table.planners
-            if planner != reference.name
+            if planner != reference
         }
 
     @cached_property
@@ -188,16 +501,15 @@ class Study:
     def differences(self) -> dict[Place, PathDifference]:
         """How often min_cost and calibrated leave greedy's path, and calibrated min_cost's."""
         table, path_differences = self.table, {}
-        for planner, reference in PATH_PLANNERS:
-            if planner not in table.planners or reference not in table.planners:
+        for names in PATH_PLANNERS:
+            if not set(names) <= set(table.planners):
                 continue
-            one, two = table.at(planner), table.at(reference)
-            both_measured = table.measured[one] & table.measured[two]
-            differing = both_measured & (table.paths[one] != table.paths[two])
+            row, reference = map(table.at, names)
+            both_measured = table.measured[row] & table.measured[reference]
+            differing = both_measured & (table.paths[row] != table.paths[reference])
             for mesh, size, pairs in self._groups:
-                if (both_measured & pairs).any():
-                    counts = int((both_measured & pairs).sum()), int((differing & pairs).sum())
-                    path_differences[planner, reference, mesh, size] = PathDifference(*counts)
+                if num_pairs := int((both_measured & pairs).sum()):
+                    path_differences[*names, mesh, size] = PathDifference(num_pairs, int((differing & pairs).sum()))
         return path_differences
 
     @cached_property
@@ -275,17 +587,18 @@ class Study:
     @cached_property
     def ranking(self) -> PredictionRanking:
         """How plans predicted more than APART apart were measured, over the pairs compared."""
-        num_plans = num_right = 0
+        are_right: list[bool] = []
         predicted, measured = self._predicted_and_measured
         for pair in np.flatnonzero(self.focus).tolist():
             plans: dict[str, tuple[float, float]] = {}
             for at in np.flatnonzero(np.isfinite(predicted[:, pair])).tolist():
                 plans.setdefault(str(self.table.runs_as[at, pair]), (predicted[at, pair], measured[at, pair]))
-            for plan, other_plan in combinations(plans.values(), 2):
-                if max(plan[0], other_plan[0]) > (1 + APART) * min(plan[0], other_plan[0]):
-                    num_plans += 1
-                    num_right += int((plan[0] < other_plan[0]) == (plan[1] < other_plan[1]))
-        return PredictionRanking(num_plans, num_right)
+            are_right += [
+                (plan[0] < other[0]) == (plan[1] < other[1])
+                for plan, other in combinations(plans.values(), 2)
+                if max(plan[0], other[0]) > (1 + APART) * min(plan[0], other[0])
+            ]
+        return PredictionRanking(len(are_right), sum(are_right))
 
     @cached_property
     def sent_over_bound(self) -> dict[str, float]:
@@ -307,13 +620,13 @@ class Study:
 
 
 def is_laboratory(frame: "pd.DataFrame") -> bool:
-    """Whether a run's frame is one that a study is made of: it names suites, or has more planners than torch's two."""
+    """Whether a study is made of a run's frame: it names suites, or has more planners than torch's two."""
     rows = frame[frame["kind"] == "redistribute"]
     return bool(rows["suite"].notna().any()) or rows["planner"].nunique() >= MIN_PLANNERS
 
 
 def studies_of(runs: Sequence[Run], frames: Sequence["pd.DataFrame"]) -> list[Study]:
-    """One study a machine, of those runs that are a laboratory's, in order of their first runs."""
+    """One study per machine, of those runs that are a laboratory's, in order of their first runs."""
     import pandas as pd
 
     by_machine: dict[str, list[tuple[Run, pd.DataFrame]]] = {}
@@ -328,374 +641,3 @@ def studies_of(runs: Sequence[Run], frames: Sequence["pd.DataFrame"]) -> list[St
             rows["planner"] = rows["planner"].str.removesuffix(NATIVE)
         studies.append(Study(machine, [run for run, _ in members], rows, is_native))
     return studies
-
-
-# The laboratory's verdict: what to use, what greedy wastes, what min_cost mispredicts; and the line of code.
-
-# What torch can be made to plan with everywhere, operators and backward included.
-EVERYWHERE = ("min_cost", "min_cost+native", "calibrated", "calibrated+native", "greedy+native")
-# Predictions further off than this rank plans by luck.
-ROUGH = 0.5
-ROUGH_TEXT = "That is rough: this machine did not behave as when it was calibrated; calibrate again, without --quick."
-
-
-def verdict_lines(study: Study) -> tuple[str, ...]:
-    """What an engineer has to know, in the order of telling; only what was measured."""
-    lines = [_use_line(study), _greedy_line(study), _min_cost_line(study), _prediction_line(study), _wrong_line(study)]
-    if study.is_native:
-        lines.insert(1, "Every all-to-all ran as such in these runs (+native), greedy's and min_cost's too.")
-    return tuple(line for line in lines if line)
-
-
-def best_everywhere(study: Study) -> tuple[str, Tally] | None:
-    """The planner to set for everything: the one with the least mean time, if it is surely under greedy's; or None."""
-    candidates = [(planner, compared) for planner in EVERYWHERE if (compared := study.against(planner))]
-    best = min(candidates, key=lambda candidate: candidate[1].mean[0], default=None)
-    return best if best and best[1].mean[2] < 1 else None
-
-
-def best_by_hand(study: Study) -> Tally | None:
-    """direct, where on the pairs it can move it is surely faster than greedy, and than what is best everywhere."""
-    direct, everywhere = study.against("direct"), best_everywhere(study)
-    if not direct or not direct.mean[2] < 1:
-        return None
-    if everywhere:
-        direct_times, other_times = (study.table.times[study.table.at(name)] for name in ("direct", everywhere[0]))
-        if not geometric_mean((direct_times / other_times)[study.compared]) < 1:
-            return None
-    return direct
-
-
-def _use_line(study: Study) -> str:
-    meshes = ", ".join(dict.fromkeys(mesh for mesh, _, _ in study.table.groups())) or "unknown mesh"
-    on = f"On {study.machine} ({study.versions.backend}, mesh {meshes})"
-    everywhere, by_hand = best_everywhere(study), best_by_hand(study)
-    if not study.table.planners:
-        return f"{on} no redistribution came out right, so there is nothing to compare."
-    parts = []
-    if by_hand:
-        advice = "direct for redistributions that you write yourself"
-        parts.append(f"{advice}: {_times_greedy(by_hand)} on the {by_hand.num_pairs} pairs that it can move")
-    if everywhere:
-        planner, compared = everywhere
-        parts.append(f"{planner} for everything: {_times_greedy(compared)} over {compared.num_pairs} pairs")
-    elif study.tallies:
-        parts.append(
-            "greedy, torch's default, for the rest: no planner that can be set for everything is surely faster"
-        )
-    if not parts:
-        return f"{on} greedy was not measured next to another planner, so none can be recommended."
-    return f"{on}, use " + "; and ".join(parts) + f" (pairs {study.focus_text} that communicate)."
-
-
-def _times_greedy(compared: Tally) -> str:
-    return f"{units.ratio_text(*compared.mean)} of greedy's time"
-
-
-def _greedy_line(study: Study) -> str:
-    regret = study.regrets.get("greedy")
-    if not regret:
-        return ""
-    sent = study.sent_over_bound.get("greedy", float("nan"))
-    bytes_text = f", and sends {sent:.1f} times the bytes that must arrive" if units.known(sent) else ""
-    return (
-        f"greedy wastes {units.percent_text(1 - 1 / regret.mean)} of its time: it takes {regret.mean:.2f} times as "
-        f"long as the best planner measured{bytes_text}; at worst {regret.worst:.1f} times."
-    )
-
-
-def _min_cost_line(study: Study) -> str:
-    compared = study.against("min_cost")
-    if not compared:
-        return ""
-    changed = study.differences.get(("min_cost", "greedy", "", ""))
-    if not changed or not changed.num_differing:
-        return "min_cost plans what greedy plans on every pair here."
-    open_calls = compared.num_differing - compared.num_faster - compared.num_slower
-    paid = (
-        f"Measured beyond noise it paid on {compared.num_faster} and cost time on {compared.num_slower}, "
-        f"{open_calls} are too close to call"
-        if study.ratios["min_cost", BASELINE].enough.any()
-        else f"Under {MIN_PASSES} passes it is unknown on which it did"
-    )
-    return (
-        f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "
-        f"say that pays. {paid}; over all, min_cost takes {_times_greedy(compared)}."
-    )
-
-
-def _prediction_line(study: Study) -> str:
-    overall = [error.error for (_, size), error in study.errors.items() if not size]
-    if CHOSEN not in study.regrets or not overall:
-        return ""
-    rank, ranked = study.ranking, ""
-    if rank.num_plans:
-        apart, share = units.percent_text(APART), units.percent_text(rank.num_right / rank.num_plans)
-        ranked = f", and of {rank.num_plans} plan pairs predicted over {apart} apart {share} are ranked right"
-    errors = " to ".join(dict.fromkeys(f"{100 * end(overall):.0f}" for end in (min, max)))
-    line = (
-        "Choosing each pair's planner by the profile's prediction alone takes "
-        f"{units.ratio_text(*study.chosen_ratio)} of greedy's time; predictions are off by {errors} % (median, by "
-        f"planner){ranked}."
-    )
-    if max(overall) > ROUGH:
-        line += f" {ROUGH_TEXT}"
-    return line
-
-
-def _wrong_line(study: Study) -> str:
-    ours = sum(study.outcomes[planner]["ok"] for planner in OUR_VARIANTS if planner in study.outcomes)
-    bad = {planner: sum(counts[status] for status in BAD) for planner, counts in sorted(study.outcomes.items())}
-    own_wrong, theirs = (
-        ", ".join(f"{name} on {count}" for name, count in bad.items() if count and (name in OUR_VARIANTS) is is_ours)
-        for is_ours in (True, False)
-    )
-    if not own_wrong and not theirs:
-        return "Every value was checked, and right." if study.outcomes else ""
-    parts = [f"torch's planners gave wrong values or broke: {theirs} cases"] if theirs else []
-    if own_wrong:
-        parts.append(f"OURS TOO: {own_wrong} cases")
-    elif ours:
-        parts.append(f"distbench's own planners gave none wrong among the {ours} cases that they moved")
-    return "; ".join(parts) + "."
-
-
-def code_blocks(study: Study) -> list[Block]:
-    """The lines of code for what the verdict says to use."""
-    everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
-    profile = str(short_path(Path(study.profile or "profile.json")))
-    native = NATIVE if study.is_native else ""
-    advice: list[tuple[str, str]] = []
-    if everywhere:
-        why = f"{everywhere[0]}, for every redistribution, also those inside operators and in backward"
-        advice.append((f"{why}: {_times_greedy(everywhere[1])}.", everywhere[0] + native))
-    if by_hand:
-        why = "direct, in the place of tensor.redistribute(...), where neither side has a Partial"
-        advice.append((f"{why}: {_times_greedy(by_hand)}.", "direct"))
-    if not everywhere and calibrated:
-        text = f"calibrated takes {_times_greedy(calibrated)} here: no sure gain. To try it all the same:"
-        advice.append((text, "calibrated" + native))
-    blocks: list[Block] = [Heading("The line of code")]
-    for text, planner in advice:
-        blocks += [Lines((text,)), Code(code_for(planner, profile))]
-    return blocks if advice else [*blocks, Lines(("Nothing to change: greedy is what torch uses by itself.",))]
-
-
-def code_for(planner: str, profile: str) -> tuple[str, ...]:
-    """Lines of Python that make a training loop use a planner, `+native` in its name included."""
-    name, _, native = planner.partition("+")
-    if name == "direct":
-        return (
-            "import distbench",
-            'move = distbench.DirectRedistribution("S(0)R", "RS(0)", x.shape, mesh.mesh)  # once, with your placements',
-            "local = move(x.to_local())  # as often as wanted",
-        )
-    imports, contexts = [], []
-    if native:
-        contexts.append("distbench.native_all_to_all()")
-    if native or name == "calibrated":
-        imports.append("import distbench")
-    if name == "calibrated":
-        contexts.append(f'distbench.calibrated_planning("{profile}")')
-        if native:
-            contexts[-1] = "distbench.calibrated_planning(profile)"
-            imports.append(f'profile = distbench.load_profile("{profile}").natively()')
-    elif name == "min_cost":
-        imports.append("from torch.distributed.tensor._redistribute import use_min_cost_redistribution_plan")
-        contexts.append("use_min_cost_redistribution_plan(True)")
-    return (*imports, f"with {', '.join(contexts)}:", "    train()")
-
-
-MAX_FAILURES = 30
-MAX_ERROR = 160
-MEAN_CI = "95 % CI"
-STATUS_ORDER = ("ok", *BAD, "unsupported", "skipped")
-
-
-def story(study: Study) -> list[Block]:
-    """The numbers behind the verdict, in the order of telling; a table with nothing in it is left out."""
-    heading = Heading(f"Redistribution laboratory: {study.machine}, torch {study.versions.torch}")
-    parts = (_means, _wins, _regrets, _paths, _predictions, _largest_gains, _outcomes, _failures)
-    return [heading, *(table for part in parts if (table := part(study)).rows)]
-
-
-def _by_group(
-    study: Study, values: Mapping[Place, Any], kinds: Sequence[tuple[str, str]]
-) -> Iterator[tuple[str, str, list[Any]]]:
-    """Mesh, size, and the values there of each two planners, in the order of kinds; only where there are some."""
-    for mesh, size, _ in study.table.groups():
-        of_group = [values.get((*kind, mesh, size)) for kind in kinds]
-        if any(of_group):
-            yield mesh, size, of_group
-
-
-def _means(study: Study) -> Table:
-    planners = [planner for planner in study.table.planners if study.against(planner)]
-    rows = []
-    for mesh, size, tallies in _by_group(study, study.tallies, [(planner, BASELINE) for planner in planners]):
-        cells = [
-            (units.ratio_text(*planner_tally.mean) if planner_tally else units.NOTHING).partition(" ")[::2]
-            for planner_tally in tallies
-        ]
-        num_pairs = max(planner_tally.num_pairs for planner_tally in tallies if planner_tally)
-        rows.append((mesh, size, str(num_pairs), *(cell for mean_and_ci in cells for cell in mean_and_ci)))
-    notes = [
-        "geometric mean over the pairs that communicate, [95 % CI over pairs]; below 1 is faster than greedy",
-        "direct makes no Partial: its mean is over the pairs that it moved",
-    ]
-    title = "Time over greedy's, by mesh and size of the whole tensor"
-    columns = ("<mesh", "<size", "pairs", *(name for planner in planners for name in (planner, f"<{MEAN_CI}")))
-    return Table(title, columns, rows, notes[: 2 if "direct" in planners else 1], optional=(MEAN_CI, "pairs"))
-
-
-def _wins(study: Study) -> Table:
-    rows = []
-    for planner in study.table.planners:
-        tally, other = study.against(planner), study.against(planner, BETTER_OF_TORCH)
-        if tally is None and other is None:
-            continue
-        cells = [units.NOTHING] * 4 if tally is None else tally[:4]
-        more = [units.NOTHING] * 3 if other is None else [other.num_faster, other.num_slower, other.num_much_slower]
-        rows.append((planner, *map(str, cells), *map(str, more)))
-    columns = (
-        "<planner", "pairs", "not as\ngreedy", "faster than\ngreedy", "slower than\ngreedy",
-        "faster than\nbetter", "slower than\nbetter", f"{units.percent_text(WORSE_SHARE)}+\nslower",
-    )  # fmt: skip
-    notes = [
-        "faster, slower: by passes, all pairs of two planners tested together",
-        "better: the faster of torch's two, greedy and min_cost, as measured, pair by pair",
-        *dict.fromkeys(line for family in study.ratios.values() for line in family.sentences if "nothing" in line),
-        *proof_lines([family for (_, other), family in study.ratios.items() if other == BASELINE]),
-    ]
-    title = f"Wins and losses beyond noise, pairs {study.focus_text}"
-    return Table(title, columns, rows, notes, optional=("not as greedy", columns[-1].replace("\n", " "), "pairs"))
-
-
-def _regrets(study: Study) -> Table:
-    planning = study.table.numbers["planning_cold_s"]
-    cold = {planner: median_of(planning[at]) for at, planner in enumerate(study.table.planners)}
-    rows = [
-        (
-            name,
-            str(regret.num_pairs),
-            f"{regret.mean:.2f}",
-            f"{regret.worst:.2f}",
-            units.percent_text(regret.share_near),
-            units.decimal_text(study.sent_over_bound.get(name)),
-            units.time_text(cold.get(name, float("nan"))),
-        )
-        for name, regret in study.regrets.items()
-    ]
-    near = f"within {units.percent_text(NEAR_BEST)}\nof the best"
-    columns = (
-        "<planner", "pairs", "time over\nthe best", "at worst", near,
-        "sent over\nthe bound", "planning,\nempty caches",
-    )  # fmt: skip
-    notes = [
-        "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
-        f"{CHOSEN}: pair by pair what distbench plan says to use, nothing measured: the better of "
-        f"torch's two, unless another is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
-        "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
-    ]
-    if BASELINE in cold and (left_out := int((~study.table.measured[study.table.at(BASELINE)]).sum())):
-        notes.append(f"left out: {left_out} pairs that greedy did not move rightly in the same run")
-    title = f"What each choice costs over the best, pairs {study.focus_text}"
-    optional = ("planning, empty caches", "pairs", "sent over the bound", near.replace("\n", " "))
-    return Table(title, columns, rows, notes, optional=optional)
-
-
-def _paths(study: Study) -> Table:
-    def text(difference: PathDifference) -> str:
-        share = units.percent_text(difference.num_differing / difference.num_pairs)
-        return f"{share} ({difference.num_differing}/{difference.num_pairs})"
-
-    kinds = list(dict.fromkeys((planner, reference) for planner, reference, _, _ in study.differences))
-    rows = [
-        (mesh, size, *(text(difference) if difference else units.NOTHING for difference in differences))
-        for mesh, size, differences in _by_group(study, study.differences, kinds)
-    ]
-    columns = ("<mesh", "<size", *(f"{planner}\nnot {reference}'s" for planner, reference in kinds))
-    return Table("How often another path is planned", columns, rows)
-
-
-def _predictions(study: Study) -> Table:
-    predicted_sizes = {size for _, size in study.errors}
-    sizes = [size for size in study.table.sizes() if size in predicted_sizes]
-    rows = []
-    for planner in dict.fromkeys(planner for planner, _ in study.errors):
-        errors = [study.errors.get((planner, size)) for size in sizes]
-        overall = study.errors.get((planner, ""))
-        cells = [units.percent_text(error.error) if error else units.NOTHING for error in errors]
-        rows.append((planner, *cells, units.decimal_text(overall.bias if overall else None)))
-    rank, notes = study.ranking, ["error: median of |predicted / measured - 1|"]
-    if rank.num_plans:
-        share, apart = units.percent_text(rank.num_right / rank.num_plans), units.percent_text(APART)
-        of_all = f"{rank.num_right} of {rank.num_plans} plan pairs ({share})"
-        notes.append(f"{of_all} predicted over {apart} apart were measured in that order")
-    columns = ("<planner", *(f"error,\n{size}" for size in sizes), "predicted\nover measured")
-    return Table("Predicted by the profile against measured", columns, rows, notes)
-
-
-def _largest_gains(study: Study) -> Table:
-    rows = [row for gain in study.largest_gains for row in _gain_rows(study.table, gain)]
-    columns = ("<planner", "<path", "median", "coll.", "sent", "over\nbound", "<over greedy")
-    notes = ["coll. = collectives; sent = bytes that one rank sends as executed; bound as above, none for Partial"]
-    subject = f"The {len(study.largest_gains)} most striking pairs {study.focus_text}"
-    title = f"{subject}: largest gains over greedy beyond noise"
-    breaks = frozenset(range(2, len(rows), 2))
-    return Table(title, columns, rows, notes, breaks, ("coll.", "over bound", "sent"), together=True)
-
-
-def _gain_rows(table: PlannerTable, gain: LargestGain) -> Iterator[tuple[str, ...]]:
-    facts = table.pairs.iloc[gain.pair]
-    for planner, last in ((BASELINE, _tensor_text(facts)), (gain.planner, units.ratio_text(*gain.ratio))):
-        at = table.at(planner), gain.pair
-        sent, bound = float(table.numbers["wire_bytes_executed"][at]), float(facts["bound_bytes"])
-        yield (
-            planner,
-            table.paths[at] or f"{facts['source']}->{facts['target']}",
-            units.time_text(float(table.times[at])),
-            units.whole_text(float(table.numbers["num_collectives"][at])),
-            units.size_text(sent),
-            units.decimal_text(sent / bound if bound > 0 else None),
-            last,
-        )
-
-
-def _tensor_text(facts: Any) -> str:
-    """`f32[512,512] on 2x2`."""
-    return f"{facts['dtype']}[{facts['shape'].replace('x', ',')}] on {facts['mesh_shape']}"
-
-
-def _outcomes(study: Study) -> Table:
-    statuses = [status for status in STATUS_ORDER if any(counts[status] for counts in study.outcomes.values())]
-    rows = [
-        (name or "-", str(study.outcomes[name].total()), *(str(study.outcomes[name][status]) for status in statuses))
-        for name in dict.fromkeys([*study.table.planners, *study.outcomes])
-    ]
-    notes = ["every result is compared with a shard that is cut from the full tensor without DTensor"]
-    return Table("Values: every case of every suite", ("<planner", "cases", *statuses), rows, notes)
-
-
-def _failures(study: Study) -> Table:
-    rows = [_failure_row(failure) for failure in study.failures]
-    columns = ("<status", "<planner", "cases", "<what they share", "<smallest of them", "<ours on the same")
-    title = f"Wrong or broken, by cause: {count_text(sum(failure.num_cases for failure in study.failures), 'case')}"
-    notes = ["one stand-alone script each: distbench report --reproducers DIR"]
-    breaks, optional = frozenset(range(1, len(rows))), ("ours on the same",)
-    return capped(Table(title, columns, rows, notes, breaks, optional, "smallest of them"), MAX_FAILURES)
-
-
-def _failure_row(failure: Failure) -> tuple[str, ...]:
-    record = failure.example
-    error = shorten(str(record["error"] or "-"), MAX_ERROR)
-    # What our planners did on the same pairs.
-    ours = [f"{name}: {units.counts_text(counts)}" for name, counts in failure.ours.items()]
-    return (
-        failure.status,
-        failure.planner,
-        str(failure.num_cases),
-        f"{failure.suite}: {failure.pattern}" if failure.suite else failure.pattern,
-        f"{record['source']} -> {record['target']}, {_tensor_text(record)}: {error}",
-        "; ".join(ours) or "not run",
-    )

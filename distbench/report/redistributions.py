@@ -1,12 +1,13 @@
 """Redistributions of one run: each planner against greedy, pair by pair."""
 
 from collections.abc import Iterator
+from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from distbench.report.planner_study import verdict_lines
-from distbench.report.planner_table import (
+from distbench.report.planner_report import verdict_lines
+from distbench.report.planner_study import (
     Bools,
     PlannerTable,
     Ratios,
@@ -15,7 +16,6 @@ from distbench.report.planner_table import (
     planner_table_of,
     proof_lines,
     ratios,
-    references_of,
     tally,
 )
 from distbench.report.section_protocol import MAX_PANELS, NO_VERDICT, PER_ROW, Figures, ReportedRun, Section
@@ -47,7 +47,7 @@ class Comparison(NamedTuple):
     ratios: Ratios  # planner over greedy, these pairs tested together
 
     def verdict(self, pair: int) -> str:
-        """Who won a pair and by how much at least: "min_cost by 15 %+", "within noise", "same path", "too few passes".
+        """The winner of a pair: "min_cost by 15 %+", "within noise", "same path", "too few passes".
 
         The number is how much less time the winner takes, at the end of the interval that is kindest to the loser.
         """
@@ -61,7 +61,7 @@ class Comparison(NamedTuple):
         return f"{winner} by {percent_text(1 - 1 / float(margin_of(self.ratios.ratio)[pair]))}+"
 
 
-def comparisons(frame: "pd.DataFrame") -> list[Comparison]:
+def _comparisons(frame: "pd.DataFrame") -> list[Comparison]:
     """Every planner of a run against greedy, by shape and dtype."""
     table = planner_table_of(laboratory_rows(frame))
     if BASELINE not in table.planners:
@@ -71,11 +71,10 @@ def comparisons(frame: "pd.DataFrame") -> list[Comparison]:
 
 
 def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
-    greedy, *_ = references_of(table)
     both_measured = np.flatnonzero(table.measured[table.at(planner)] & table.measured[table.at(BASELINE)])
     for (shape, dtype), of_shape in table.pairs.iloc[both_measured].groupby(["shape", "dtype"], sort=False):
         rows = of_shape.index.to_numpy()
-        compared = ratios(table, planner, greedy, table.mask(rows))
+        compared = ratios(table, planner, BASELINE, table.mask(rows))
         # Differing paths first, then the surest and largest win or loss.
         distance, margin = np.abs(np.log(compared.ratio.center)), margin_of(compared.ratio)
         keys = (-distance, -margin, ~compared.enough, -np.abs(compared.side), compared.same)
@@ -84,17 +83,14 @@ def _of_planner(table: PlannerTable, planner: str) -> Iterator[Comparison]:
         yield Comparison(table, planner, str(shape), str(dtype), size, rows, compared)
 
 
-def headline(reported: ReportedRun) -> Iterator[str]:
+def _headline(reported: ReportedRun) -> Iterator[str]:
     """Each planner against greedy, over all shapes; the study's verdict where one covers the run, with its latest."""
     if reported.study:
         verdict = verdict_lines(reported.study)
         yield from (*verdict[:1], *verdict[1:][-1:]) if reported.run is reported.study.runs[-1] else ()
         return
-    by_planner: dict[str, list[Comparison]] = {}
-    for comparison in comparisons(reported.frame):
-        by_planner.setdefault(comparison.planner, []).append(comparison)
-    for planner, of_planner in by_planner.items():
-        yield from _planner_lines(planner, of_planner)
+    for planner, of_planner in groupby(_comparisons(reported.frame), key=lambda comparison: comparison.planner):
+        yield from _planner_lines(planner, list(of_planner))
 
 
 def _planner_lines(planner: str, of_planner: list[Comparison]) -> Iterator[str]:
@@ -108,21 +104,13 @@ def _planner_lines(planner: str, of_planner: list[Comparison]) -> Iterator[str]:
     if not enough:
         yield f"{of_pairs}; {NO_VERDICT}"
         return
-    faster, slower = ([(part, pair) for part, pair in enough if part.ratios.side[pair] == side] for side in (-1, 1))
+    in_order = sorted(enough, key=lambda part_and_pair: part_and_pair[0].ratios.at(part_and_pair[1])[0])
+    faster, slower = ([(part, pair) for part, pair in in_order if part.ratios.side[pair] == side] for side in (-1, 1))
     yield f"{of_pairs}: faster beyond noise on {len(faster)}, slower on {len(slower)}, neither on the rest"
-    extremes = []
-    if faster:
-        extremes.append(f"best: {_pair_text(*min(faster, key=_center))}")
-    if slower:
-        extremes.append(f"worst: {_pair_text(*max(slower, key=_center))}")
-    if extremes:
-        yield "; ".join(extremes)
+    extremes = {"best": faster[:1], "worst": slower[-1:]}
+    if faster or slower:
+        yield "; ".join(f"{label}: {_pair_text(*side)}" for label, sides in extremes.items() for side in sides)
     yield from max(of_planner, key=lambda part: len(part.rows)).ratios.sentences[:1]
-
-
-def _center(side: tuple[Comparison, int]) -> float:
-    comparison, pair = side
-    return float(comparison.ratios.ratio.center[pair])
 
 
 def _pair_text(comparison: Comparison, pair: int) -> str:
@@ -131,9 +119,9 @@ def _pair_text(comparison: Comparison, pair: int) -> str:
     return f"{move_text} in {ratio_text(*comparison.ratios.at(pair))} of {BASELINE}'s time"
 
 
-def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
-    """One table a planner, shape and dtype, of differences beyond noise alone where not `full`; none of a study's."""
-    return [] if reported.study else [_table(comparison, full) for comparison in comparisons(reported.frame)]
+def _tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    """One per planner, shape and dtype, of differences beyond noise alone where not `full`; none of a study's."""
+    return [] if reported.study else [_table(comparison, full) for comparison in _comparisons(reported.frame)]
 
 
 def _table(comparison: Comparison, full: bool) -> Table:
@@ -144,13 +132,12 @@ def _table(comparison: Comparison, full: bool) -> Table:
     rows = Rows(sides, lambda side: _row(comparison, *side))
     size = size_text(comparison.payload_bytes)
     title = f"{BASELINE} and {planner} on {comparison.dtype}[{comparison.shape}] ({size}), most striking first"
-    notes = _notes(comparison)
+    notes = [f"... {len(pairs) - MAX_PAIRS} more pairs: --format csv"] if len(pairs) > MAX_PAIRS else []
+    if num_left_out := len(comparison.rows) - len(pairs):
+        notes.append(f"{num_left_out} more pairs without a difference beyond noise: --full lists them")
+    notes += _notes(comparison)
     if rows:
         notes.append("coll. = collectives on the path; sent = bytes one rank must send along it")
-    if num_left_out := len(comparison.rows) - len(pairs):
-        notes.insert(0, f"{num_left_out} more pairs without a difference beyond noise: --full lists them")
-    if len(pairs) > MAX_PAIRS:
-        notes.insert(0, f"... {len(pairs) - MAX_PAIRS} more pairs: --format csv")
     breaks, cap = frozenset(range(2, len(rows), 2)), 2 * MAX_PAIRS
     return Table(title, columns, rows[:cap], notes, breaks, ("coll.", "sent"), together=True, beyond=rows[cap:])
 
@@ -187,18 +174,19 @@ def _outcome(comparison: Comparison) -> str:
     if not counts.num_pairs:
         return ", 0 with differing paths"
     noise = counts.num_pairs - counts.num_faster - counts.num_slower - num_too_few
-    text = f", {counts.num_pairs} with differing paths: {planner} faster beyond noise in {counts.num_faster}, "
-    text += f"{BASELINE} in {counts.num_slower}, neither in {noise}"
-    if num_too_few:
-        text += f", {TOO_FEW} to tell in {num_too_few}"
-    return f"{text}; geometric mean of {planner}/{BASELINE} over them {ratio_text(*counts.mean)}"
+    few = f", {TOO_FEW} to tell in {num_too_few}" if num_too_few else ""
+    return (
+        f", {counts.num_pairs} with differing paths: {planner} faster beyond noise in {counts.num_faster}, "
+        f"{BASELINE} in {counts.num_slower}, neither in {noise}{few}; geometric mean of {planner}/{BASELINE} over them "
+        f"{ratio_text(*counts.mean)}"
+    )
 
 
-def figures(reported: ReportedRun) -> Figures:
-    """Each planner's median against greedy's on the same pair, one figure a planner, one panel a shape."""
-    parts = [] if reported.study else comparisons(reported.frame)
-    for planner in dict.fromkeys(comparison.planner for comparison in parts):
-        panels = [comparison for comparison in parts if comparison.planner == planner][:MAX_PANELS]
+def _figures(reported: ReportedRun) -> Figures:
+    """Each planner's median against greedy's on the same pair, one figure per planner, one panel per shape."""
+    parts = [] if reported.study else _comparisons(reported.frame)
+    for planner, of_planner in groupby(parts, key=lambda comparison: comparison.planner):
+        panels = list(of_planner)[:MAX_PANELS]
         figure, axes = style.panels(len(panels), PER_ROW, (5.2, 6.2), (0.6, 0), share=False)
         for panel, comparison in zip(axes, panels, strict=True):
             _planner_panel(panel, comparison)
@@ -235,15 +223,15 @@ def _planner_panel(axes: "Axes", comparison: Comparison) -> None:
 
 
 def _pair_spot(comparison: Comparison, pair: int) -> Spot:
-    table, lines = comparison.table, []
-    facts = table.pairs.iloc[pair]
-    at = {name: (table.at(name), pair) for name in (BASELINE, comparison.planner)}
-    for name, place in at.items():
-        path = f"\n  {table.paths[place]}" if table.paths[place] else ""
-        lines.append(f"{name}: {brief_time_text(float(table.times[place]))}{path}")
-    greedys, times = (float(table.times[place]) for place in at.values())
-    head = f"{facts['source']} -> {facts['target']}"
-    return Spot(greedys, times, "\n".join([head, *lines, comparison.verdict(pair)]))
+    table, facts = comparison.table, comparison.table.pairs.iloc[pair]
+    lines, times = [f"{facts['source']} -> {facts['target']}"], []
+    for name in (BASELINE, comparison.planner):
+        place = table.at(name), pair
+        times.append(float(table.times[place]))
+        lines.append(f"{name}: {brief_time_text(times[-1])}")
+        lines += [f"  {table.paths[place]}"] if table.paths[place] else []
+    greedys, own = times
+    return Spot(greedys, own, "\n".join([*lines, comparison.verdict(pair)]))
 
 
-SECTION = Section(headline, tables, figures)
+SECTION = Section(_headline, _tables, _figures)

@@ -1,112 +1,22 @@
-"""Redistributions that came out wrong or broke, by cause, and a script for each that shows it without distbench."""
+"""A script for each cause of wrong or broken redistributions: its smallest case with torch alone, ready for an upstream
+issue."""
 
 import math
 import re
 import textwrap
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-from distbench.records.dataframe import Row, records_of
-from distbench.report.planner_table import PAIR_KEY, sizes_in
+from distbench.records.dataframe import Row
+from distbench.report.planner_study import Failure, Versions, numel_of, placements_of, sizes_in
 from distbench.show.blocks import shorten
 from distbench.spec.devices import device_of
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
-from distbench.spec.placements import NATIVE, OUR_VARIANTS, TORCH_PLANNERS, Placement, parse_placements
+from distbench.spec.placements import NATIVE, TORCH_PLANNERS, Placement
 from distbench.spec.printable_text import clean
-
-if TYPE_CHECKING:
-    import pandas as pd
-
-# Redistributions that came out wrong or broke, by cause: planner, suite, and what their layouts have in common.
-
-BAD = ("wrong", "raised", "aborted", "timeout")
-
-
-class Failure(NamedTuple):
-    """Cases of one cause."""
-
-    status: str  # one of BAD
-    planner: str
-    suite: str  # the laboratory's suite, empty for none
-    pattern: str  # what the layouts have in common, in words
-    num_cases: int
-    example: Row  # the frame's row of the smallest of them
-    ours: dict[str, dict[str, int]]  # planner of ours to its statuses on the same pairs, as counts
-
-
-def failures_of(rows: "pd.DataFrame") -> list[Failure]:
-    """Every group of rows (of `laboratory_rows`) that are not ok, most serious status first, then the largest."""
-    bad = rows[rows["status"].isin(BAD)]
-    if bad.empty:
-        return []
-    bad = bad.assign(pattern=[pattern_of(record) for record in records_of(bad)])
-    outcomes, failures = rows[[*PAIR_KEY, "planner", "status"]], []
-    for (status, planner, suite, pattern), group in bad.groupby(["status", "planner", "suite", "pattern"], sort=False):
-        example = min(records_of(group), key=lambda record: (numel_of(record), str(record["id"])))
-        same_pairs = group[PAIR_KEY].drop_duplicates().merge(outcomes[outcomes["planner"] != planner])
-        statuses = {name: same_pairs.loc[same_pairs["planner"] == name, "status"] for name in OUR_VARIANTS}
-        other_statuses = {name: dict(Counter(of_one)) for name, of_one in statuses.items() if len(of_one)}
-        failures.append(
-            Failure(str(status), str(planner), str(suite), str(pattern), len(group), example, other_statuses)
-        )
-    return sorted(failures, key=lambda failure: (BAD.index(failure.status), -failure.num_cases))
-
-
-def pattern_of(record: Row) -> str:
-    """What is special about a row's pair, in words that rows of one cause share; "plain layouts" when nothing is."""
-    source, target = sides = _placements(record["source"]), _placements(record["target"])
-    placements = (*source, *target)
-    reduce_ops = sorted({placement.reduce_op for placement in source if placement.reduce_op})
-    words = {
-        "strided shards": any(placement.split_factor is not None for placement in placements),
-        "explicit shard order": any(placement.turn is not None for placement in placements),
-        "Shard to Partial" if _sharded_dims(source) else "to Partial": any(
-            target_placement.reduce_op for target_placement in target
-        ),
-        "from Partial " + "/".join(reduce_ops): bool(reduce_ops),
-        "nested shards": any(len(dims) > len(set(dims)) for dims in map(_sharded_dims, sides)),
-        "uneven": _is_uneven(record, sides),
-        "a flattened mesh exists": bool(record["flattened"]),
-        "backward": record["direction"] == "backward",
-    }
-    return ", ".join(word for word, is_true in words.items() if is_true) or "plain layouts"
-
-
-def numel_of(record: Row) -> int:
-    """Elements of the full tensor."""
-    return math.prod(sizes_in(record["shape"]))
-
-
-def _placements(text: object) -> tuple[Placement, ...]:
-    """Of a row's side; none where it names no layout."""
-    try:
-        return parse_placements(str(text))
-    except ValueError:
-        return ()
-
-
-def _sharded_dims(placements: Iterable[Placement]) -> list[int]:
-    """The tensor dim of each shard, in order of the mesh dims."""
-    return [placement.tensor_dim for placement in placements if placement.tensor_dim is not None]
-
-
-def _is_uneven(record: Row, layouts: Iterable[Sequence[Placement]]) -> bool:
-    shape, mesh_shape = sizes_in(record["shape"]), sizes_in(record["mesh_shape"])
-    return any(
-        length
-        % math.prod(
-            size for size, placement in zip(mesh_shape, placements, strict=False) if placement.tensor_dim == dim
-        )
-        for placements in layouts
-        for dim, length in enumerate(shape)
-    )
-
-
-# A script for a cause: its smallest case with torch alone, ready for an upstream issue.
 
 TEMPLATE = "reproducer_script.jinja"
 MAX_NUMEL = 1_000_000
@@ -116,15 +26,8 @@ REDUCTIONS = {"sum": "SUM", "max": "MAX", "min": "MIN", "avg": "MAX"}
 HAPPENED = {"wrong": "gives wrong values", "raised": "raises", "aborted": "kills a rank", "timeout": "hangs"}
 
 
-class Versions(NamedTuple):
-    """What a run was made with: torch's version and the backend."""
-
-    torch: str
-    backend: str
-
-
 class NotWritten(Exception):
-    """A failure that a script of torch alone cannot show; the message says why."""
+    """No script of torch alone can show a failure; the message says why."""
 
 
 class Cut(NamedTuple):
@@ -145,9 +48,9 @@ class ScriptLayout(NamedTuple):
     is_ordered: bool  # whether that is another order than from left to right
 
 
-def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: Path) -> tuple[list[Path], list[str]]:
-    """One script a failure; (the files, sentences on the failures that no script of torch alone can show)."""
-    files, left_out = [], []
+def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: Path) -> list[str]:
+    """One script per failure; sentences on the files, then on the failures that no script of torch alone can show."""
+    written, left_out = [], []
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for number, failure in enumerate(failures, start=1):
@@ -159,11 +62,11 @@ def write_reproducers(failures: Sequence[Failure], versions: Versions, folder: P
                 left_out.append(f"no reproducer for {failure.example['id']} ({failure.status}): {reason}")
                 continue
             write_whole(folder / name, text)
-            files.append(folder / name)
+            written.append(f"reproducer written: {folder / name}")
     except OSError as error:
         problem = f"reproducers cannot be written to {folder} ({error.strerror})"
         raise UserError(f"{problem}; give a writable folder") from error
-    return files, left_out
+    return [*written, *left_out]
 
 
 def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
@@ -243,7 +146,7 @@ def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple
 
 def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
     """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten if it is none."""
-    placements = _placements(text.strip())
+    placements = placements_of(text.strip())
     if not placements or len(placements) != len(mesh_shape):
         raise NotWritten(f"its layout {text} cannot be read")
     turns = sorted(

@@ -1,4 +1,4 @@
-"""What each kind of case contributes to a report; `sections.py` lists the kinds."""
+"""The parts of a report that a kind of case contributes; `sections.py` lists the kinds."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -22,13 +22,7 @@ PER_ROW = 2
 
 @dataclass(frozen=True, eq=False)
 class ReportedRun:
-    """One run of a report.
-
-    Args:
-        run: its run file.
-        frame: one row per case.
-        study: the planner study that covers its redistributions; None for none.
-    """
+    """One run of a report: its frame has one row per case; `study` covers its redistributions, None for none."""
 
     run: Run
     frame: "pd.DataFrame"

@@ -1,73 +1,92 @@
-"""The registry of sections: the first screen, the report, the page and the plots are built from it."""
+"""The parts of a report: overview, first screen, and each run's sections by the registry of kinds of case."""
 
-from collections.abc import Iterator
-from dataclasses import replace
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
 
 from distbench.judge.links_text import link_figures, link_lines, link_tables
-from distbench.report import (
-    calibrations,
-    collectives,
-    inference,
-    operators,
-    redistributions,
-    simulated_steps,
-    steps,
-    trace_tables,
-    user_calls,
-)
-from distbench.report.overview import Contents, overview, spent_line
-from distbench.report.planner_study import code_blocks, story, verdict_lines
-from distbench.report.planner_study_plots import laboratory_figures
-from distbench.report.section_protocol import Figures, ReportedRun, Section
+from distbench.records.run_file import STATUSES, Run
+from distbench.report import calibrations, collectives, operators, redistributions, steps, trace_tables
+from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
+from distbench.report.planner_study import Study, studies_of
+from distbench.report.section_protocol import NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.trace_rows import traces_of
 from distbench.report.trace_timeline import timeline_figures
-from distbench.show.blocks import Block, Heading, Lines
+from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, shorten, table_of
+from distbench.show.terminal import cells, width_here
+from distbench.show.units import NOTHING, brief_time_text, counts_text, known, percent_text, size_text
 from distbench.spec.file_io import short_path
+from distbench.spec.mesh import format_mesh
+from distbench.spec.printable_text import count_text, listed
+from distbench.statistics.pass_comparison import MIN_PASSES
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 LINKS = Section(
     lambda reported: link_lines(reported.run),
     lambda reported, full: link_tables(reported.run),
     lambda reported: link_figures(reported.run),
 )
-# In the order of a run's tables. A kind of case is added by a file with a SECTION and a word here.
+# In the order of a run's tables. A kind of case is added by a file with a Section and a word here.
 SECTIONS = (
-    simulated_steps.SECTION,
+    steps.SIMULATED_STEPS,
     collectives.SECTION,
     operators.SECTION,
-    steps.SECTION,
-    inference.SECTION,
-    user_calls.SECTION,
+    steps.TRAINING_STEPS,
+    steps.FORWARD_PASSES,
+    operators.USER_CALLS,
     redistributions.SECTION,
     LINKS,
     calibrations.SECTION,
     trace_tables.SECTION,
 )
 # The first screen begins with what a step takes.
-FIRST_ON_SCREEN = (steps.SECTION, inference.SECTION)
-PATHS = "which path costs what: distbench report --paths {}"
-EVERY_CASE = "every redistribution of this run: distbench report --format csv"
+FIRST_ON_SCREEN = (steps.TRAINING_STEPS, steps.FORWARD_PASSES)
+
+
+@dataclass(frozen=True)
+class Contents:
+    """The runs of a report, and the planner studies among them."""
+
+    reported: Sequence[ReportedRun]
+    studies: Sequence[Study]
+
+    @classmethod
+    def of(cls, runs: Sequence[Run], frame: "pd.DataFrame", with_studies: bool = True) -> "Contents":
+        """Contents of runs and the one frame of all their cases; studies take time, and are not always shown."""
+        ends = accumulate((len(run.cases) for run in runs), initial=0)
+        frames = [frame.iloc[start:end] for start, end in pairwise(ends)]
+        studies = studies_of(runs, frames) if with_studies else []
+        study_of = {id(run): study for study in studies for run in study.runs}
+        return cls(
+            [ReportedRun(run, part, study_of.get(id(run))) for run, part in zip(runs, frames, strict=True)], studies
+        )
+
+    @property
+    def runs(self) -> list[Run]:
+        """The runs alone."""
+        return [reported.run for reported in self.reported]
 
 
 def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
-    """The report as text has it; where not `full`, without what confirms rather than tells."""
+    """The report as text; where not `full`, tables without rows that confirm what was expected, and no time spent."""
     studies = contents.studies
     blocks = overview(contents.reported, [Lines(verdict_lines(study)) for study in studies])
     blocks += [block for study in studies for block in story(study)]
-    blocks += [block for reported in contents.reported for block in _run_blocks(reported, full)]
+    for reported in contents.reported:
+        run = reported.run
+        every_case = ["every redistribution of this run: distbench report --format csv"] if reported.study else []
+        blocks += [Heading(run.scenario), Lines((f"run file: {short_path(run.path)}", *every_case))]
+        blocks += [table for section in SECTIONS for table in section.tables(reported, full)]
+        if full and (line := spent_line(run)):
+            blocks.append(Lines((line,)))
+        if run.traces:
+            blocks.append(Lines((f"which path costs what: distbench report --paths {short_path(run.path)}",)))
     return [*blocks, *(block for study in studies for block in code_blocks(study))]
-
-
-def _run_blocks(reported: ReportedRun, full: bool) -> Iterator[Block]:
-    """One run's own tables, and where to find more; where not `full`, time spent is left out."""
-    run = reported.run
-    yield Heading(run.scenario)
-    yield Lines((f"run file: {short_path(run.path)}", *([EVERY_CASE] if reported.study else [])))
-    for section in SECTIONS:
-        yield from section.tables(reported, full)
-    if full and (line := spent_line(run)):
-        yield Lines((line,))
-    if run.traces:
-        yield Lines((PATHS.format(short_path(run.path)),))
 
 
 def figures_in(contents: Contents) -> Figures:
@@ -80,3 +99,224 @@ def figures_in(contents: Contents) -> Figures:
     yield from timeline_figures(traces_of(contents.runs)[0])
     for study in contents.studies:
         yield from ((f"{kind}-{study.machine}", figure) for kind, figure in laboratory_figures(study))
+
+
+# The top of a report: what ran where, which cases are not ok, how the time of each run was spent.
+
+# Cases that cannot work here and say so beforehand: `distbench run` exits with 0 for them.
+SKIPPED = ("skipped",)
+NOT_OK = tuple(status for status in STATUSES if status not in ("ok", *SKIPPED))
+NOT_OK_TITLE = "NOT OK"
+MAX_CASES, MAX_ERROR, MAX_BUSY = 40, 400, 4
+# Above this many runnable processes per CPU before the run began, another program was measured too.
+BUSY_PER_CPU = 0.5
+CASE_COLUMNS: TableColumns = (
+    ("<status", lambda case: str(case["status"])),
+    ("<case", lambda case: str(case["case"]["id"])),
+    ("<error", lambda case: shorten(str(case.get("error") or "-"), MAX_ERROR)),
+)
+RUN_COLUMNS: TableColumns = (
+    ("<scenario", lambda run: run.scenario),
+    ("<mesh", lambda run: NOTHING if run.about.mesh is None else format_mesh(run.about.mesh)),
+    ("<device", lambda run: _device_text(run) or NOTHING),
+    ("ranks", lambda run: str(run.about.environment.world_size or NOTHING)),
+    ("<status", lambda run: _status(run) + (f": {shorten(message, MAX_ERROR)}" if (message := _message(run)) else "")),
+    ("wall", lambda run: brief_time_text((run.footer or {}).get("wall_s") or float("nan"))),
+    ("<cases", lambda run: _statuses_text([run], "none finished")),
+)
+
+
+def overview(reported: Sequence[ReportedRun], opening: Sequence[Block] = ()) -> list[Block]:
+    """Title, `opening`, machines, one row per run, the cases that are not ok, and those that were skipped.
+
+    Redistributions that a study covers are shown there, those that are not ok too.
+    """
+    runs = [part.run for part in reported]
+    by_label: dict[str, dict[str, None]] = {}
+    for run in runs:
+        by_label.setdefault(run.about.label or "", {})[run.scenario] = None
+    labels = [f'labelled "{label}": {", ".join(scenarios)}' for label, scenarios in by_label.items() if label]
+    cautions = (*labels, *_cautions_in(runs))
+    tables = (_cases_table(NOT_OK_TITLE, NOT_OK, reported), _cases_table("skipped", SKIPPED, reported))
+    blocks: list[Block] = [
+        Heading(f"distbench report: {count_text(len(runs), 'run')}", 1),
+        *opening,
+        Lines(tuple(dict.fromkeys(map(_machine_line, runs)))),
+        table_of("runs", RUN_COLUMNS, runs, optional=("wall", "device", "ranks")),
+        *([Lines(cautions)] if cautions else []),
+    ]
+    return [*blocks, *(table for table in tables if table.rows)]
+
+
+def _cases_with(reported: Iterable[ReportedRun], statuses: Sequence[str]) -> list[dict[str, Any]]:
+    """The cases of these statuses that no study covers, the worst first."""
+    cases = [
+        case
+        for part in reported
+        for case in part.run.cases
+        if case["status"] in statuses and not (part.study and case["case"].get("kind") == "redistribute")
+    ]
+    return sorted(cases, key=lambda case: STATUSES.index(case["status"]))
+
+
+def _cases_table(name: str, statuses: Sequence[str], reported: Sequence[ReportedRun]) -> Table:
+    cases = _cases_with(reported, statuses)
+    title = f"{name}: {len(cases)} of {count_text(sum(len(part.run.cases) for part in reported), 'case')}"
+    return capped(replace(table_of(title, CASE_COLUMNS, cases), prose="error"), MAX_CASES)
+
+
+def _statuses_text(runs: Iterable[Run], otherwise: str) -> str:
+    """`3 ok, 1 wrong`; `otherwise` where no case finished."""
+    counts = Counter(case["status"] for run in runs for case in run.cases)
+    return counts_text({status: counts[status] for status in STATUSES}) or otherwise
+
+
+def _status(run: Run) -> str:
+    """A run without a footer was interrupted."""
+    return str((run.footer or {}).get("status") or "interrupted")
+
+
+def _message(run: Run) -> str:
+    return str((run.footer or {}).get("message") or "")
+
+
+def _device_text(run: Run) -> str:
+    """`cpu/gloo`; empty where it is not known."""
+    environment = run.about.environment
+    return "/".join(part for part in (environment.device or run.about.device, environment.backend) if part)
+
+
+def spent_line(run: Run) -> str | None:
+    """How the run's wall time was spent, largest part first; None where the footer does not say."""
+    footer = run.footer or {}
+    spent_s, measuring = footer.get("spent_s"), footer.get("measuring_s")
+    parts = {name: value for name, value in spent_s.items() if known(value)} if isinstance(spent_s, dict) else {}
+    total = sum(parts.values())
+    if not total > 0:
+        return None
+    shares = sorted(parts.items(), key=lambda part: -part[1])
+    text = ", ".join(f"{name} {percent_text(value / total)}" for name, value in shares if value / total >= 0.005)
+    line = f"time spent: {brief_time_text(total)} = {text}"
+    if not known(measuring) or not measuring > 0 or "timed" not in parts:
+        return line
+    share = f"{percent_text(parts['timed'] / measuring)} of the {brief_time_text(measuring)}"
+    return f"{line}; {share} from the first case opened to the last one closed is timed"
+
+
+def _machine_line(run: Run) -> str:
+    facts = run.about.environment
+    commit = (facts.git_commit or "")[:8] + (" (dirty)" if facts.git_dirty else "")
+    parts = (
+        f"{count_text(facts.num_cpus, 'CPU')} ({facts.cpu_model or 'model unknown'})" if facts.num_cpus else "",
+        f"{facts.num_devices} x {facts.device_name}" if facts.device_name else "",
+        size_text(facts.memory_bytes) if facts.memory_bytes else "",
+        f"{facts.num_hosts} hosts" if facts.num_hosts and facts.num_hosts != 1 else "",
+        f"torch {facts.torch or 'unknown'}",
+        f"NCCL {facts.nccl}" if facts.nccl else "",
+        f"commit {commit}" if facts.git_commit else "",
+    )
+    return f"{facts.machine or 'unknown machine'}: " + ", ".join(filter(None, parts))
+
+
+def _cautions_in(runs: Sequence[Run]) -> list[str]:
+    """What readers must know of the times of all these runs, each sentence once."""
+    cautions = dict.fromkeys(line for run in runs for line in cautions_of(run))
+    loads = [(run.scenario, run.about.environment.load_per_cpu) for run in runs]
+    busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]
+    if not busy:
+        return [*cautions]
+    names, most = list(dict.fromkeys(name for name, _ in busy)), max(load for _, load in busy)
+    return [*cautions, f"caution: begun on a busy machine (load up to {most:.1f} a CPU): {listed(names, MAX_BUSY)}"]
+
+
+def cautions_of(run: Run) -> Iterator[str]:
+    """What every time of the run includes besides its own, and in what its hosts differ."""
+    facts, repeats = run.about.environment, run.about.settings.get("iterations_per_sample", 1)
+    if facts.device == "cpu" and facts.num_cpus and facts.world_size:
+        on_each = facts.world_size / (facts.num_hosts or 1)
+        if on_each > facts.num_cpus:
+            calm = " (less of it: the ranks ran under SCHED_BATCH)" if facts.scheduler == "batch" else ""
+            shared = f"{on_each:g} ranks share {facts.num_cpus} CPUs"
+            yield f"caution: {shared}, so every time includes waiting for a CPU{calm}"
+    yield from (f"caution: {sentence}" for sentence in facts.cautions or ())
+    if known(repeats) and repeats > 1:
+        yield f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back"
+
+
+# The first screen, a few lines per scenario, verdicts first: what ran, what was found, how sure that is, what next.
+
+MAX_REASON, MAX_RUNS = 200, 20
+DIFFERENCES = ("best:", "worst:", "SLOW:")
+
+
+def summary(contents: Contents, report: str = "") -> list[Block]:
+    """The first screen; `report` is the command that shows these runs, for those that come next; empty: none do."""
+    runs = contents.runs
+    names = Counter(run.scenario for run in runs)
+    count = count_text(len(names), "scenario")
+    if len(names) < len(runs):
+        count = f"{count_text(len(runs), 'run')} of {count}"
+    parts = [(*_run_lines(reported, names[reported.run.scenario] > 1), reported.run) for reported in contents.reported]
+    if len(names) < len(runs):
+        parts.reverse()  # the latest run of a scenario first
+    parts.sort(key=lambda part: part[0])
+    most = MAX_RUNS if report else len(parts)  # a page has them all
+    more = [f"... {len(parts) - most} more"] if len(parts) > most else []
+    num_too_few = sum(any(NO_VERDICT in line for line in lines) for _, lines, _ in parts)
+    where = f"in {count_text(num_too_few, 'scenario')} passes were too few to tell variants apart"
+    too_few = (f"{where}: measure without --quick, or with --passes {MIN_PASSES}",) if num_too_few else ()
+    next_lines, *pasted = _next(runs, parts[0][2].scenario, report) if report and parts else [Lines(())]
+    assert isinstance(next_lines, Lines)
+    return [
+        Heading(f"distbench: {count}: {_statuses_text(runs, 'no case finished')}", 1),
+        Lines((*dict.fromkeys(map(_machine_line, runs)), *_cautions_in(runs))),
+        Lines((*(line for _, lines, _ in parts[:most] for line in lines), *more)),
+        Lines((*too_few, *next_lines.texts)),
+        *pasted,
+    ]
+
+
+def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
+    """A run's place in the order (failed, then with differences beyond noise, then others) and its lines.
+
+    `with_file` names its file, where other runs are of its scenario.
+    """
+    run, about = reported.run, reported.run.about
+    failed, status = [], _status(run)
+    if status != "complete":
+        message = _message(run) or "its cases up to then count"
+        failed.append(f"NOT COMPLETE: {status}: {shorten(message, MAX_REASON)}")
+    if bad := _cases_with([reported], NOT_OK):
+        more = f"; {len(bad) - 1} more" if len(bad) > 1 else ""
+        reason = shorten(str(bad[0].get("error") or "no reason is recorded"), MAX_REASON)
+        failed.append(f"NOT OK: {bad[0]['case']['id']} is {bad[0]['status']}: {reason}{more}")
+    sections = dict.fromkeys((*FIRST_ON_SCREEN, *SECTIONS))
+    lines = [line for section in sections for line in section.headline(reported)]
+    where = (
+        "" if about.mesh is None else format_mesh(about.mesh),
+        _device_text(run),
+        count_text(about.environment.world_size, "rank") if about.environment.world_size else "",
+        f"label {about.label}" if about.label else "",
+        run.path.name if with_file else "",
+    )
+    head = f"{run.scenario} ({', '.join(filter(None, where))}): {_statuses_text([run], 'no case finished')}"
+    order = 0 if failed else 1 if any(line.startswith(DIFFERENCES) for line in lines) else 2
+    return order, [head, *(f"  {line}" for line in (*failed, *lines))]
+
+
+def _next(runs: Sequence[Run], scenario: str, report: str) -> list[Block]:
+    """The next commands, an interrupted run first; below their heading, to be pasted, where one is too long."""
+    cut_short = [run for run in runs if _status(run) == "interrupted"]
+    resume = [f"distbench run --resume {shlex.quote(str(short_path(run.path)))}" for run in cut_short[:1]]
+    commands = {
+        f"{report} {scenario}": "its own tables",
+        f"{report} --full": "everything",
+        **({f"{report} --paths": "what each path costs"} if any(run.traces for run in runs) else {}),
+        f"{report} --page FILE": "to send on",
+    }
+    width = max(map(cells, commands))
+    lines = [f"  {command}  the cases that it lacks" for command in resume]
+    lines += [f"  {command}{' ' * (width - cells(command))}  {purpose}" for command, purpose in commands.items()]
+    if max(map(cells, lines)) <= width_here():
+        return [Lines(("next:", *lines))]
+    return [Lines(("next:",)), Code((*resume, *commands))]

@@ -1,15 +1,16 @@
-"""Training steps: one row a variant, each against the first."""
+"""Steps, one row per variant: training steps, forward passes alone (inference), and simulated steps."""
 
 import math
 import textwrap
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, records_of
 from distbench.records.launches import FORWARD_ONLY
-from distbench.records.run_file import AGAIN
+from distbench.records.run_file import AGAIN, SIMULATED, Run, guesses_text
 from distbench.report.section_protocol import MAX_NAMED, NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.trace_rows import SCHEDULE
 from distbench.report.trace_timeline import PHASE_COLORS
@@ -18,82 +19,79 @@ from distbench.show import units
 from distbench.show.blocks import Table, TableColumns, capped, table_of
 from distbench.show.plots import Spot, hover
 from distbench.show.terminal import without_shared
+from distbench.show.units import NOTHING, known
 from distbench.spec.printable_text import count_text, listed
-from distbench.statistics.pass_comparison import BASELINE, TOO_FEW, as_table, compare_passes
+from distbench.statistics.intervals import MIN_FOR_PERCENTILE
+from distbench.statistics.pass_comparison import BASELINE, MIN_PASSES, TOO_FEW, as_table, compare_passes
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 MAX_ROWS = 40
 MAX_BARS = 24
 LABEL_WIDTH = 40
-BAR = 0.62  # of the room that a bar has
+BAR = 0.62  # height of a bar, in a row of height one
 
 
-def speedup_text(row: Row) -> str:
-    """A row's speed-up over what it is held against, with its interval."""
-    if row["verdict"] == "baseline":
+def _speedup_text(row: Row) -> str:
+    if row["verdict"] == BASELINE:
         return "1"
     return units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
 
 
-def place_text(row: Row) -> str:
+def _place_text(row: Row) -> str:
     """Phase and module of the peak."""
     phase, owner = units.word_text(row["peak_phase"]), row["peak_owner"]
     return f"{phase}, {owner or 'the model itself'}" if isinstance(owner, str) else phase
 
 
-def rate_text(row: Row) -> str:
-    """Tokens a second, or samples where the scenario does not say how many tokens there are."""
-    unit = "tokens" if units.known(row["num_tokens"]) else "samples"
+def _rate_text(row: Row) -> str:
+    """Tokens per second, or samples where the scenario does not say how many tokens there are."""
+    unit = "tokens" if known(row["num_tokens"]) else "samples"
     rate = row[f"{unit}_per_s"]
-    return f"{units.count_text(rate)} {unit}/s" if units.known(rate) else units.NOTHING
+    return f"{units.count_text(rate)} {unit}/s" if known(rate) else NOTHING
 
 
-TIMES: TableColumns = (
-    ("<variant", lambda row: str(row["variant"])),
-    ("forward", lambda row: units.time_text(row["forward_s"])),
-    ("backward", lambda row: units.time_text(row["backward_s"])),
-    ("schedule", lambda row: units.time_text(row.get("schedule_s"))),
-    (
-        "idle",
-        lambda row: units.percent_text(row["idle_share"]) if units.known(row.get("idle_share")) else units.NOTHING,
-    ),
-    ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
-    ("save", lambda row: units.time_text(row.get("save_s"))),
-    ("load", lambda row: units.time_text(row.get("load_s"))),
-    ("step", lambda row: units.time_text(row["median_s"])),
-    ("rate", rate_text),
-    ("<speed-up, 95 % CI", speedup_text),
-    ("<verdict", lambda row: str(row["verdict"])),
-)
-TIMES_WHERE_KNOWN = ("schedule", "idle", "save", "load")
-CHECKS: TableColumns = (
-    ("<variant", lambda row: str(row["variant"])),
+VARIANT: TableColumns = (("<variant", lambda row: str(row["variant"])),)
+VERDICT: TableColumns = (("<speed-up, 95 % CI", _speedup_text), ("<verdict", lambda row: str(row["verdict"])))
+PEAK: TableColumns = (
     ("peak memory", lambda row: units.size_text(row["peak_bytes"])),
     ("reserved", lambda row: units.size_text(row["peak_reserved_bytes"])),
     ("predicted", lambda row: units.size_text(row["predicted_peak_bytes"])),
-    ("<at", place_text),
+    ("<at", _place_text),
+)
+NUM_SAMPLES: TableColumns = (("samples", lambda row: units.whole_text(row["num_samples"])),)
+STOPPED_BY: TableColumns = (("<stopped by", lambda row: units.word_text(row["stop_reason"])),)
+PHASE_TIMES: TableColumns = (
+    ("forward", lambda row: units.time_text(row["forward_s"])),
+    ("backward", lambda row: units.time_text(row["backward_s"])),
+    ("schedule", lambda row: units.time_text(row.get("schedule_s"))),
+    ("idle", lambda row: units.percent_text(row["idle_share"]) if known(row.get("idle_share")) else NOTHING),
+    ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
+    ("save", lambda row: units.time_text(row.get("save_s"))),
+    ("load", lambda row: units.time_text(row.get("load_s"))),
+)
+CHECKS: TableColumns = (
+    *(*VARIANT, *PEAK),
     ("loss error", lambda row: units.error_text(row["loss_rel_error"])),
     ("gradient error", lambda row: units.error_text(row["grad_rel_error"])),
     ("<worst gradient", lambda row: units.word_text(row["worst_grad"])),
     ("state", lambda row: units.size_text(row["state_bytes"])),
-    ("samples", lambda row: units.whole_text(row["num_samples"])),
-    ("<stopped by", lambda row: units.word_text(row["stop_reason"])),
+    *(*NUM_SAMPLES, *STOPPED_BY),
 )
-LEAST_OF_CHECKS = ("stopped by", "samples", "state", "reserved", "worst gradient", "at", "predicted")
 
 
 def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
-    """The steps that were measured and right, in file order, each with its speed-up against the first that computes
-    the same: parameters by shape, global batch, loss function.
+    """The steps that were measured and right, in file order, each with its speed-up over the first that computes the
+    same: parameters by shape, global batch, loss function.
 
-    Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare.passes`), `verdict`
+    Added: `speedup`, `speedup_low`, `speedup_high` (95 % for all rows together, see `compare_passes`), `verdict`
     ("baseline", "faster", "slower", "within noise", "too few passes"), `held_against` (that first variant's name) and
-    `peak_bytes`. `attrs`: `sentences`, what the table shows; `detectable`, the share by which a variant
-    must be slower to be found; `num_passes`, of the variant that has most.
+    `peak_bytes`. `attrs`: `sentences`, what the table shows; `detectable`, the least slowdown, as a share, that would
+    be found; `num_passes`, of the variant that has most.
     """
     measured = measured_of(frame, "step")
     measured["peak_bytes"] = measured["peak_bytes"].fillna(measured["peak_allocated_bytes"])
@@ -104,16 +102,16 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     firsts: dict[str, int] = {}
     references = [firsts.setdefault(str(key), row) for row, key in enumerate(measured["computes"])]
     comparison = compare_passes(as_table(measured[PASSES].tolist()), references)
-    measured["speedup"], measured["speedup_low"], measured["speedup_high"] = (
-        1 / comparison.ratio,
-        1 / comparison.high,
-        1 / comparison.low,
-    )
-    measured["verdict"] = comparison.verdict
-    measured["held_against"] = measured["variant"].to_numpy()[references]
     sentences = comparison.sentences("a variant", "its baseline")
     if TOO_FEW not in comparison.verdict and sentences:
         sentences.append("speed-ups hold for all rows together, against the first row that computes the same")
+    measured = measured.assign(
+        speedup=1 / comparison.ratio,
+        speedup_low=1 / comparison.high,
+        speedup_high=1 / comparison.low,
+        verdict=comparison.verdict,
+        held_against=measured["variant"].to_numpy()[references],
+    )
     measured.attrs = {
         "sentences": sentences,
         "detectable": comparison.detectable,
@@ -122,14 +120,15 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     return measured
 
 
-def headline(reported: ReportedRun) -> list[str]:
-    """The best and the worst variant beyond noise, how many are within it, and how sure that is."""
+def _training_headline(reported: ReportedRun) -> list[str]:
+    """The best and the worst variant beyond noise, how many are within it, and how sure that is; of forward passes
+    too."""
     measured = steps_of(reported.frame)
     rows = records_of(measured)
     if not rows:
         return []
     names, _ = without_shared([str(row["variant"]) for row in rows])
-    called = dict(zip((row["variant"] for row in rows), names, strict=True))
+    name_of = dict(zip((row["variant"] for row in rows), names, strict=True))
     first = rows[0]
     is_forward = first["mode"] == FORWARD_ONLY
     unit_word = "forward pass" if is_forward else "step"
@@ -145,60 +144,63 @@ def headline(reported: ReportedRun) -> list[str]:
     faster, slower, same, too_few = (
         [row for row in variants if row["verdict"] == verdict] for verdict in (FASTER, SLOWER, WITHIN_NOISE, TOO_FEW)
     )
-    parts = []
-    if faster:
-        parts.append(f"best: {_speed_text(max(faster, key=lambda row: row['speedup']), called)}")
-    if slower:
-        parts.append(f"worst: {_speed_text(min(slower, key=lambda row: row['speedup']), called)}")
+    extremes = {
+        "best": max(faster, key=lambda row: row["speedup"], default=None),
+        "worst": min(slower, key=lambda row: row["speedup"], default=None),
+    }
+    parts = [
+        f"{label}: {name_of[row['variant']]} at {_speedup_text(row)} times the speed of {name_of[row['held_against']]}"
+        for label, row in extremes.items()
+        if row is not None
+    ]
     if same:
-        baselines = list(dict.fromkeys(called[row["held_against"]] for row in same))
+        baselines = list(dict.fromkeys(name_of[row["held_against"]] for row in same))
         of = baselines[0] if len(baselines) == 1 else f"their {len(baselines)} baselines"
         parts.append(f"{len(same)} {WITHIN_NOISE} of {of}" + f" ({took})" * (not parts))
     if too_few:
-        parts.append(f"{took} as {called[first['variant']]}; {NO_VERDICT} on {len(too_few)} more")
-    differing = [row for row in again if row["verdict"] in (FASTER, SLOWER)]
-    doubts = [f"caution: the baseline, measured again, came out {row['verdict']}" for row in differing]
-    return ["; ".join(parts), *_how_sure(measured.attrs["detectable"], measured.attrs["num_passes"]), *doubts]
+        parts.append(f"{took} as {name_of[first['variant']]}; {NO_VERDICT} on {len(too_few)} more")
+    lines = ["; ".join(parts)]
+    if math.isfinite(detectable := measured.attrs["detectable"]):
+        passes = count_text(measured.attrs["num_passes"], "pass", "passes")
+        lines.append(f"{passes}: what takes {units.percent_text(detectable)} longer would have been found")
+    differing = [row["verdict"] for row in again if row["verdict"] in (FASTER, SLOWER)]
+    return [*lines, *(f"caution: the baseline, measured again, came out {verdict}" for verdict in differing)]
 
 
-def _speed_text(row: Row, called: dict[object, str]) -> str:
-    speed = units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
-    return f"{called[row['variant']]} at {speed} times the speed of {called[row['held_against']]}"
-
-
-def _how_sure(detectable: float, num_passes: int) -> list[str]:
-    if not math.isfinite(detectable):
-        return []
-    return [
-        f"{count_text(num_passes, 'pass', 'passes')}: what takes {units.percent_text(detectable)} "
-        "longer would have been found"
-    ]
-
-
-def tables(reported: ReportedRun, full: bool = True) -> list[Table]:
-    """What one run's training steps cost.
-
-    Where not `full`, variants within noise are counted alone, and whether steps computed the right thing is left out.
-    """
+def _training_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     measured = steps_of(reported.frame)
     rows = records_of(measured[measured["mode"] != FORWARD_ONLY])
     if not rows:
         return []
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
-    spread, spread_text = units.spread_of(rows)
-    where_known: tuple[str, ...] = TIMES_WHERE_KNOWN
-    if pipelines := [row for row in rows if units.known(row.get("schedule_s"))]:
+    where_known: tuple[str, ...] = ("schedule", "idle", "save", "load")
+    if pipelines := [row for row in rows if known(row.get("schedule_s"))]:
         # Forward and backward take turns in a pipeline's schedule.
         where_known += ("forward", "backward")
-        notes.append(_about_idle(pipelines))
+        least = {units.percent_text(row["least_idle_share"]) for row in pipelines if known(row["least_idle_share"])}
+        idle = "idle: the share of schedule (forward and backward) in which a rank works on no stage, the mean over"
+        at_least = f"; at least {', '.join(sorted(least))} where all stages take as long" if least else ""
+        notes.append(f"{idle} ranks{at_least}")
     notes += measured.attrs["sentences"]
-    at = 1 + [name for name, _ in TIMES].index("step")
-    columns = (*TIMES[:at], (f"<step's {spread}", spread_text), *TIMES[at:])
+    spread, spread_text = units.spread_of(rows)
+    columns: TableColumns = (
+        *(*VARIANT, *PHASE_TIMES),
+        ("step", lambda row: units.time_text(row["median_s"])),
+        (f"<step's {spread}", spread_text),
+        ("rate", _rate_text),
+        *VERDICT,
+    )
     optional = ("load", "save", "optimizer", "rate", f"step's {spread}", "forward", "backward")
-    return times_and_checks("step time", columns, rows, notes, optional, where_known, _checks(rows), full)
+    check_notes = [*_about_memory(rows), "errors are relative to the same step on one device"]
+    least_of_checks = ("stopped by", "samples", "state", "reserved", "worst gradient", "at", "predicted")
+    checks = table_of(CHECKS_TITLE, CHECKS, rows, check_notes, (), least_of_checks, ("reserved", "state"))
+    return _times_and_checks("step time", columns, rows, notes, optional, where_known, checks, full)
 
 
-def times_and_checks(
+CHECKS_TITLE = "memory, and agreement with one device"
+
+
+def _times_and_checks(
     title: str,
     columns: TableColumns,
     rows: Sequence[Row],
@@ -216,20 +218,7 @@ def times_and_checks(
     return [capped(table, MAX_ROWS) for table in ((times, checks) if full else (times,))]
 
 
-def _about_idle(rows: list[Row]) -> str:
-    least = {units.percent_text(row["least_idle_share"]) for row in rows if units.known(row["least_idle_share"])}
-    text = "idle: the share of schedule (forward and backward) in which a rank works on no stage, the mean over ranks"
-    return f"{text}; at least {', '.join(sorted(least))} where all stages take as long" if least else text
-
-
-def _checks(rows: list[Row]) -> Table:
-    notes = [*about_memory(rows), "errors are relative to the same step on one device"]
-    title = "memory, and agreement with one device"
-    return table_of(title, CHECKS, rows, notes, (), LEAST_OF_CHECKS, ("reserved", "state"))
-
-
-def about_memory(rows: list[Row]) -> list[str]:
-    """Notes on the columns of memory."""
+def _about_memory(rows: list[Row]) -> list[str]:
     notes = []
     if any(np.isfinite(row["peak_bytes"]) for row in rows):
         notes.append("peak memory is what torch's allocator has handed out, on the rank that holds most")
@@ -237,13 +226,13 @@ def about_memory(rows: list[Row]) -> list[str]:
         notes.append("this run has the growth of resident memory only, which depends on what ran before: not shown")
     if any(np.isfinite(row["predicted_peak_bytes"]) for row in rows):
         notes.append("predicted are tensors alive as torch's tracker counts them, without the batch")
-    reasons = dict.fromkeys(row["memory_reason"] for row in rows if isinstance(row["memory_reason"], str))
-    if any(units.known(row["state_bytes"]) for row in rows):
+    if any(known(row["state_bytes"]) for row in rows):
         notes.append("state is the part of parameters, buffers and optimizer that a rank saves, where one is saved")
+    reasons = dict.fromkeys(row["memory_reason"] for row in rows if isinstance(row["memory_reason"], str))
     return [*notes, *(f"where memory has a -: {reason}" for reason in reasons)]
 
 
-def figures(reported: ReportedRun) -> Figures:
+def _training_figures(reported: ReportedRun) -> Figures:
     """Step time by variant: phases stacked, the whole step's median and interval over them."""
     steps = steps_of(reported.frame)
     steps = steps[steps["mode"] != FORWARD_ONLY].head(MAX_BARS)
@@ -251,63 +240,293 @@ def figures(reported: ReportedRun) -> Figures:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
     scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
-    ends, names = [0.0] * len(steps), [_spaced(name) for name in steps["variant"]]
-    for phase, color in _phases_in(steps).items():
+    ends = [0.0] * len(steps)
+    # A pipeline's forward and backward are one, its schedule.
+    for phase in [phase for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps]:
         widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
         if any(widths):
-            axes.barh(range(len(steps)), widths, left=ends, color=color, height=BAR, label=phase)
-            for at, (variant, end, width) in enumerate(zip(names, ends, widths, strict=True)):
-                hover_text = f"{variant}\n{phase}: {units.brief_time_text(width * scale)}"
+            axes.barh(range(len(steps)), widths, left=ends, color=PHASE_COLORS[phase], height=BAR, label=phase)
+            for at, (variant, end, width) in enumerate(zip(steps["variant"], ends, widths, strict=True)):
+                hover_text = f"{_breakable(variant)}\n{phase}: {units.brief_time_text(width * scale)}"
                 hover(axes, [Spot(end, at - BAR / 2, hover_text, width, BAR)] if width else [])
         ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    _whole_steps(axes, steps, scale)
-    style.name_bars(axes, [textwrap.fill(name, LABEL_WIDTH) for name in names])
-    axes.set_xlabel(f"time a step ({unit})")
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=4, borderaxespad=0.2, handlelength=1, columnspacing=1.4)
-    style.title(figure, f"{reported.run.scenario}: where a step's time goes")
-    parts = "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
-    style.caption(figure, parts)
+    _whole_steps(axes, steps, scale, ends)
+    title = f"{reported.run.scenario}: where a step's time goes"
+    caption = "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
+    _label_bars(figure, steps["variant"].tolist(), 4, f"time a step ({unit})", title, caption)
     yield "step", figure
 
 
-def _phases_in(steps: "pd.DataFrame") -> dict[str, str]:
-    """Phases in the order of a step, each with its colour; a pipeline's forward and backward are one, its schedule."""
-    return {phase: PHASE_COLORS[phase] for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps}
-
-
-def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float) -> None:
-    medians, rows = (steps["median_s"] / scale).to_numpy(float), records_of(steps)
-    spread, ends = (
-        (units.CONFIDENCE, "ci_low_s ci_high_s") if steps["ci_low_s"].notna().any() else (units.QUARTILES, "q1_s q3_s")
-    )
-    low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends.split())
-    below, above = medians - low, high - medians
-    axes.errorbar(
-        medians, range(len(steps)), xerr=[below, above], fmt="D", color=style.BLACK, markersize=4.5, capsize=3,
-        linewidth=1.2, label=f"whole step, median and {spread}",
+def _label_bars(
+    figure: "Figure", variants: Sequence[str], num_in_legend: int, x_label: str, title: str, caption: str
+) -> None:
+    (axes,) = figure.axes
+    style.name_bars(axes, [textwrap.fill(_breakable(variant), LABEL_WIDTH) for variant in variants])
+    axes.set_xlabel(x_label)
+    axes.legend(
+        loc="lower left", bbox_to_anchor=(0, 1), ncols=num_in_legend, borderaxespad=0.2, handlelength=1,
+        columnspacing=1.4,
     )  # fmt: skip
-    hover(axes, [Spot(median, at, _step_said(row)) for at, (median, row) in enumerate(zip(medians, rows, strict=True))])
-    stacked = steps[[f"{phase}_s" for phase in _phases_in(steps)]].sum(axis=1).to_numpy(float) / scale
-    reached = [max(pair) for pair in zip(medians + above, stacked, strict=True)]
+    style.title(figure, title)
+    style.caption(figure, caption)
+
+
+def _breakable(variant: object) -> str:
+    return str(variant).replace(",", ", ")
+
+
+def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float, stacked: Sequence[float]) -> None:
+    """Medians with their intervals; `stacked` are the ends of the bars."""
+    medians, has_ci = (steps["median_s"] / scale).to_numpy(float), steps["ci_low_s"].notna().any()
+    spread, ends = (units.CONFIDENCE, ("ci_low_s", "ci_high_s")) if has_ci else (units.QUARTILES, ("q1_s", "q3_s"))
+    low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends)
+    axes.errorbar(
+        medians, range(len(steps)), xerr=[medians - low, high - medians], fmt="D", color=style.BLACK, markersize=4.5,
+        capsize=3, linewidth=1.2, label=f"whole step, median and {spread}",
+    )  # fmt: skip
+    rows = records_of(steps)
+    hover(axes, [Spot(median, at, _step_text(row)) for at, (median, row) in enumerate(zip(medians, rows, strict=True))])
+    reached = np.maximum(medians + (high - medians), stacked)
     for place, (median, end) in enumerate(zip(medians, reached, strict=True)):
         text = units.brief_time_text(median * scale)
         axes.annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
     axes.set_xlim(0, max(reached) * 1.12)
 
 
-def _spaced(variant: object) -> str:
-    """A variant's name with room to be broken in."""
-    return str(variant).replace(",", ", ")
-
-
-def _step_said(row: Row) -> str:
-    time_line = f"whole step: {units.brief_time_text(row['median_s'])}"
+def _step_text(row: Row) -> str:
     interval = units.time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
-    ratio = units.ratio_text(row["speedup"], row["speedup_low"], row["speedup_high"])
-    against = f"{ratio} times as fast as its baseline: {row['verdict']}"
-    if row["verdict"] == "baseline":
+    time_line = f"whole step: {units.brief_time_text(row['median_s'])}{'' if interval == NOTHING else f' {interval}'}"
+    against = f"{_speedup_text(row)} times as fast as its baseline: {row['verdict']}"
+    if row["verdict"] == BASELINE:
         against = "the baseline of the others"
-    return f"{_spaced(row['variant'])}\n{time_line}{'' if interval == units.NOTHING else f' {interval}'}\n{against}"
+    return f"{_breakable(row['variant'])}\n{time_line}\n{against}"
 
 
-SECTION = Section(headline, tables, figures)
+TRAINING_STEPS = Section(_training_headline, _training_tables, _training_figures)
+
+
+# Forward passes alone: percentiles of their latency, throughput, and what their cache takes.
+
+PERCENTS = tuple(MIN_FOR_PERCENTILE)
+TAILS = {percent: f"p{percent} (slower)" for percent in PERCENTS[1:]}
+MARKS = dict(zip(PERCENTS, (("D", style.BLUE), ("o", style.SKY), ("s", style.ORANGE)), strict=True))
+
+
+def _percentile_s(row: Row, percent: int) -> float:
+    """A percentile of a row's samples, seconds; nan where they are too few to know it, or means of several passes."""
+    is_single = percent == PERCENTS[0] or row["pipelined"] == 1
+    return float(row[f"p{percent}_s"]) if is_single else float("nan")
+
+
+def _num_slower(row: Row, percent: int) -> int:
+    """How many of a row's samples lie beyond its percentile."""
+    return int(row["num_samples"]) * (100 - percent) // 100
+
+
+def _tail_text(percent: int, row: Row) -> str:
+    seconds = _percentile_s(row, percent)
+    return f"{units.time_text(seconds)} ({_num_slower(row, percent)})" if known(seconds) else NOTHING
+
+
+LATENCIES: TableColumns = (
+    *VARIANT,
+    ("p50", lambda row: units.time_text(_percentile_s(row, PERCENTS[0]))),
+    *((name, partial(_tail_text, percent)) for percent, name in TAILS.items()),
+    *NUM_SAMPLES,
+    ("tokens/s", lambda row: units.count_text(row["tokens_per_s"])),
+    ("samples/s", lambda row: units.count_text(row["samples_per_s"])),
+    *VERDICT,
+)
+FORWARD_CHECKS: TableColumns = (
+    *VARIANT,
+    ("KV cache", lambda row: units.size_text(row["cache_bytes"])),
+    *PEAK,
+    ("output error", lambda row: units.error_text(row["output_rel_error"])),
+    *STOPPED_BY,
+)
+
+
+def _forward_passes(measured: "pd.DataFrame") -> list[Row]:
+    return records_of(measured[measured["mode"] == FORWARD_ONLY])
+
+
+def _forward_headline(reported: ReportedRun) -> list[str]:
+    """The median of each variant and its throughput, in one line."""
+    rows = [row for row in _forward_passes(steps_of(reported.frame)) if not str(row["variant"]).endswith(AGAIN)]
+    times = [f"{row['variant']} {units.brief_time_text(row['median_s'])}, {_rate_text(row)}" for row in rows]
+    return [f"median latency: {'; '.join(times)}"] if times else []
+
+
+def _forward_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    measured = steps_of(reported.frame)
+    rows = _forward_passes(measured)
+    if not rows:
+        return []
+    notes = [*_about_percentiles(rows), *measured.attrs["sentences"]]
+    # Samples where no row says how many tokens it has.
+    in_other_unit = "samples/s" if any(known(row["num_tokens"]) for row in rows) else "tokens/s"
+    columns = [column for column in LATENCIES if column[0] != in_other_unit]
+    tails = tuple(TAILS.values())
+    optional = ("samples", *tails, "tokens/s", "samples/s")
+    check_notes = [
+        "KV cache is what a rank keeps of keys and values, the rank that keeps most; peak memory has it too",
+        *_about_memory(rows),
+        "errors are of the logits, relative to the largest one on one device",
+    ]
+    least_of_checks = ("stopped by", "reserved", "at", "predicted")
+    checks = table_of(CHECKS_TITLE, FORWARD_CHECKS, rows, check_notes, (), least_of_checks, ("reserved",))
+    return _times_and_checks("latency of a forward pass", columns, rows, notes, optional, tails, checks, full)
+
+
+def _about_percentiles(rows: list[Row]) -> list[str]:
+    notes = [
+        "a sample is one forward pass on its slowest rank; percentiles are of all samples (in brackets: those slower)"
+    ]
+    if any(row["pipelined"] != 1 for row in rows):
+        return [*notes, "--pipelined: a sample is a mean of several forward passes, which tells no p90 and no p99"]
+    fewest = min(int(row["num_samples"]) for row in rows)
+    for percent, least in MIN_FOR_PERCENTILE.items():
+        if any(not known(_percentile_s(row, percent)) for row in rows):
+            # Each pass has one sample at least.
+            more = f"measure with --passes {max(least, MIN_PASSES)}"
+            notes.append(f"p{percent} takes {least} samples, a row here has {fewest}: {more}")
+    return notes
+
+
+def _forward_figures(reported: ReportedRun) -> Figures:
+    """Percentiles of each variant's latency."""
+    rows = _forward_passes(steps_of(reported.frame))[:MAX_BARS]
+    latencies = {
+        (at, percent): seconds
+        for at, row in enumerate(rows)
+        for percent in PERCENTS
+        if known(seconds := _percentile_s(row, percent))
+    }
+    if not latencies:
+        return
+    figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(rows))
+    largest = max(latencies.values())
+    scale, unit = (1.0, "s") if largest >= 1 else (1e-3, "ms")
+    for percent, (marker, color) in MARKS.items():
+        points = [(seconds / scale, at) for (at, of_percent), seconds in latencies.items() if of_percent == percent]
+        if points:
+            xs, ys = zip(*points, strict=True)
+            axes.scatter(xs, ys, marker=marker, color=color, s=46, label=f"p{percent}", zorder=3)
+        for x, at in points:
+            row, time = rows[at], units.brief_time_text(x * scale)
+            of = f"{_num_slower(row, percent)} of {row['num_samples']:.0f} samples were slower"
+            hover(axes, [Spot(x, at, f"{row['variant']}\np{percent}: {time}\n{of}")])
+    for at in dict.fromkeys(at for at, _ in latencies):
+        ends = [seconds / scale for (of_row, _), seconds in latencies.items() if of_row == at]
+        axes.plot([ends[0], ends[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
+    axes.set_xlim(0, largest / scale * 1.12)
+    title = f"{reported.run.scenario}: latency of a forward pass"
+    caption = "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
+    _label_bars(figure, [row["variant"] for row in rows], 3, f"latency of a forward pass ({unit})", title, caption)
+    yield "latency", figure
+
+
+FORWARD_PASSES = Section(_forward_headline, _forward_tables, _forward_figures)
+
+
+# Simulated steps: what was predicted, on which hardware file, and what a step would hold. None of it was measured.
+
+MAX_ALIVE, MAX_LISTED = 8, 6
+
+
+def _share_text(name: str, row: dict[str, Any]) -> str:
+    part, whole = row.get(name), row.get("predicted_s")
+    return f"{100 * part / whole:.1f} %" if known(part) and known(whole) and whole else NOTHING
+
+
+def _device_rate_text(row: dict[str, Any]) -> str:
+    """Tokens, or samples where the scenario names none, per second and device."""
+    unit = "tokens" if known(row.get("num_tokens")) else "samples"
+    amount, seconds = row.get("num_tokens") or row.get("batch_size"), row.get("predicted_s")
+    if not (known(amount) and known(seconds) and seconds and row.get("world_size")):
+        return NOTHING
+    return f"{units.count_text(amount / seconds / row['world_size'])} {unit}/s"
+
+
+def _is_tight(row: dict[str, Any]) -> bool:
+    """Whether it fits only because the allocator gives back what it cached."""
+    return row.get("fits") is True and bool(row.get("num_retries"))
+
+
+def _reserved_text(row: dict[str, Any]) -> str:
+    return units.size_text(row.get("peak_reserved_bytes", math.nan))
+
+
+SIMULATED_COLUMNS: TableColumns = (
+    ("<variant", lambda row: str(row.get("variant") or row.get("scenario") or "step")),
+    ("step", lambda row: units.time_text(row.get("predicted_s", math.nan))),
+    *((name, partial(_share_text, f"{name}_s")) for name in ("compute", "exposed", "bubble", "idle")),
+    ("a device", _device_rate_text),
+    ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),
+    ("reserved", _reserved_text),
+    ("alive", lambda row: units.size_text(row.get("peak_bytes", math.nan))),
+    ("<fits", lambda row: "tight" if _is_tight(row) else {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
+)
+
+
+def _simulated_rows(run: Run) -> list[dict[str, Any]]:
+    world_size = run.about.environment.world_size
+    return [
+        {**(case["case"].get("params") or {}), **(case.get("counters") or {}), "world_size": world_size}
+        for case in run.cases
+        if case.get(SIMULATED) and case["status"] == "ok"
+    ]
+
+
+def _simulated_headline(reported: ReportedRun) -> Iterator[str]:
+    about, rows = reported.run.about, _simulated_rows(reported.run)
+    steps = [
+        f"{row.get('variant') or 'a step'} {units.brief_time_text(row['predicted_s'])}, {_reserved_text(row)} reserved"
+        + ("" if row.get("fits", True) else " (does not fit)")
+        for row in sorted((row for row in rows if known(row.get("predicted_s"))), key=lambda row: row["predicted_s"])
+    ]
+    if steps:
+        on = f"{about.environment.device_name} ({guesses_text(about.simulated)})"
+        yield f"{SIMULATED} on {on}, not measured: {listed(steps, MAX_LISTED, '; ', '; and {} more')}"
+
+
+def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
+    rows = _simulated_rows(reported.run)
+    if not rows:
+        return []
+    notes = [f"{SIMULATED}, not measured: {_where(reported.run)}; a share is of the step", *_assumed(reported.run)]
+    if any(map(_is_tight, rows)):
+        notes.insert(1, "tight: it fits because the allocator gives back what it cached, whose time is not counted")
+    title, optional = f"{SIMULATED} step time and memory", ("alive", "idle", "a device", "MFU")
+    times = capped(table_of(title, SIMULATED_COLUMNS, rows, notes, (), optional, ("bubble",)), MAX_ROWS)
+    fullest = max(rows, key=lambda row: row.get("peak_bytes") or 0)
+    alive = sorted(fullest.get("alive") or (), key=lambda kind_owner_size: -kind_owner_size[2])
+    if not alive:
+        return [times]
+    largest = [(kind, owner or "-", units.size_text(num_bytes)) for kind, owner, num_bytes in alive[:MAX_ALIVE]]
+    more = [f"{len(alive) - MAX_ALIVE} more in the run file"] if len(alive) > MAX_ALIVE else []
+    of = fullest.get("variant") or fullest.get("scenario") or "the step"
+    return [times, Table(f"{SIMULATED}: alive at the peak of {of}", ("<what", "<owner", "bytes"), largest, more)]
+
+
+def _where(run: Run) -> str:
+    ranks, environment = run.about.simulated.get("ranks"), run.about.environment
+    names = ", ".join(map(str, ranks)) if isinstance(ranks, list) and ranks else "0"
+    of = f" of {environment.world_size}" if environment.world_size else ""
+    several = ", times are the slowest one's and memory the fullest one's" if "," in names else ""
+    return f"on {environment.device_name or 'unknown hardware'}, rank {names}{of}{several}"
+
+
+def _assumed(run: Run) -> list[str]:
+    sentences, simulated = [], run.about.simulated
+    for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
+        if isinstance(names := simulated.get(basis), list) and names:
+            sentences.append(f"{verb} figures of the hardware file: {', '.join(map(str, names))}")
+    if isinstance(extrapolated := simulated.get("extrapolated"), dict) and extrapolated:
+        names = ", ".join(f"{name} ({instead})" for name, instead in sorted(extrapolated.items()))
+        sentences.append(f"not in the hardware file, and extrapolated: {names}")
+    not_simulated = simulated.get("not_simulated")
+    return [*sentences, *map(str, not_simulated if isinstance(not_simulated, list) else ())]
+
+
+SIMULATED_STEPS = Section(_simulated_headline, _simulated_tables)

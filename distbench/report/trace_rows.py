@@ -1,5 +1,4 @@
-"""Trace records to frames: one row a collective of a traced step on a rank; sums by path, gaps, bubbles of
-pipelines."""
+"""Trace records as frames: one row per collective, traced step and rank; sums by path, gaps, bubbles of pipelines."""
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -20,24 +19,22 @@ if TYPE_CHECKING:
 
 
 ROOT, NOBODY = "(root)", "(unknown)"
-TIMES = ("issued_s", "completed_s", "exposed_s")
+TIMES, ENDS = ("issued_s", "completed_s", "exposed_s"), ["start_s", "end_s"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Trace:
-    """What one step case communicates, with times."""
+    """The collectives of one step case, with times."""
 
     run: Run
     record: Record  # its line of the run file
     case: Record | None  # the measured case; None where the run file has none
-    rows: "pd.DataFrame"  # one row a collective, traced step and rank: the record's columns and those of `rows_of`
-    phases: "pd.DataFrame"  # one row a phase, traced step and rank: `start_s`, `end_s`
+    rows: "pd.DataFrame"  # one row per collective, traced step and rank: the record's columns and those of `rows_of`
+    phases: "pd.DataFrame"  # one row per phase, traced step and rank: `start_s`, `end_s`
     ranks: tuple[int, ...]  # every rank that took part; of a simulated step, those that were simulated
     steps: tuple[int, ...]
     computing: "pd.DataFrame | None" = None  # when operators run: `rank`, `step`, `start_s`, `end_s`; None: not known
-    summed: "dict[tuple[str, ...], pd.DataFrame]" = field(
-        default_factory=dict, init=False
-    )  # what `costs` gave, by keys
+    summed: "dict[tuple[str, ...], pd.DataFrame]" = field(default_factory=dict, init=False)  # `costs` by keys
 
     @property
     def case_id(self) -> str:
@@ -51,13 +48,13 @@ class Trace:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether nobody measured it."""
+        """Whether it was predicted and not measured."""
         return self.record.get(SIMULATED) is True or self.run.is_simulated
 
     @property
     def is_timed(self) -> bool:
         """Whether it says when each phase began and ended; without that there is nothing to draw."""
-        return not self.phases.empty and bool(self.phases[["start_s", "end_s"]].notna().all(axis=None))
+        return not self.phases.empty and bool(self.phases[ENDS].notna().all(axis=None))
 
 
 def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
@@ -86,47 +83,40 @@ def _problem(record: Record) -> str | None:
 
 
 def _trace(run: Run, record: Record) -> Trace:
-    phases = _frame(record["phases"], ("start_s", "end_s"))
+    phases = _frame(record["phases"], ENDS)
     rows = rows_of(record, phases)
     case = next((case for case in run.cases if case["case"]["id"] == record["case_id"]), None)
-    is_simulated = record.get(SIMULATED) is True or run.is_simulated
-    groups = () if is_simulated else rows["group"].unique()
-    in_groups = {int(rank) for group in groups for rank in str(group).split(",") if rank.isdigit()}
-    ranks = {*rows["rank"].tolist(), *phases["rank"].tolist(), *in_groups}
-    steps = {*rows["step"].tolist(), *phases["step"].tolist()}
-    computing = _frame(table, ("start_s", "end_s")) if (table := record.get("computing")) else None
+    ranks, steps = ({*rows[name].tolist(), *phases[name].tolist()} for name in ("rank", "step"))
+    if not (record.get(SIMULATED) is True or run.is_simulated):
+        ranks |= {int(rank) for group in rows["group"].unique() for rank in str(group).split(",") if rank.isdigit()}
+    computing = _frame(table, ENDS) if (table := record.get("computing")) else None
     return Trace(run, record, case, rows, phases, tuple(sorted(ranks)), tuple(sorted(steps)), computing)
 
 
 def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
-    """The record's rows with what follows from them; times are in seconds, nan where they are not known.
+    """The record's rows with derived columns; times are in seconds, nan where they are not known.
 
     Added:
         duration_s: from issue to completion on this rank, waiting for the slowest rank included.
         straggler_s: duration minus the shortest of the group's ranks, matched by (step, group, seq): how long this
             rank waited for others. nan where the collective is not timed on every rank of its group, or simulated.
-        rank_step_s: how long the step took on this rank.
+        rank_step_s: the step's time on this rank, from its first phase's start to its last one's end.
         share_of_step: duration over that.
-        path_owner: the owner with layers folded; "(root)" for the model itself, "(unknown)" where nobody is known.
+        path_owner: the owner with layers folded; "(root)" for the model itself, "(unknown)" without a known owner.
     """
     rows = _frame(record, TIMES)
     rows["duration_s"] = rows["completed_s"] - rows["issued_s"]
     of_collective = rows.groupby(["step", "group", "seq"], sort=False)["duration_s"]
     is_whole = (of_collective.transform("count") == rows["group_size"]) & (record.get(SIMULATED) is not True)
     rows["straggler_s"] = (rows["duration_s"] - of_collective.transform("min")).where(is_whole)
-    rows["rank_step_s"] = _rank_steps(rows, phases)
+    spans = phases.groupby(["rank", "step"]).agg(start_s=("start_s", "min"), end_s=("end_s", "max"))
+    lengths = (spans["end_s"] - spans["start_s"]).rename("length")
+    rank_step_s = rows[["rank", "step"]].join(lengths, on=["rank", "step"])["length"]
+    rows["rank_step_s"] = rank_step_s.where(rank_step_s > 0)
     rows["share_of_step"] = rows["duration_s"] / rows["rank_step_s"]
     owners = zip(rows["owner"], rows["owner_known"], strict=True)
     rows["path_owner"] = [(folded(str(owner)) or ROOT) if is_known else NOBODY for owner, is_known in owners]
     return rows
-
-
-def _rank_steps(rows: "pd.DataFrame", phases: "pd.DataFrame") -> "pd.Series[float]":
-    """Each row's step on its own rank: from its first phase's start to its last one's end."""
-    spans = phases.groupby(["rank", "step"]).agg(start_s=("start_s", "min"), end_s=("end_s", "max"))
-    lengths = spans["end_s"] - spans["start_s"]
-    joined = rows[["rank", "step"]].join(lengths.rename("length"), on=["rank", "step"])["length"]
-    return joined.where(joined > 0)
 
 
 def _frame(table: dict[str, Any], times: Sequence[str]) -> "pd.DataFrame":
@@ -138,7 +128,7 @@ def _frame(table: dict[str, Any], times: Sequence[str]) -> "pd.DataFrame":
     return frame
 
 
-# Stretches of time on one rank: what is left between them, and lanes on which none overlaps another.
+# Stretches of time on one rank: the gaps between them, and lanes on which none overlaps another.
 
 Stretch = tuple[float, float]
 
@@ -179,9 +169,9 @@ def bubble_shares(trace: Trace) -> dict[int, float]:
 
     Forward and backward last from their first beginning on any rank to their last end, or on each rank its own where
     ranks share no clock. In a bubble a rank neither works on a stage (its forward, loss, backward or reduction of
-    gradients, with what FSDP and TP communicate in them) nor has a message or collective under way. A message is under
-    way from when both ends asked for it; what came before was waiting. Of a simulated step its record says them, as
-    shares of the step: what waits for the host is no bubble there.
+    gradients, with FSDP's and TP's collectives) nor has a message or collective under way. A message is under way when
+    both ends have asked for it; before, a rank waits. A simulated step's record has them as shares of the step, without
+    time that waits for the host.
     """
     if (simulated := _simulated(trace)) is not None:
         return simulated
@@ -218,15 +208,14 @@ def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]
 
 
 def bubbles_text(trace: Trace) -> str | None:
-    """The same as a sentence, beside what the schedule has at least; None where it is no pipeline."""
+    """The same as a sentence, with the schedule's least share; None where it is no pipeline."""
     pipeline, shares = trace.record.get("pipeline"), bubble_shares(trace)
     if not pipeline or not shares:
         return None
-    least, most = min(shares, key=lambda rank: shares[rank]), max(shares, key=lambda rank: shares[rank])
-    mean = sum(shares.values()) / len(shares)
+    extremes = [extreme(shares, key=lambda rank: shares[rank]) for extreme in (min, max)]
+    ranks = ", ".join(f"rank {rank} {percent_text(shares[rank])}" for rank in extremes)
     of = "the step" if _simulated(trace) is not None else "forward and backward"
-    text = f"bubbles are {percent_text(mean)} of {of} on a rank"
-    text += f" (rank {least} {percent_text(shares[least])}, rank {most} {percent_text(shares[most])})"
+    text = f"bubbles are {percent_text(sum(shares.values()) / len(shares))} of {of} on a rank ({ranks})"
     at_least = pipeline.get("least_idle_share")
     parts = count_text(pipeline["microbatches"], "micro-batch", "micro-batches")
     of_schedule = f"{pipeline['schedule']} of {count_text(pipeline['num_stages'], 'stage')} and {parts}"
@@ -246,12 +235,12 @@ GROUPABLE = (
 
 
 def costs(trace: Trace, keys: Sequence[str], only: "pd.Series[bool] | None" = None) -> "pd.DataFrame":
-    """What a step spends on each combination of some columns of the rows: the keys, then the columns of COSTS.
+    """A step's costs by each combination of `keys`, which are columns of `Trace.rows` (none for one row on everything).
 
-    SUMMED are the median over the traced steps of the mean over ranks; a rank or step without such a row counts as
-    none. With "rank" among the keys they are that rank's own. The straggler share is of the time of those rows whose
-    straggler time is known, over all ranks and steps, the exposed share likewise. nan where nothing is known. In order
-    of phase, then the longest first. Keys are columns of `Trace.rows`, none for one row on everything.
+    Columns: the keys, then COSTS; by phase, then the longest first. SUMMED are the median over the traced steps of the
+    mean over ranks (with "rank" among the keys of that rank); a rank or step without such a row counts as none. The
+    straggler share is of the time of those rows whose straggler time is known, over all ranks and steps, the exposed
+    share likewise. nan where nothing is known.
     """
     if only is not None:
         return _costs(trace, keys, trace.rows[only])
@@ -273,28 +262,27 @@ def _costs(trace: Trace, keys: Sequence[str], selected: "pd.DataFrame") -> "pd.D
         frame[name] = by_step.where(counts.notna(), 0.0).median(axis=1)
     for name, part in (("straggler_share", "straggler_s"), ("exposed_share", "exposed_s")):
         grouped = rows.assign(whole=rows["time_s"].where(rows[part].notna())).groupby(by, sort=False, dropna=False)
-        frame[name] = (grouped[part].sum(min_count=1) / grouped["whole"].sum(min_count=1)).replace(
-            [np.inf, -np.inf], np.nan
-        )
+        totals = grouped[[part, "whole"]].sum(min_count=1)
+        frame[name] = (totals[part] / totals["whole"]).replace([np.inf, -np.inf], np.nan)
     ordered = largest_first(frame.reset_index().drop(columns="in_steps"), "time_s", "payload_bytes")
     return ordered if keys else ordered.drop(columns="everything")
 
 
 def frame_of_traces(traces: Sequence[Trace], by: Sequence[str] = ()) -> "pd.DataFrame":
-    """One row a collective, traced step and rank: where it is from, then the columns of `records.rows_of`.
+    """One row per collective, traced step and rank: scenario, run file, case, then the columns of `rows_of`.
 
-    With `by`, columns out of GROUPABLE, one row a combination of them with the columns of `costs`.
+    With `by`, columns out of GROUPABLE, one row per combination of them with the columns of `costs`.
     """
     import pandas as pd
 
+    for name in by:
+        if name not in GROUPABLE:
+            raise UserError(f"--group-by {name}: a trace has no such column to sum by ({nearest(name, GROUPABLE)})")
     parts = []
     for trace in traces:
-        for name in by:
-            if name not in GROUPABLE:
-                raise UserError(f"--group-by {name}: a trace has no such column to sum by ({nearest(name, GROUPABLE)})")
         rows = costs(trace, tuple(dict.fromkeys(by))) if by else trace.rows.copy()
-        where = (("scenario", trace.run.scenario), ("run_file", trace.run.path.name), ("case_id", trace.case_id))
-        for place, (name, value) in enumerate(where):
+        where = {"scenario": trace.run.scenario, "run_file": trace.run.path.name, "case_id": trace.case_id}
+        for place, (name, value) in enumerate(where.items()):
             rows.insert(place, name, value)
         parts.append(rows)
     return pd.concat(parts, ignore_index=True)
@@ -334,21 +322,18 @@ def busy_share(trace: Trace) -> float:
 
 
 def doubts(trace: Trace) -> list[str]:
-    """What does not fit together in the rows, as sentences; nothing where every collective is on all its ranks, and
-    where it is simulated, as a few ranks alone."""
+    """Contradictions among the rows, as sentences; none where every collective is on all its ranks, or is simulated."""
     if trace.is_simulated:
         return []
     # What one rank sends another one receives.
     rows = trace.rows.assign(kind_of_both=trace.rows["kind"].replace("recv", "send"))
     silent = sorted(set(trace.ranks) - set(rows["rank"].tolist())) if len(rows) else []
-    of_collective = rows.groupby(["step", "group", "seq"], sort=False)
-    num_ranks, sizes, kinds = (
-        of_collective["rank"].nunique(),
-        of_collective["group_size"].first(),
-        of_collective["kind_of_both"].nunique(),
+    collectives = rows.groupby(["step", "group", "seq"], sort=False).agg(
+        num_ranks=("rank", "nunique"), size=("group_size", "first"), num_kinds=("kind_of_both", "nunique")
     )
-    alone, mixed = int((num_ranks != sizes).sum()), int((kinds > 1).sum())
-    of = f"of {count_text(len(sizes), 'collective')}"
+    alone = int((collectives["num_ranks"] != collectives["size"]).sum())
+    mixed = int((collectives["num_kinds"] > 1).sum())
+    of = f"of {count_text(len(collectives), 'collective')}"
     sentences = {
         f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too": silent,
         f"{alone} {of} were not seen on every rank of their group: no straggler share": alone,

@@ -1,20 +1,47 @@
-"""What a trace says, as headings, sentences and tables."""
+"""Traced steps as tables and sentences: one trace, and the difference of two, path by path."""
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from math import nan
 from typing import TYPE_CHECKING, Any
 
 from distbench.records.dataframe import Row, records_of
-from distbench.records.run_file import basis_text
+from distbench.records.run_file import Record, basis_text
 from distbench.report.section_protocol import ReportedRun, Section
-from distbench.report.trace_rows import NOBODY, PATH, Trace, bubbles_text, busy_share, costs, doubts, step_of, traces_of
-from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, key_columns, table_of
+from distbench.report.trace_rows import (
+    NOBODY,
+    PATH,
+    Trace,
+    bubbles_text,
+    busy_share,
+    costs,
+    doubts,
+    largest_first,
+    step_of,
+    traces_of,
+)
+from distbench.show.blocks import (
+    Block,
+    Heading,
+    Lines,
+    Table,
+    TableColumn,
+    TableColumns,
+    capped,
+    changes_in,
+    key_columns,
+    table_of,
+)
 from distbench.show.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
+from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import capped_lines, count_text
+from distbench.statistics.intervals import median
+from distbench.statistics.pass_comparison import as_table, compare_passes, pass_medians
+from distbench.statistics.verdicts import WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd
-
 
 MAX_PATHS = 40
 MAX_OWNERS = 10
@@ -25,50 +52,49 @@ ASKED_FOR: dict[Any, str] = {True: "explicit", False: "implicit"}
 IMPLICIT = "implicit: an operator needed other placements than it was given, so DTensor moved the tensor by itself"
 
 
-def whole_bytes(mean: float) -> float:
-    """A mean over ranks as whole bytes."""
-    return float(round(mean)) if known(mean) else mean
+def _bytes_text(mean: float) -> str:
+    """A mean over ranks in whole bytes."""
+    return size_text(round(mean)) if known(mean) else NOTHING
 
 
-def share_text(share: float, otherwise: str = NOTHING) -> str:
-    """`12 %`, below ten with a decimal, `otherwise` where it is not known."""
+def _share_text(share: float) -> str:
+    """`12 %`, below ten with a decimal."""
     if not known(share):
-        return otherwise
+        return NOTHING
     return percent_text(share) if share >= 0.1 or share == 0 else f"{100 * share:.1f} %"
 
 
-def number_text(count: float) -> str:
+def _number_text(count: float) -> str:
     """A count that is whole where ranks do the same: `12`, else `12.5`."""
     return f"{count:.1f}".removesuffix(".0") if known(count) else NOTHING
 
 
 COST_COLUMNS: TableColumns = (
-    ("count", lambda row: number_text(row["count"])),
-    ("payload", lambda row: size_text(whole_bytes(row["payload_bytes"]))),
-    ("wire", lambda row: size_text(whole_bytes(row["wire_bytes"]))),
+    ("count", lambda row: _number_text(row["count"])),
+    ("payload", lambda row: _bytes_text(row["payload_bytes"])),
+    ("wire", lambda row: _bytes_text(row["wire_bytes"])),
     ("time", lambda row: time_text(row["time_s"])),
-    ("of step", lambda row: share_text(row["share_of_step"])),
-    ("straggler", lambda row: share_text(row["straggler_share"])),
-    ("exposed", lambda row: share_text(row["exposed_share"], "n/a")),
+    ("of step", lambda row: _share_text(row["share_of_step"])),
+    ("straggler", lambda row: _share_text(row["straggler_share"])),
+    ("exposed", lambda row: _share_text(row["exposed_share"]) if known(row["exposed_share"]) else "n/a"),
 )
 COUNT, PAYLOAD, _, TIME, SHARE, STRAGGLER, _ = COST_COLUMNS
+OWNER: TableColumn = ("<owner", lambda row: str(row["path_owner"]))
 LEAST_OF_COSTS = ("wire", "straggler", "payload", "of step")
 
 
 def trace_blocks(trace: Trace) -> list[Block]:
-    """One trace: what a step spends in short, by path, by owner, by redistribution, and what to think of it."""
+    """One trace: a step's time in short, by path, by owner, by redistribution, and how far to trust it."""
     simulated = ", simulated" if trace.is_simulated else ""
     blocks: list[Block] = [Heading(f"{trace.name}: which path costs what{simulated}"), Lines(_opening(trace))]
     if not trace.rows.empty:
         blocks += [_paths_table(trace), _owners_table(trace), *_redistributions_table(trace)]
-    record = trace.record
-    # How far to trust the tables.
-    trust = () if trace.is_simulated else (*_agreement(record), *_memory(record), *doubts(trace))
-    return [*blocks, Lines((*method_lines(trace), *trust))]
+    trust = () if trace.is_simulated else (*_agreement(trace.record), *_memory(trace.record), *doubts(trace))
+    return [*blocks, Lines((*_method_lines(trace), *trust))]
 
 
 def grouped_table(trace: Trace, by: Sequence[str]) -> Table:
-    """What a step spends on each combination of some columns of the rows."""
+    """A step's costs by each combination of some columns of the rows."""
     keys = tuple(dict.fromkeys(by))
     title = f"{trace.name} by {', '.join(keys)}, {_per_step(trace, keys)}"
     rows = records_of(costs(trace, keys))
@@ -82,17 +108,14 @@ def _opening(trace: Trace) -> tuple[str, ...]:
     (totals,) = records_of(costs(trace, ()))
     sentence = f"a traced step takes {brief_time_text(step_of(trace))} on {count_text(len(trace.ranks), 'rank')}"
     if trace.is_simulated:
-        sentence = f"a simulated step takes {brief_time_text(step_of(trace))}, {_ranks_text(trace)}"
+        ranks = f"rank{'s' if len(trace.ranks) > 1 else ''} {', '.join(map(str, trace.ranks))}"
+        of = trace.run.about.environment.world_size or "?"
+        sentence = f"a simulated step takes {brief_time_text(step_of(trace))}, as {ranks} of {of}"
     if known(busy := busy_share(trace)):
         sentence += f"; a collective is under way on a rank in {percent_text(busy)} of it"
     if known(waited := totals["straggler_share"]):
         sentence += f"; {percent_text(waited)} of collectives' time is waiting for the group's slowest rank"
     return case, sentence, *([bubbles] if (bubbles := bubbles_text(trace)) else [])
-
-
-def _ranks_text(trace: Trace) -> str:
-    listed = ", ".join(map(str, trace.ranks))
-    return f"as rank{'s' if len(trace.ranks) > 1 else ''} {listed} of {trace.run.about.environment.world_size or '?'}"
 
 
 def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
@@ -104,7 +127,8 @@ def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
 
 
 def _paths_table(trace: Trace) -> Table:
-    executed = _executed(trace)
+    differing = trace.rows[trace.rows["backend_op"].notna() & (trace.rows["backend_op"] != trace.rows["kind"])]
+    executed = list(differing[["kind", "backend_op"]].drop_duplicates().itertuples(index=False))
     marks = {kind: f"{kind}^" for kind, _ in executed}
     path_costs = costs(trace, PATH)
     rows: list[Row] = []
@@ -116,12 +140,14 @@ def _paths_table(trace: Trace) -> Table:
             rows.append({**path, "source": f" {path['source']}", "kind": marks.get(path["kind"], path["kind"])})
     (totals,) = records_of(costs(trace, ()))
     rows.append({**totals, "source": "whole step", "kind": "", "mesh_dim": ""})
-    notes = [f"^ {kind} runs as {ran} on {backend}" for (kind, ran), backend in executed.items()]
+    backend = (trace.case or {}).get("backend") or "this backend"
+    notes = [f"^ {kind} runs as {ran} on {backend}" for kind, ran in executed]
     if trace.record.get("exposed_reason"):
         notes.append(f"no exposed share: {trace.record['exposed_reason']}")
     if trace.is_simulated:
-        waits = "waiting for the other end of a message is left out" if trace.record.get("pipeline") else ""
-        waits = waits or "no collective waits for another rank, so none has stragglers"
+        waits = "no collective waits for another rank, so none has stragglers"
+        if trace.record.get("pipeline"):
+            waits = "waiting for the other end of a message is left out"
         notes.append(f"time is what the hardware file gives; {waits}")
     else:
         notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
@@ -133,12 +159,12 @@ def _paths_table(trace: Trace) -> Table:
         ("<mesh dim", lambda row: str(row["mesh_dim"])),
         *COST_COLUMNS,
     )
-    title = f"by path{seen_of(trace)}, {_per_step(trace)}"
+    title = f"by path{_seen_of(trace)}, {_per_step(trace)}"
     table = table_of(title, columns, rows, notes, [*breaks[1:], len(rows) - 1], LEAST_OF_COSTS)
     return replace(table, together=True)
 
 
-def seen_of(trace: Trace) -> str:
+def _seen_of(trace: Trace) -> str:
     """Where a second method saw more collectives than these: ` (12 of 39 collectives)`; empty where it did not."""
     agreement = trace.record.get("agreement")
     all_of_them = agreement.get("num_rows") if isinstance(agreement, dict) else None
@@ -148,14 +174,6 @@ def seen_of(trace: Trace) -> str:
     return f" ({len(first)} of {count_text(all_of_them, 'collective')})" if len(first) < all_of_them else ""
 
 
-def _executed(trace: Trace) -> dict[tuple[str, str], str]:
-    """(kind, what the backend runs for it) where the two differ, to the backend's name."""
-    backend = str((trace.case or {}).get("backend") or "this backend")
-    differing = trace.rows[trace.rows["backend_op"].notna() & (trace.rows["backend_op"] != trace.rows["kind"])]
-    pairs = differing[["kind", "backend_op"]].drop_duplicates().itertuples(index=False)
-    return {(str(kind), str(ran)): backend for kind, ran in pairs}
-
-
 def _owners_table(trace: Trace) -> Table:
     owners, parts = costs(trace, ("path_owner",)), costs(trace, ("path_owner", *PATH))
 
@@ -163,18 +181,16 @@ def _owners_table(trace: Trace) -> Table:
         of_owner = _costliest_first(parts[parts["path_owner"] == row["path_owner"]])
         return _first_of([f"{part['phase']} {part['mesh_dim']} {part['kind']}" for part in of_owner])
 
-    owner: TableColumns = (("<owner", lambda row: str(row["path_owner"])),)
-    columns = (*owner, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
+    columns = (OWNER, COUNT, PAYLOAD, TIME, SHARE, STRAGGLER, ("<most of it", most))
     rows = records_of(owners.head(MAX_OWNERS))
     title = f"the {len(rows)} most expensive of {len(owners)} owners" if len(owners) > len(rows) else "by owner"
-    title += seen_of(trace)
     owned = trace.rows["owner_known"].astype(bool)
-    notes = [
-        f"owner known for {int(owned.sum())} of {count_text(len(owned), 'collective')} ({percent_text(owned.mean())})"
-    ]
+    collectives = count_text(len(owned), "collective")
+    notes = [f"owner known for {int(owned.sum())} of {collectives} ({percent_text(owned.mean())})"]
     if not owned.all():
         notes.append(f"{NOBODY}: no module was at work that we know of")
-    return table_of(title, columns, rows, notes, (), ("straggler", "payload", "of step", "count"))
+    optional = ("straggler", "payload", "of step", "count")
+    return table_of(title + _seen_of(trace), columns, rows, notes, (), optional)
 
 
 def _costliest_first(frame: "pd.DataFrame") -> list[Row]:
@@ -210,26 +226,21 @@ def _redistributions_table(trace: Trace) -> list[Table]:
     return [capped(table_of(title, columns, rows, notes, (), optional), MAX_OWNERS)]
 
 
-def method_lines(trace: Trace) -> list[str]:
-    """By what the trace was taken, and what that costs or stands on."""
-    if not trace.is_simulated:
-        return [_overhead(trace.record)]
-    method = trace.record.get("method") or "a simulation"
-    measured = f"by {method}: nothing here was measured; docs/simulation.md says how well that holds"
-    return [measured, basis_text(trace.run.about.simulated)]
-
-
-def _overhead(record: dict[str, Any]) -> str:
-    method = str(record.get("method") or "unknown")
-    overhead = record.get("overhead") or {}
+def _method_lines(trace: Trace) -> list[str]:
+    """The method of the trace, and its overhead or basis."""
+    method, overhead = trace.record.get("method"), trace.record.get("overhead") or {}
+    if trace.is_simulated:
+        how = f"by {method or 'a simulation'}: nothing here was measured; docs/simulation.md says how well that holds"
+        return [how, basis_text(trace.run.about.simulated)]
+    method = method or "unknown"
     if not known(overhead.get("ratio")):
-        return f"traced by {method}; what that adds to a step was not measured"
+        return [f"traced by {method}; what that adds to a step was not measured"]
     sentence = f"traced by {method}: {overhead['ratio']:.2f} times a bare step's CPU time"
     bare, traced = overhead.get("bare_cpu_s") or (), overhead.get("traced_cpu_s") or ()
     ratios = [with_trace / without for without, with_trace in zip(bare, traced, strict=False) if without]
     if ratios:
         sentence += f" (median of {len(ratios)} interleaved rounds, {min(ratios):.2f} to {max(ratios):.2f})"
-    return f"{sentence}; the case's own times are of steps without it"
+    return [f"{sentence}; the case's own times are of steps without it"]
 
 
 def _agreement(record: dict[str, Any]) -> tuple[str, ...]:
@@ -248,24 +259,27 @@ def _memory(record: dict[str, Any]) -> tuple[str, ...]:
     memory = record.get("memory")
     if not isinstance(memory, dict):
         return ()
-    measured, predicted = memory.get("measured_peak_bytes"), memory.get("predicted_peak_bytes")
-    of_measured = f"{size_text(measured)} measured" if known(measured) else "not measured"
-    by = f" ({memory['measured_by']})" if known(measured) and memory.get("measured_by") else ""
-    reason = memory.get("reason") or "it could not be predicted"
+    measured, predicted, reason = (
+        memory.get(name) for name in ("measured_peak_bytes", "predicted_peak_bytes", "reason")
+    )
+    text = (
+        f"peak memory of a rank: {size_text(measured)} measured"
+        if known(measured)
+        else "peak memory of a rank: not measured"
+    )
+    text += f" ({memory['measured_by']})" if known(measured) and memory.get("measured_by") else ""
     if not known(predicted):
-        return (f"peak memory of a rank: {of_measured}{by}; no prediction: {reason}",)
-    more = f"; {memory['reason']}" if memory.get("reason") else ""
-    return (f"peak memory of a rank: {of_measured}{by}, {size_text(predicted)} predicted{more}",)
+        return (f"{text}; no prediction: {reason or 'it could not be predicted'}",)
+    return (f"{text}, {size_text(predicted)} predicted" + (f"; {reason}" if reason else ""),)
 
 
-def headline(reported: ReportedRun) -> list[str]:
+def _headline(reported: ReportedRun) -> list[str]:
     """The path with the most exposed communication of all traced steps; the longest one where that is not known."""
     paths = []
     for trace in traces_of([reported.run])[0]:
         rows = [] if trace.rows.empty else records_of(costs(trace, PATH))
-        paths += [
-            ({**row, "exposed_s": row["exposed_share"] * row["time_s"]}, trace) for row in rows if known(row["time_s"])
-        ]
+        timed = [row for row in rows if known(row["time_s"])]
+        paths += [({**row, "exposed_s": row["exposed_share"] * row["time_s"]}, trace) for row in timed]
     if not paths:
         return []
     exposed = [path for path in paths if known(path[0]["exposed_s"])]
@@ -277,4 +291,269 @@ def headline(reported: ReportedRun) -> list[str]:
     return [f"{label}: {path}, {of_step} in {trace.name}"]
 
 
-SECTION = Section(headline)
+SECTION = Section(_headline)
+
+
+# Two traces path by path: what one communicates more or less than the other, and how much longer its step takes.
+
+# As plans are spoken of, the innermost mesh dim first.
+PLAN_WORDS = {"tp": "TP", "cp": "CP", "dp_shard": "FSDP", "dp_replicate": "DP", "ep": "EP", "pp": "PP"}
+COMPARED = ("count", "payload_bytes", "time_s")
+
+
+@dataclass(frozen=True)
+class StepChange:
+    """One case's timed step over another's.
+
+    Args:
+        one_s: median of its samples, seconds; `other_s` likewise.
+        verdict: as `compare_passes` has it; ONE_LAUNCH for cases of two launches, PREDICTED for simulated ones.
+        ratio: of the two: over the passes of one launch that both have, else of the medians.
+        low: bounds of the ratio's 95 % interval, from those passes; nan where these are too few.
+    """
+
+    one_s: float
+    other_s: float
+    verdict: str
+    ratio: float
+    low: float = nan
+    high: float = nan
+
+
+ONE_LAUNCH = "one launch a side"
+PREDICTED = "predicted, not measured"
+
+
+def names_of(trace_a: Trace, trace_b: Trace) -> tuple[str, str]:
+    """Short names that differ between two traces: the plan, else the variant, the scenario, or the run file."""
+    for name in NAMES:
+        names = name(trace_a), name(trace_b)
+        if all(names) and names[0] != names[1]:
+            return names
+    return f"{trace_a.case_id} of {trace_a.run.path.name}", f"{trace_b.case_id} of {trace_b.run.path.name}"
+
+
+def _plan(trace: Trace) -> str:
+    mesh = {name: size for name, size in (trace.run.about.mesh or {}).items() if size > 1}
+    in_order = sorted(mesh, key=lambda name: [*PLAN_WORDS, name].index(name))
+    return "x".join(f"{PLAN_WORDS.get(name, name)}{mesh[name]}" for name in in_order)
+
+
+def _params(trace: Trace) -> Record:
+    return (trace.case or {}).get("case", {}).get("params") or {}
+
+
+def step_change(trace_a: Trace, trace_b: Trace) -> StepChange | None:
+    """From the cases' own timed samples, never the traced steps; None where a case has none that is right.
+
+    A simulated step has its predicted time, and a ratio without an interval.
+    """
+    cases = [trace.case or {} for trace in (trace_a, trace_b)]
+    samples = [_times_of(trace, case) for trace, case in zip((trace_a, trace_b), cases, strict=True)]
+    if not all(samples):
+        return None
+    one_s, other_s = map(median, samples)
+    if trace_a.is_simulated or trace_b.is_simulated:
+        return StepChange(one_s, other_s, PREDICTED, one_s / other_s)
+    if trace_a.run.path != trace_b.run.path:
+        return StepChange(one_s, other_s, ONE_LAUNCH, one_s / other_s)
+    counts = [case.get("passes") or () for case in cases]
+    num_passes = 1 + max((number for passes in counts for number, _ in passes), default=-1)
+    values = [pass_medians(of_case, passes, num_passes) for of_case, passes in zip(samples, counts, strict=True)]
+    comparison = compare_passes(as_table(values), (1, -1))
+    interval = (float(part[0]) for part in (comparison.ratio, comparison.low, comparison.high))
+    return StepChange(one_s, other_s, comparison.verdict[0], *interval)
+
+
+def _times_of(trace: Trace, case: Record) -> Sequence[float]:
+    if case.get("status") != "ok":
+        return ()
+    predicted_s = (case.get("counters") or {}).get("predicted_s")
+    return [predicted_s] if trace.is_simulated and predicted_s else case.get("samples_s") or ()
+
+
+NAMES: tuple[Callable[[Trace], str], ...] = (
+    _plan,
+    lambda trace: str(_params(trace).get("variant") or ""),
+    lambda trace: trace.run.scenario,
+    lambda trace: f"simulated on {trace.run.about.environment.device_name}" if trace.is_simulated else "measured",
+    lambda trace: trace.case_id,
+)
+
+
+def difference(trace_a: Trace, trace_b: Trace, keys: Sequence[str] = PATH) -> "pd.DataFrame":
+    """Both steps' costs by each combination of keys, side by side; 0 where a side has none of it.
+
+    Columns: the keys, then of each of COMPARED `<name>_a`, `<name>_b` and `<name>_more`, a minus b. In order of phase,
+    then the largest change of time first.
+    """
+    sides = []
+    for trace, side in ((trace_a, "a"), (trace_b, "b")):
+        side_costs = costs(trace, keys).set_index(list(keys))[list(COMPARED)]
+        sides.append(side_costs.rename(columns={column: f"{column}_{side}" for column in COMPARED}))
+    joined = sides[0].join(sides[1], how="outer").reset_index()
+    for side in ("a", "b"):
+        # A path that a side does not take costs it nothing; a time that is not known stays so.
+        joined.loc[joined[f"count_{side}"].isna(), [f"{column}_{side}" for column in COMPARED]] = 0.0
+    for column in COMPARED:
+        joined[f"{column}_more"] = joined[f"{column}_a"] - joined[f"{column}_b"]
+    return largest_first(joined, "time_s_more", "payload_bytes_more")
+
+
+def cautions(trace_a: Trace, trace_b: Trace) -> list[str]:
+    """Differences that make two traces hard to compare, as sentences."""
+    (machine, batch, ranks, run_id), (other_machine, other_batch, other_ranks, other_id) = map(
+        _facts, (trace_a, trace_b)
+    )
+    same_machine = machine == other_machine
+    simulated = [letter for letter, trace in zip("AB", (trace_a, trace_b), strict=True) if trace.is_simulated]
+    sides = f"{' and '.join(simulated)} {'are' if len(simulated) > 1 else 'is'}"
+    sentences = {
+        f"{sides} simulated: times there are predictions": bool(simulated),
+        f"measured on different machines, {machine} and {other_machine}: compare no times": (
+            not same_machine and not simulated
+        ),
+        "one launch a side: what differs between launches is not known, so times have no verdict; `distbench ab` or "
+        "`distbench gate` over launches in turn gives one": (
+            same_machine and run_id != other_id and not trace_a.is_simulated
+        ),
+        f"a step's inputs are {batch} on one side and {other_batch} on the other": batch != other_batch,
+        f"{count_text(ranks, 'rank')} against {other_ranks}; counts and bytes are of one rank": ranks != other_ranks,
+    }
+    return [f"caution: {sentence}" for sentence, is_so in sentences.items() if is_so]
+
+
+def _facts(trace: Trace) -> tuple[str, str, int, str | None]:
+    """Machine, shape of a step's inputs, ranks (of the whole mesh, also where a few were simulated), run id."""
+    about, shape, world_size = trace.run.about, _params(trace).get("shape"), trace.run.about.environment.world_size
+    inputs = "x".join(map(str, shape)) if isinstance(shape, list) else "of unknown shape"
+    num_ranks = int(world_size) if trace.is_simulated and world_size else len(trace.ranks)
+    return about.environment.machine or "unknown machine", inputs, num_ranks, about.run_id
+
+
+WHOLE = ("mesh_dim", "kind")
+LEAST = ("payload A", "payload B", "time A", "time B")
+
+
+def comparison_blocks(trace_a: Trace, trace_b: Trace) -> list[Block]:
+    """A against B: the sentence, the sides, what changed path by path, the tables."""
+    sides = list(zip("AB", names_of(trace_a, trace_b), (trace_a, trace_b), strict=True))
+    changes = path_changes(trace_a, trace_b)
+    return [
+        Heading("what a step communicates, A against B", 1),
+        Lines((difference_text(trace_a, trace_b),)),
+        Lines((*(f"{letter}: {name}: {_side(trace)}" for letter, name, trace in sides), *cautions(trace_a, trace_b))),
+        Lines(tuple(changes) or ("every path is taken as often and moves as many bytes on both sides",)),
+        _path_changes_table(trace_a, trace_b),
+        _owner_changes_table(trace_a, trace_b),
+        Lines(tuple(f"{letter} {line}" for letter, _, trace in sides for line in _method_lines(trace))),
+    ]
+
+
+def difference_text(trace_a: Trace, trace_b: Trace) -> str:
+    """`TP2xFSDP2 against FSDP4: +19 tp all_gather of 512 KiB, ..., step +12 % [+9 %, +15 %]`; + is what A has more."""
+    name, other_name = names_of(trace_a, trace_b)
+    rows = records_of(difference(trace_a, trace_b, WHOLE))
+    # What one side has more of, then what it has less of, the most first.
+    rows.sort(key=lambda row: (row["count_more"] < 0, -abs(row["count_more"])))
+    parts = [text for row in rows if (text := _change_text(trace_a, trace_b, row, WHOLE))] or ["the same communication"]
+    return f"{name} against {other_name}: {', '.join([*parts, _step_text(trace_a, trace_b)])}"
+
+
+def path_changes(trace_a: Trace, trace_b: Trace) -> list[str]:
+    """A sentence for each path that is taken more or less often, or moves other bytes."""
+    sentences = []
+    for row in records_of(difference(trace_a, trace_b)):
+        if text := _change_text(trace_a, trace_b, row, PATH):
+            seconds = row["time_s_more"]
+            more = f", {_signed(seconds, brief_time_text)}" if known(seconds) and seconds else ""
+            sentences.append(f"{row['phase']}, {row['source']}: {text}{more}")
+    return sentences
+
+
+def _change_text(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) -> str:
+    """`+19 tp all_gather of 512 KiB`; empty where count and bytes are the same. `row` is of `difference` by `keys`."""
+    path_text = f"{row['mesh_dim']} {row['kind']}"
+    if row["count_more"]:
+        payloads = _payloads(trace_a, trace_b, row, keys)
+        size = size_text(payloads[0]) if len(payloads) == 1 else ""
+        text = f" of {size}" if size else f" ({_signed(row['payload_bytes_more'], _bytes_text)})"
+        return f"{_signed(row['count_more'], _number_text)} {path_text}{text}"
+    if known(row["payload_bytes_more"]) and round(row["payload_bytes_more"]):
+        now, before = (_bytes_text(row[f"payload_bytes_{side}"]) for side in ("a", "b"))
+        return f"{_number_text(row['count_a'])} {path_text} of {now} in all instead of {before}"
+    return ""
+
+
+def _step_text(trace_a: Trace, trace_b: Trace) -> str:
+    """`step +12 % [+9 %, +15 %]`, or why that cannot be said: `step +12 % (one launch a side: no verdict)`."""
+    change = step_change(trace_a, trace_b)
+    if change is None:
+        return "step: not compared (a side has no right samples)"
+    text = f"step {_percent(change.ratio)}"
+    if not known(change.low):
+        return f"{text} ({change.verdict}: no verdict)"
+    text = f"{text} [{_percent(change.low)}, {_percent(change.high)}]"
+    return f"{text}, {WITHIN_NOISE}" if change.verdict == WITHIN_NOISE else text
+
+
+def _percent(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.0f} %"
+
+
+def _signed(value: float, text: Callable[[float], str]) -> str:
+    return f"{'-' if value < 0 else '+'}{text(abs(value))}"
+
+
+def _payloads(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) -> list[int]:
+    """The sizes of a path's collectives where one side lacks it, bytes, ascending, each once."""
+    if row["count_a"] and row["count_b"]:
+        return []
+    rows = (trace_a if row["count_a"] else trace_b).rows
+    for key in keys:
+        rows = rows[rows[key] == row[key]]
+    return sorted({int(size) for size in rows["payload_bytes"]})
+
+
+def _side(trace: Trace) -> str:
+    mesh = format_mesh(trace.run.about.mesh or {}) or "an unknown mesh"
+    simulated = f", simulated on {trace.run.about.environment.device_name}" if trace.is_simulated else ""
+    return f"{trace.run.scenario} on {mesh}{simulated}, case {trace.case_id}, {trace.run.path.name}"
+
+
+def _side_text(column: str, side: str, text: Callable[[float], str], row: Row) -> str:
+    """One side's figure; a dash where that side has none of it."""
+    return text(row[f"{column}_{side}"]) if row[f"count_{side}"] else NOTHING
+
+
+SIDES: TableColumns = tuple(
+    (f"{heading} {side.upper()}", partial(_side_text, column, side, text))
+    for heading, column, text in (
+        ("count", "count", _number_text),
+        ("payload", "payload_bytes", _bytes_text),
+        ("time", "time_s", time_text),
+    )
+    for side in ("a", "b")
+)
+
+
+def _path_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
+    rows = records_of(difference(trace_a, trace_b))
+    kinds = {"simulated" if trace.is_simulated else "traced" for trace in (trace_a, trace_b)}
+    notes = [f"times here are of {' and '.join(sorted(kinds))} steps, the median of them and the mean over ranks"]
+    if kinds != {"simulated"} and (change := step_change(trace_a, trace_b)):
+        time_a, other_taken = (brief_time_text(seconds) for seconds in (change.one_s, change.other_s))
+        of = "predicted where simulated" if change.verdict == PREDICTED else "the medians of the cases' samples"
+        notes.append(f"a step without tracing takes {time_a} (A) against {other_taken} (B), {of}")
+    columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
+    breaks = changes_in([row["phase"] for row in rows])
+    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks, LEAST), MAX_PATHS)
+
+
+def _owner_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
+    frame = difference(trace_a, trace_b, ("path_owner",))
+    rows = records_of(frame.head(MAX_OWNERS))
+    title = "by owner, those whose time changed most first"
+    if len(frame) > len(rows):
+        title = f"the {len(rows)} of {len(frame)} owners whose time changed most"
+    return table_of(title, (OWNER, *SIDES), rows, (), (), LEAST)

@@ -1,9 +1,9 @@
-"""One traced step as a picture of what each rank computes and sends, and as Chrome trace events for Perfetto.
+"""Traced steps as a picture of each rank's time, and as Chrome trace events for Perfetto.
 
-The format: "Trace Event Format" (Chromium project), its JSON array form. Used of it: complete events ("ph": "X", `ts`
-and `dur` in microseconds) and metadata events ("ph": "M") that name and order processes and threads. A process is a
-rank. Its first thread holds steps and phases, one inside the other; each mesh dim has a thread, and as many more as
-collectives of its are under way at once, for events of one thread must nest or be apart.
+The format is the JSON array form of "Trace Event Format" (Chromium project): complete events ("ph": "X", `ts` and `dur`
+in microseconds) and metadata events ("ph": "M") that name and order processes and threads. A process is a rank. Its
+first thread has steps and phases, one inside the other; each mesh dim has a thread, and more where several of its
+collectives are under way at once, for events of one thread must nest or be apart.
 """
 
 import json
@@ -70,7 +70,7 @@ def timeline_figures(traces: Sequence[Trace]) -> Iterator[tuple[str, "Figure"]]:
 
 
 def timeline(trace: Trace) -> "Figure":
-    """The median step, one panel a rank with a lane for compute and one for each mesh dim."""
+    """The median step, one panel per rank with a lane for compute and one for each mesh dim."""
     step, ranks, names = median_step(trace), trace.ranks[:MAX_RANKS], lanes(trace)
     height = 1.5 + len(ranks) * (0.24 * len(names) + 0.2)
     figure, axes = style.new_figure(1, 11, height, share=True, num_rows=len(ranks))
@@ -78,24 +78,21 @@ def timeline(trace: Trace) -> "Figure":
     phases = trace.phases[trace.phases["step"] == step]
     scale, unit = time_scale(float(phases["end_s"].max() - phases["start_s"].min()))
     for panel, rank in zip(axes, ranks, strict=True):
-        rank_phases = phases[phases["rank"] == rank]
-        _panel(panel, rows[rows["rank"] == rank], rank_phases, names, scale, _computing(trace, rank, step))
+        computing = trace.computing
+        if computing is not None:
+            computing = computing[(computing["rank"] == rank) & (computing["step"] == step)]
+        _panel(panel, rows[rows["rank"] == rank], phases[phases["rank"] == rank], names, scale, computing)
         panel.set_ylabel(f"rank {rank}", rotation=0, ha="right", va="center", labelpad=8, fontweight="bold")
         panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
         panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
     axes[-1].set_xlabel(f"time since the step began ({unit})")
-    style.title(figure, _title(trace, step))
+    times = trace.record.get("steps_s") or ()
+    step_text = brief_time_text(times[step] if step < len(times) else step_of(trace))
+    simulated = "simulated, " if trace.is_simulated else ""
+    style.title(figure, f"{trace.name}: where each rank's time goes in one step ({simulated}{step_text})")
     _legend(axes[0], rows, phases["phase"])
     _caption(figure, trace)
     return figure
-
-
-def _computing(trace: Trace, rank: int, step: int) -> list[Stretch] | None:
-    """When a rank's operators run; None where that is not known."""
-    if trace.computing is None:
-        return None
-    rank_rows = trace.computing[(trace.computing["rank"] == rank) & (trace.computing["step"] == step)]
-    return list(zip(rank_rows["start_s"].tolist(), rank_rows["end_s"].tolist(), strict=True))
 
 
 def _panel(
@@ -104,14 +101,18 @@ def _panel(
     phases: "pd.DataFrame",
     names: Sequence[str],
     scale: float,
-    computing: Sequence[Stretch] | None,
+    computing: "pd.DataFrame | None",
 ) -> None:
+    """One rank's step; `computing` are the times of its operators, None where they are not known."""
     timed = rows[rows["duration_s"].notna()]
     stretches = list(zip(timed["issued_s"].tolist(), timed["completed_s"].tolist(), strict=True))
     for phase in records_of(phases):
         span = phase["start_s"], phase["end_s"]
-        # Where it is not known when operators run: whenever no collective does.
-        free = left_of(span, stretches) if computing is None else left_of(span, left_of(span, computing))
+        if computing is None:
+            free = left_of(span, stretches)  # whenever no collective runs
+        else:
+            idle = left_of(span, zip(computing["start_s"].tolist(), computing["end_s"].tolist(), strict=True))
+            free = left_of(span, idle)
         _bars(axes, 0, free, PHASE_COLORS.get(str(phase["phase"]), style.GREY), scale)
         label = f"{COMPUTE} in {phase['phase']}"
         hover(axes, [_spot(0, stretch, f"{label}\n{_span_text(stretch, scale)}", scale) for stretch in free])
@@ -152,7 +153,7 @@ def _span_text(stretch: Stretch, scale: float) -> str:
 
 
 def waiting_and_own(rows: "pd.DataFrame") -> tuple[list[Stretch], list[Stretch]]:
-    """Each collective in two parts: what this rank waited for the slowest of its group, and the rest. Seconds."""
+    """Each collective in two parts: this rank's waiting for the slowest of its group, and the rest. Seconds."""
     begun, ended = rows["issued_s"].to_numpy(float), rows["completed_s"].to_numpy(float)
     cut = np.minimum(begun + rows["straggler_s"].fillna(0.0).to_numpy(float), ended)
     return list(zip(begun, cut, strict=True)), list(zip(cut, ended, strict=True))
@@ -162,13 +163,6 @@ def _bars(axes: "Axes", place: int, stretches: Sequence[Stretch], color: str, sc
     bars = [(start / scale, (end - start) / scale) for start, end in stretches if end > start]
     # An edge of the same colour keeps what is narrower than a pixel in sight.
     axes.broken_barh(bars, (place - HEIGHT / 2, HEIGHT), facecolor=color, edgecolor=color, linewidth=0.3)
-
-
-def _title(trace: Trace, step: int) -> str:
-    times = trace.record.get("steps_s") or ()
-    step_s = times[step] if step < len(times) else step_of(trace)
-    simulated = "simulated, " if trace.is_simulated else ""
-    return f"{trace.name}: where each rank's time goes in one step ({simulated}{brief_time_text(step_s)})"
 
 
 def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
@@ -191,9 +185,8 @@ def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
 
 
 def _caption(figure: "Figure", trace: Trace) -> None:
-    sentences = [f"the median of {len(trace.steps)} traced steps; compute: what is in no collective"]
-    if trace.computing is not None:
-        sentences = [f"the median of {len(trace.steps)} traced steps; compute: some stage's forward or backward runs"]
+    compute = "what is in no collective" if trace.computing is None else "some stage's forward or backward runs"
+    sentences = [f"the median of {len(trace.steps)} traced steps; compute: {compute}"]
     if trace.is_simulated:
         sentences = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]
     if len(trace.ranks) > MAX_RANKS:
@@ -205,11 +198,11 @@ def _caption(figure: "Figure", trace: Trace) -> None:
 
 Event = dict[str, Any]
 MICRO = 1e6
-NANO = 1e3  # nanoseconds a microsecond
+NANO = 1e3  # nanoseconds per microsecond
 # Perfetto takes thread 0 for the idle one.
 FIRST_THREAD = 1
 STEPS = "steps and phases"
-# Between one traced step and the next: what ran there was not traced.
+# Between one traced step and the next: time there was not traced.
 PAUSE_S = 1e-3
 
 
@@ -255,11 +248,11 @@ def _starts(trace: Trace) -> dict[int, float]:
     return dict(zip(starts.index.tolist(), starts.tolist(), strict=True))
 
 
-def _named(rank: int, what: str, thread: int, name: str, place: int) -> list[Event]:
+def _named(rank: int, kind: str, thread: int, name: str, place: int) -> list[Event]:
     common = {"ph": "M", "pid": rank, "tid": thread, "ts": 0}
     return [
-        {**common, "name": f"{what}_name", "args": {"name": name}},
-        {**common, "name": f"{what}_sort_index", "args": {"sort_index": place}},
+        {**common, "name": f"{kind}_name", "args": {"name": name}},
+        {**common, "name": f"{kind}_sort_index", "args": {"sort_index": place}},
     ]
 
 

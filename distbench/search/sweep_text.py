@@ -5,7 +5,7 @@ from collections.abc import Iterator, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
-from distbench.report.trace_diff import path_changes
+from distbench.report.trace_tables import path_changes
 from distbench.search.sweep_result import (
     BUBBLE,
     CLOSE,

@@ -1,10 +1,10 @@
-"""Tables and headings as data, and as GitHub Markdown; `terminal.py` has them as text."""
+"""Tables and headings as data, and as GitHub Markdown; `terminal.py` writes them as text."""
 
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, overload
+from typing import Any
 
 from distbench.show.units import NOTHING, key_text
 from distbench.spec.printable_text import clean, cut
@@ -12,7 +12,7 @@ from distbench.spec.printable_text import clean, cut
 
 @dataclass(frozen=True)
 class Heading:
-    """What a stretch of the report is about; level 1 is the report's own title."""
+    """The title of a part of a report; level 1 is the report's own."""
 
     text: str
     level: int = 2
@@ -26,12 +26,7 @@ class Lines:
 
 
 class Rows(Sequence[tuple[str, ...]]):
-    """Rows whose cells are written when they are read: of a long table a cap leaves few.
-
-    Args:
-        records: one a row.
-        cells: of one record.
-    """
+    """Rows, one per record, whose cells are written when they are read: of a long table a cap leaves few."""
 
     def __init__(self, records: Sequence[Any], cells: Callable[[Any], tuple[str, ...]]) -> None:
         self._records, self._cells = records, cells
@@ -39,13 +34,7 @@ class Rows(Sequence[tuple[str, ...]]):
     def __len__(self) -> int:
         return len(self._records)
 
-    @overload
-    def __getitem__(self, which: int) -> tuple[str, ...]: ...
-
-    @overload
-    def __getitem__(self, which: slice) -> "Rows": ...
-
-    def __getitem__(self, key: int | slice) -> "tuple[str, ...] | Rows":
+    def __getitem__(self, key: Any) -> Any:
         """One row's cells, or the rows of a slice, still not written."""
         if isinstance(key, slice):
             return Rows(self._records[key], self._cells)
@@ -56,8 +45,8 @@ class Rows(Sequence[tuple[str, ...]]):
 class Table:
     """Rows under column headings, with notes below.
 
-    Where not all columns fit a screen, those that `optional` names are left out, the least important first, and what
-    stands in the column `prose` goes below each row. Both name headings without "<", on one line.
+    Where not all columns fit a screen, those that `optional` names are left out, the least important first, and the
+    text of the column `prose` goes below each row. Both name headings without "<", on one line.
     """
 
     title: str
@@ -67,8 +56,8 @@ class Table:
     breaks: frozenset[int] = frozenset()  # indexes of the rows that a blank line goes before
     optional: tuple[str, ...] = ()
     prose: str = ""
-    together: bool = False  # rows up to a break are one thing, led by its first row: whoever sorts moves it whole
-    beyond: Sequence[tuple[str, ...]] = ()  # rows that a cap took away, of which the first note tells; a page has them
+    together: bool = False  # rows up to a break are one thing, led by its first row: sorting moves it whole
+    beyond: Sequence[tuple[str, ...]] = ()  # rows that a cap took away, as the first note says; a page has them
 
 
 @dataclass(frozen=True)
@@ -81,7 +70,7 @@ class Code:
 Block = Heading | Lines | Table | Code
 
 
-# A heading as `Table.columns` has it, and what a row's record says under it.
+# A heading as in `Table.columns`, and the text of a row's record in it.
 TableColumn = tuple[str, Callable[[Any], str]]
 TableColumns = Sequence[TableColumn]
 
@@ -95,7 +84,7 @@ def table_of(
     optional: tuple[str, ...] = (),
     where_known: Collection[str] = (),
 ) -> Table:
-    """One row a record, each cell by its column's function; columns of `where_known` only where a row has a value."""
+    """One row per record, each cell by its column's function; columns of `where_known` only where a row has a value."""
     listed = list(records)
     kept = [
         (heading, text)
@@ -107,7 +96,7 @@ def table_of(
 
 
 def key_columns(keys: Iterable[str]) -> TableColumns:
-    """One column a key that rows were grouped by."""
+    """One column per key that rows were grouped by."""
     return [(f"<{key}", partial(lambda key, row: key_text(row[key]), key)) for key in keys]
 
 
@@ -125,12 +114,12 @@ def capped(table: Table, cap: int, more: str = "more rows: --format csv") -> Tab
 
 
 def markdown_of(blocks: Sequence[Block]) -> str:
-    """As GitHub Markdown; its lines may be of any length."""
+    """As GitHub Markdown; lines may be of any length."""
     return "\n\n".join(filter(None, map(_markdown_block, blocks)))
 
 
 def clean_lines(cell: str) -> str:
-    """The same of each of its lines."""
+    """`clean` of each line."""
     return "\n".join(clean(line) for line in cut(cell).split("\n"))
 
 
@@ -157,13 +146,13 @@ def _markdown_block(block: Block) -> str:
 
 
 def markdown_text(text: str) -> str:
-    """One line of GitHub Markdown that shows as it stands: no table, code, element or link begins in it."""
+    """One line of GitHub Markdown without a table, code, element or link."""
     text = re.sub(r"([|*`<\\])", r"\\\1", clean(text.replace("\n", " ")).strip())
     return text.replace("](", "]\\(")
 
 
 def code_span(text: str) -> str:
-    """One line of code within a line of Markdown."""
+    """A code span of Markdown."""
     return "`" + clean(text.replace("\n", " ")).replace("`", "'") + "`"
 
 

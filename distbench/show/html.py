@@ -1,5 +1,4 @@
-"""The report as one HTML page that needs nothing else: styles, script and figures (as SVG in the colours of the page)
-within."""
+"""The report as one self-contained HTML page, figures as SVG in the page's colours."""
 
 import base64
 import hashlib
@@ -21,23 +20,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Colour of a plot to the page's variable of that name, which has a dark value too; other colours stay.
-COLORS = {
-    style.BLUE: "blue",
-    style.SKY: "sky",
-    style.GREEN: "green",
-    style.ORANGE: "orange",
-    style.RED: "red",
-    style.PURPLE: "purple",
-    style.BLACK: "ink",
-    style.GREY: "grey",
-    style.LIGHT: "light",
-    style.GRID: "grid",
-    style.NOTE: "soft",
-    style.WAITING: "light",
-    "#ffffff": "paper",
+# Colour of a plot to the page's variable, which has a dark value too; other colours stay.
+VARIABLES = {
+    color.lower(): f"var(--{name})"
+    for color, name in {
+        **{style.BLUE: "blue", style.SKY: "sky", style.GREEN: "green", style.ORANGE: "orange", style.RED: "red"},
+        **{style.PURPLE: "purple", style.BLACK: "ink", style.GREY: "grey", style.LIGHT: "light", style.GRID: "grid"},
+        **{style.NOTE: "soft", style.WAITING: "light", "#ffffff": "paper"},
+    }.items()
 }
-VARIABLES = {color.lower(): f"var(--{name})" for color, name in COLORS.items()}
 DOT_RADIUS = 6.0
 # The narrowest bar that a pointer still finds, points.
 MIN_BAR = 2.0
@@ -58,9 +49,9 @@ def svg_of(figure: "Figure", prefix: str) -> str:
         text = re.sub(unneeded, "", text, flags=re.DOTALL)
     text = re.sub(r'(\bid="|url\(#|xlink:href="#)', rf"\1{prefix}", text)
     text = re.sub(r"(?<=: )#[0-9a-f]{6}\b", lambda color: VARIABLES.get(color[0], color[0]), text)
-    # The page's own font: nobody has to have ours.
+    # The page's own font: readers may lack matplotlib's.
     text = re.sub(r"'DejaVu Sans'[^;\"]*", "var(--font)", text)
-    # A hundredth of a point is less than anybody sees, and a third of the file.
+    # More digits than a hundredth of a point are a third of the file.
     text = _PATHS.sub(lambda match: re.sub(r"(\.\d\d)\d+", r"\1", match[0]), text)
     text = re.sub(r"\s*\n\s*", " ", text)
     width, height = figure.get_size_inches() * 72
@@ -80,7 +71,7 @@ def _spot(spot: Spot) -> str:
 
 
 TEMPLATES = Path(__file__).parent / "templates"
-# Words that a table's reader looks for first, and how they are set.
+# The looks of words in tables.
 GOOD, BAD, FAINT = "good", "bad", "faint"
 LOOKS = {
     **dict.fromkeys(("ok", "faster", "complete"), GOOD),
@@ -93,12 +84,12 @@ LONG_LINE = 28
 
 
 class Verdict(Lines):
-    """Lines that stand out: what the page is for."""
+    """Lines that stand out: the page's result."""
 
 
 @dataclass(frozen=True)
 class SectionHeading(Heading):
-    """A heading with what is not well below it, in a word or two: it stands in the contents too."""
+    """A heading with the failures below it in a word or two, which the contents show too."""
 
     mark: str = ""
 
@@ -115,7 +106,7 @@ PageBlock = Block | Picture
 
 @dataclass
 class PageSection:
-    """What stands under one entry of the contents: blocks with the number of each on the page."""
+    """One entry of the contents: blocks with the number of each on the page."""
 
     id: str
     title: str
@@ -135,19 +126,15 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     sections, heading = _sections(title, blocks)
     scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("early.js", "page.js")]
     environment = Environment(
-        loader=FileSystemLoader(TEMPLATES),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
+        loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
-    )
-    environment.filters |= {
-        "clean": clean,
-        "clean_lines": clean_lines,
-        "column_name": _column_name,
-        "breakable": _breakable,
-    }
-    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look, "picture": _picture}
+    )  # fmt: skip
+    environment.filters |= {"clean": clean, "clean_lines": clean_lines}
+    environment.filters |= {"column_name": _column_name, "breakable": _breakable}
+    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look}
+    environment.globals["picture"] = lambda block, number: Markup(svg_of(block.figure, f"f{number}-"))
+    # The page's security policy lets no other script run.
+    digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
     return environment.get_template("page.html").render(
         title=title,
         heading=heading,
@@ -156,7 +143,7 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
         links={section.title: section.id for section in sections[1:]},
         style=Markup(environment.get_template("page.css").render()),
         scripts=[*map(Markup, scripts)],
-        hashes=Markup(" ".join(map(_hash, scripts))),
+        hashes=Markup(" ".join(f"'sha256-{digest}'" for digest in digests)),
     )
 
 
@@ -172,12 +159,6 @@ def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection
         elif not isinstance(block, Lines) or block.texts:
             sections[-1].blocks.append((number, block))
     return [section for section in sections if section.blocks or section.id != "s0"], first.text if first else title
-
-
-def _picture(block: Picture, number: int) -> "Markup":
-    from markupsafe import Markup
-
-    return Markup(svg_of(block.figure, f"f{number}-"))
 
 
 def _column_name(heading: str) -> str:
@@ -210,8 +191,3 @@ def _breakable(cell: str, is_left: bool) -> "Markup | str":
     span = Markup("<span>{}</span><wbr>")
     parts = enumerate(_BREAK_AFTER.split(cell))
     return Markup("").join(span.format(part) if at % 2 else escape(part) for at, part in parts)
-
-
-def _hash(script: str) -> str:
-    """What the page's security policy calls this script, and lets nobody else's run."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}'"

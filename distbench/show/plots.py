@@ -1,5 +1,4 @@
-"""How every plot looks: colours that a colour-blind eye tells apart, units on axes, hover texts, saving without a
-screen."""
+"""The style of plots (colours for colour-blind readers, units on axes), hover texts, and saving without a screen."""
 
 import contextlib
 import io
@@ -65,8 +64,7 @@ def new_figure(
 def panels(
     number: int, per_row: int, panel: tuple[float, float], more: tuple[float, float], share: bool = True
 ) -> "tuple[Figure, list[Axes]]":
-    """A figure with that many panels, `per_row` side by side; (width, height) of a panel, and of what is around all of
-    them, are inches."""
+    """A figure with that many panels, `per_row` side by side; (width, height) of a panel and the margin in inches."""
     num_columns, num_rows = min(number, per_row), -(-number // per_row)
     width, height = more[0] + panel[0] * num_columns, more[1] + panel[1] * num_rows
     figure, axes = new_figure(num_columns, width, height, share, num_rows)
@@ -83,7 +81,7 @@ def styled() -> Iterator[None]:
     import matplotlib as mpl
 
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
-        # A name may hold any character: one that a font lacks is a box, and nothing to tell a user.
+        # A name may hold any character: one that a font lacks is a box, and no reason to warn.
         warnings.filterwarnings("ignore", message="Glyph .* missing from font", category=UserWarning)
         yield
 
@@ -97,7 +95,7 @@ def save(figure: "Figure", folder: Path, name: str) -> list[Path]:
 
 
 def save_figure(figure: "Figure", path: Path) -> None:
-    """Write it whole, as .png or .svg; the same figure gives the same file. An OSError where it cannot be written."""
+    """Write it whole, as .png or .svg; the same figure gives the same file. Raises OSError."""
     buffer, form = io.BytesIO(), path.suffix[1:]
     metadata: dict[str, Any] = {"Software": None} if form == "png" else {"Date": None}
     figure.savefig(buffer, format=form, dpi=DPI, metadata=metadata)
@@ -105,7 +103,7 @@ def save_figure(figure: "Figure", path: Path) -> None:
 
 
 def draw(figures: "Iterable[tuple[str, Figure]]", folder: Path) -> list[Path]:
-    """Save every figure, made as it is asked for, in our style under its name; the files."""
+    """Save every figure under its name, made within our style; the files."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with styled():
@@ -208,9 +206,8 @@ def spread(values: Sequence[float], gap: float) -> list[float]:
     return placed.tolist()
 
 
-# A figure's own files (PNG, SVG) have no use for them, and matplotlib's artists no place.
+# PNG and SVG files have no use for hover texts, and matplotlib's artists no place.
 _SPOTS: "WeakKeyDictionary[Axes, list[Spot]]" = WeakKeyDictionary()
-POINTS_PER_INCH = 72
 
 
 class Spot(NamedTuple):
@@ -224,14 +221,14 @@ class Spot(NamedTuple):
 
 
 def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
-    """Say these texts where the axes' data are pointed at."""
+    """Show these texts where a reader points at the axes' data."""
     _SPOTS.setdefault(axes, []).extend(spots)
 
 
 def placed_spots(figure: "Figure") -> Iterator[Spot]:
-    """Every spot of a figure that was drawn, in points (1/72 inch) from its upper left corner, in the order of its
-    axes; what lies at no finite place is left out."""
-    to_figure, (width, height) = figure.transFigure.inverted(), figure.get_size_inches() * POINTS_PER_INCH
+    """Every spot of a drawn figure, in points (1/72 inch) from its upper left corner, in the order of its axes, without
+    those at no finite place."""
+    to_figure, (width, height) = figure.transFigure.inverted(), figure.get_size_inches() * 72
     for axes in figure.axes:
         to_points = axes.transData + to_figure
         for spot in _SPOTS.get(axes, ()):

@@ -12,16 +12,13 @@ from typing import TextIO
 from distbench.show.blocks import Block, Code, Heading, Lines, Table, clean_lines, markdown_of
 from distbench.spec.printable_text import clean, cut
 
-# How wide the screen is that text goes to; `--width` says it where it is given.
-
 MIN_WIDTH, MAX_WIDTH = 60, 200
-# A file shall look the same wherever it was written.
-PIPED_WIDTH = 120
-_asked: list[int] = []
+PIPED_WIDTH = 120  # a file looks the same wherever it was written
+_asked: list[int] = []  # `--width`
 
 
 def cells(text: str) -> int:
-    """How many places of a terminal it takes: Chinese characters and emoji take two."""
+    """Its places on a terminal: Chinese characters and emoji take two."""
     if text.isascii():
         return len(text)
     from rich.cells import cell_len
@@ -62,7 +59,7 @@ def width_of(stream: TextIO | None) -> int | None:
     return min(max(columns or PIPED_WIDTH, MIN_WIDTH), MAX_WIDTH)
 
 
-# Which columns of a table fit a screen: what rows share is said once, then columns are left out as declared.
+# The columns of a table that fit a screen: shared parts of cells go above, then columns are left out as declared.
 
 GAP = 2
 LEAST_TEXT = 10  # characters that a column of texts is narrowed to at most
@@ -75,7 +72,7 @@ _HEADING_WORD = re.compile(r"\d+ %|\S+")
 
 @dataclass(frozen=True)
 class ScreenColumn:
-    """One column: its heading, a text a row, both of several lines where that fits better, and whether it is text."""
+    """One column; heading and cells may have several lines."""
 
     heading: str
     cells: tuple[str, ...]
@@ -94,7 +91,7 @@ class ScreenColumn:
 
 @dataclass(frozen=True)
 class Fitted:
-    """A table's columns as they fit, sentences for above and below it, and what goes below each row, if anything."""
+    """A table's columns as they fit, sentences for above and below it, and prose for below each row, if any."""
 
     columns: list[ScreenColumn]
     above: list[str]
@@ -104,8 +101,11 @@ class Fitted:
 
 def fitted(table: Table, width: int) -> Fitted:
     """The table's columns within so many characters; nothing is cut, and a number is never broken."""
-    rows = list(table.rows)
-    columns = [_column(heading, [row[index] for row in rows]) for index, heading in enumerate(table.columns)]
+    rows = [[clean(cut(text).replace("\n", " ")) for text in row] for row in table.rows]
+    columns = [
+        ScreenColumn(clean_lines(heading.removeprefix("<")), tuple(row[at] for row in rows), heading.startswith("<"))
+        for at, heading in enumerate(table.columns)
+    ]
     above: list[str] = []
     prose: tuple[str, ...] = ()
     if _total(columns) > width:
@@ -125,20 +125,11 @@ def fitted(table: Table, width: int) -> Fitted:
     columns = _narrowed(columns, width)
     while _total(columns) > width and len(columns) > 1:
         left_out.append(columns.pop().name)
-    below = []
-    if left_out:
-        how = (
-            f"--width {-(-full_width // 10) * 10} shows them"
-            if full_width <= MAX_WIDTH
-            else f"they take {full_width} characters"
-        )
-        below.append(f"columns left out: {', '.join(left_out)}; {how}")
+    how = f"they take {full_width} characters"
+    if full_width <= MAX_WIDTH:
+        how = f"--width {-(-full_width // 10) * 10} shows them"
+    below = [f"columns left out: {', '.join(left_out)}; {how}"] if left_out else []
     return Fitted(columns, above, below, prose)
-
-
-def _column(heading: str, texts: Sequence[str]) -> ScreenColumn:
-    cells = tuple(clean(cut(text).replace("\n", " ")) for text in texts)
-    return ScreenColumn(clean_lines(heading.removeprefix("<")), cells, heading.startswith("<"))
 
 
 def _total(columns: Sequence[ScreenColumn]) -> int:
@@ -148,11 +139,11 @@ def _total(columns: Sequence[ScreenColumn]) -> int:
 def _narrow_heading(column: ScreenColumn) -> ScreenColumn:
     """The heading over several lines, broken at spaces where its cells are narrower; the last line is the fullest."""
     words = _HEADING_WORD.findall(column.name)
-    room = max(len(line) for text in (*column.cells, *words, "") for line in text.split("\n"))
+    width = max(len(line) for text in (*column.cells, *words, "") for line in text.split("\n"))
     lines = [""]
     for word in reversed(words):
         longer = f"{word} {lines[0]}".strip()
-        lines = [longer, *lines[1:]] if len(longer) <= room or not lines[0] else [word, *lines]
+        lines = [longer, *lines[1:]] if len(longer) <= width or not lines[0] else [word, *lines]
     return replace(column, heading="\n".join(lines))
 
 
@@ -161,7 +152,7 @@ def _fold_shared_cells(
     shorten: Callable[[Sequence[str]], tuple[Sequence[str], list[str]]],
     sentence: str,
 ) -> tuple[list[ScreenColumn], list[str]]:
-    """Texts without what `shorten` takes out of all of them, and a sentence on that for each column."""
+    """Columns of texts without the parts that `shorten` removes, and a sentence on those for each column."""
     shorter, above = [], []
     for column in columns:
         cells, removed = shorten(column.cells) if column.is_text else (column.cells, [])
@@ -178,9 +169,8 @@ def without_names(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
         for body, remark in map(_without_remark, texts)
     ]
     names = [name for name, _, _ in split[0][0]] if split else []
-    if not all(mark and value for parts, _ in split for _, mark, value in parts):
-        return texts, []
-    if any([name for name, _, _ in parts] != names for parts, _ in split):
+    has_values = all(mark and value for parts, _ in split for _, mark, value in parts)
+    if not has_values or any([name for name, _, _ in parts] != names for parts, _ in split):
         return texts, []
     return [",".join(value for _, _, value in parts) + remark for parts, remark in split], names
 
@@ -199,19 +189,17 @@ def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
         shared.pop()
     if not shared:
         return texts, []
-    return [_left(pieces, shared) + remark for pieces, remark in split], shared
+    shorter = []
+    for pieces, remark in split:
+        # Parts are at even places, the separators before them at odd ones.
+        kept = [(mark, part) for mark, part in zip(["", *pieces[1::2]], pieces[::2], strict=True) if part not in shared]
+        shorter.append("".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept)) + remark)
+    return shorter, shared
 
 
 def _without_remark(text: str) -> tuple[str, str]:
     match = _REMARK.fullmatch(text)
     return (match[1], match[2] or "") if match else (text, "")
-
-
-def _left(pieces: Sequence[str], shared: Sequence[str]) -> str:
-    """What is left of a text's parts, which stand at even places, with the separators before them."""
-    separators = ["", *pieces[1::2]]
-    kept = [(mark, part) for mark, part in zip(separators, pieces[::2], strict=True) if part not in shared]
-    return "".join(mark * bool(index) + part for index, (mark, part) in enumerate(kept))
 
 
 def _narrowed(columns: Sequence[ScreenColumn], width: int) -> list[ScreenColumn]:
@@ -264,13 +252,13 @@ def _text_block(block: Block, width: int) -> str:
 
 
 def _paragraph(text: str, width: int) -> str:
-    """One paragraph; what it begins with, all its lines are indented by."""
+    """One paragraph; all its lines have the indent of the first."""
     leading = text[: len(text) - len(text.lstrip(" "))]
     return "\n".join(leading + line for line in wrap(clean(text).strip(), width - len(leading), INDENT))
 
 
 def table_lines(table: Table, width: int) -> list[str]:
-    """Title, what is said once for all rows, headings, the rows, notes."""
+    """Title, sentences on all rows, headings, rows, notes."""
     fit = fitted(table, width)
     lines = [*wrap(clean(table.title), width), *(_paragraph(text, width) for text in fit.above)]
     if table.rows:

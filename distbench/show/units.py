@@ -1,4 +1,4 @@
-"""Numbers as a person reads them: three significant digits, the unit that suits them. "-" where there is no number."""
+"""Numbers as text: three significant digits and a suitable unit; "-" where there is no number."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -58,7 +58,7 @@ QUARTILES, CONFIDENCE = "quartiles", "95 % CI"
 
 
 def spread_of(rows: Iterable[Mapping[Any, Any]]) -> tuple[str, Callable[[Mapping[Any, Any]], str]]:
-    """What stands beside medians: CONFIDENCE, each from passes, where some row has enough of them, else QUARTILES."""
+    """The interval of medians: CONFIDENCE, from passes, where some row has enough of them, else QUARTILES."""
     if any(known(row["ci_low_s"]) for row in rows):
         return CONFIDENCE, lambda row: time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
     return QUARTILES, quartiles_text
@@ -100,7 +100,7 @@ def size_text(size_bytes: float) -> str:
 
 
 def disk_text(num_bytes: float) -> str:
-    """`12.3 MB` of files: as rates are, in powers of ten; what lies in memory is in powers of two (`size_text`)."""
+    """`12.3 MB` of files, in powers of ten as rates are; memory is in powers of two (`size_text`)."""
     value, unit = float(num_bytes), 0
     while value >= 999.5 and unit < len(_DISK) - 1:
         value /= 1000

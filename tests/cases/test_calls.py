@@ -12,7 +12,7 @@ from distbench.cases.user_call import call_cases, scenario_of_call
 from distbench.ranks.case_protocol import OpenedCase
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
-from distbench.report import user_calls
+from distbench.report.operators import USER_CALLS
 from distbench.report.section_protocol import ReportedRun
 from distbench.spec import Scenario, UserError
 from distbench.worker.rank_session import load_scenario
@@ -103,7 +103,7 @@ def test_the_report_shows_calls_that_are_ok() -> None:
     ]
     header = {"type": "run", "schema_version": 1, "run_id": "x", "job": {}, "environment": {}}
     run = Run(Path("x.jsonl"), header, cases, None, [])
-    (table,) = user_calls.tables(ReportedRun(run, frame_of([run])))
+    (table,) = USER_CALLS.tables(ReportedRun(run, frame_of([run])), True)
     (row,) = table.rows
     assert (row[0], row[1], row[2].split(), row[5]) == ("gather/tp=2", "2", ["2.00", "ms"], "3")
 

@@ -12,7 +12,7 @@ from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
-from distbench.report.operators import headline, tables
+from distbench.report.operators import SECTION
 from distbench.report.section_protocol import ReportedRun
 from distbench.spec import DTensorOperator, Scenario, UserError
 from distbench.torch_private import Unsupported, fake_ranks
@@ -87,7 +87,8 @@ def row(planner: str, pays: str, wire_bytes: int, median_s: float) -> dict[str, 
 def told(*rows: dict[str, Any]) -> tuple[list[tuple[str, ...]], list[str]]:
     run = Run(Path("made_up.jsonl"), {}, list(rows), None, [])
     reported = ReportedRun(run, frame_of([run]))
-    return [cells for table in tables(reported) for cells in table.rows], list(headline(reported))
+    cells = [cells for table in SECTION.tables(reported, True) for cells in table.rows]
+    return cells, list(SECTION.headline(reported))
 
 
 def test_planners_that_pay_the_same_share_a_row_and_others_have_their_own() -> None:

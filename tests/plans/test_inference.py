@@ -29,8 +29,8 @@ from distbench.ranks.context import RankContext
 from distbench.ranks.measure import no_stamp
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run, read_run
-from distbench.report import inference, steps
 from distbench.report.section_protocol import ReportedRun
+from distbench.report.steps import FORWARD_PASSES, TRAINING_STEPS
 from distbench.show.terminal import text_of
 from distbench.spec import CpPlan, DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError
 from distbench.statistics.intervals import MIN_FOR_PERCENTILE, summarise
@@ -248,15 +248,17 @@ def reported(num_samples: int, pipelined: int = 1) -> ReportedRun:
 
 def test_the_table_has_percentiles_with_what_stands_behind_them_throughput_and_the_cache() -> None:
     run = reported(300)
-    times, checks = inference.tables(run)
+    times, checks = FORWARD_PASSES.tables(run, True)
     prefill, decode = times.rows
     assert times.columns[1:6] == ("p50", "p90 (slower)", "p99 (slower)", "samples", "tokens/s")
     # Samples are 100, 100.1, ... ms: the 150th, 270th and 297th of 300, beyond which lie 30 and 3.
     assert [cell.strip() for cell in prefill[1:5]] == ["115 ms", "127 ms (30)", "130 ms (3)", "300"]
     assert float(decode[5].split()[0]) == pytest.approx(4 / 0.011495, rel=0.01)
     assert [cell.strip() for cell in checks.rows[0]][1:3] == ["128 KiB", "1 MiB"] and "4.0e-07" in checks.rows[0]
-    assert steps.tables(run) == [] and inference.headline(run)[0].startswith("median latency: prefill 115 ms, ")
-    ((name, figure),) = inference.figures(run)
+    assert TRAINING_STEPS.tables(run, True) == [] and FORWARD_PASSES.headline(run)[0].startswith(
+        "median latency: prefill 115 ms, "
+    )
+    ((name, figure),) = FORWARD_PASSES.figures(run)
     assert name == "latency" and [text.get_text() for text in figure.axes[0].get_legend().get_texts()] == [
         "p50",
         "p90",
@@ -296,7 +298,11 @@ def test_of_training_steps_no_tail_is_spoken_of(tmp_path: Path) -> None:
 
 
 def test_too_few_samples_and_means_of_several_passes_tell_no_tail() -> None:
-    (times, _), (means, _) = map(inference.tables, (reported(40), reported(400, pipelined=10)))
+    (times, _), (means, _) = (FORWARD_PASSES.tables(run, True) for run in (reported(40), reported(400, pipelined=10)))
     assert times.columns[1:4] == ("p50", "p90 (slower)", "samples") and times.rows[0][2].endswith("(4)")
     assert "p99 takes 299 samples, a row here has 40: measure with --passes 299" in times.notes
     assert means.columns[1:3] == ("p50", "samples") and any("--pipelined" in note for note in means.notes)
+
+
+def test_a_single_sample_has_no_percentile_and_nothing_to_draw() -> None:
+    assert list(FORWARD_PASSES.figures(reported(1))) == []

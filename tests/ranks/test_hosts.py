@@ -27,7 +27,7 @@ from distbench.ranks.hosts import (
     require_same_job,
 )
 from distbench.records.run_file import Run
-from distbench.report.overview import cautions_of
+from distbench.report.sections import cautions_of
 from distbench.spec import Job, Settings, UserError
 
 Change = Callable[[GivenToRank], GivenToRank]

@@ -10,17 +10,20 @@ from lab_rows import HEADER, MIB, Row, broken, moved, write
 
 from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
-from distbench.report.planner_study import CHOSEN, Study, is_laboratory, studies_of
-from distbench.report.planner_table import (
+from distbench.report.planner_study import (
     BETTER_OF_TORCH,
+    CHOSEN,
     MAX_EXACT_SIZES,
+    Study,
     Tally,
+    is_laboratory,
     laboratory_rows,
+    pattern_of,
     planner_table_of,
     proof_lines,
     size_classes,
+    studies_of,
 )
-from distbench.report.reproducer import pattern_of
 
 NOWHERE = Path("nowhere")
 A, B, C, LOCAL = "S(0)R->RS(0)", "S(1)R->RS(1)", "P(sum)R->RR", "RR->RS(0)"

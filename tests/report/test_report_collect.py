@@ -8,7 +8,7 @@ import pytest
 
 import distbench
 from distbench.records.results_folder import collect, run_files_in
-from distbench.report.traced_steps import selected_trace
+from distbench.report import selected_trace
 from distbench.spec.errors import UserError
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"

@@ -8,9 +8,9 @@ import pytest
 import trace_records as golden
 from trace_records import STEP, collective, record, run_file
 
+from distbench.report import chosen, render_difference, render_paths, selected_trace
 from distbench.report.trace_rows import PATH, Trace, busy_share, costs, doubts, lanes_of, left_of
 from distbench.report.trace_timeline import timeline_figures
-from distbench.report.traced_steps import chosen, render_difference, render_paths, selected_trace
 from distbench.spec.errors import UserError
 
 OUT = Path("nowhere")

@@ -12,11 +12,10 @@ from conftest import ROOT
 from trace_records import STEP, collective, record, run_file
 
 from distbench.cli.main import main
-from distbench.report import render
-from distbench.report.trace_diff import cautions, difference, headline, names_of, path_changes, step_change
+from distbench.report import render, render_difference, render_paths, selected_trace
 from distbench.report.trace_rows import Trace
+from distbench.report.trace_tables import cautions, difference, difference_text, names_of, path_changes, step_change
 from distbench.report.trace_timeline import chrome_events, lanes, median_step, waiting_and_own
-from distbench.report.traced_steps import render_difference, render_paths, selected_trace
 from distbench.spec.errors import UserError
 
 OUT = Path("nowhere")
@@ -121,11 +120,11 @@ def test_a_page_of_a_part_shows_its_traces_alone(tmp_path: Path) -> None:
 def test_a_plan_against_another_as_one_sentence(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
     other = trace(tmp_path / "b.jsonl", WITHOUT_TP, mesh=FSDP4, samples_s=(0.01, 0.079, *[0.08] * 4, 0.9))
-    said = headline(one, other)
+    said = difference_text(one, other)
     assert said.startswith(
         "TP2xFSDP2 against FSDP4: +1 tp all_gather of 1.95 KiB, +1 tp reduce_scatter of 3.91 KiB, step +25 % ("
     )
-    assert headline(other, one).startswith(
+    assert difference_text(other, one).startswith(
         "FSDP4 against TP2xFSDP2: -1 tp all_gather of 1.95 KiB, -1 tp reduce_scatter of 3.91 KiB, step -20 % ("
     )
     assert path_changes(one, other) == [
@@ -151,7 +150,7 @@ def test_paths_are_matched_and_what_is_on_one_side_counts_as_none_on_the_other(t
         "backward, autograd: -1 dp_shard all_reduce of 16 B, -1.00 ms",
     ]
     assert (
-        headline(one, other)
+        difference_text(one, other)
         .split(": ", 1)[1]
         .startswith(
             "+1 dp_shard reduce_scatter (+7.81 KiB), 2 dp_shard all_gather of 7.91 KiB in all instead of 3.91 KiB, "
@@ -163,16 +162,16 @@ def test_paths_are_matched_and_what_is_on_one_side_counts_as_none_on_the_other(t
 
 def test_the_steps_change_is_of_timed_samples_and_never_of_traced_steps(tmp_path: Path) -> None:
     one = trace(tmp_path / "a.jsonl")
-    assert step_change(one, one).ratio == 1 and "step +0 % (too few passes: no verdict)" in headline(one, one)
-    assert "the same communication" in headline(one, one)
+    assert step_change(one, one).ratio == 1 and "step +0 % (too few passes: no verdict)" in difference_text(one, one)
+    assert "the same communication" in difference_text(one, one)
     none = trace(tmp_path / "b.jsonl", samples_s=[])
-    assert step_change(one, none) is None and "step: not compared" in headline(one, none)
+    assert step_change(one, none) is None and "step: not compared" in difference_text(one, none)
 
 
 def test_one_launch_a_side_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
     """However steady the samples of each: what differs between launches is in neither."""
     one, other = (trace(tmp_path / name, samples_s=[level] * 40) for name, level in (("a", 0.1), ("b", 0.2)))
-    assert "step -50 % (one launch a side: no verdict)" in headline(one, other)
+    assert "step -50 % (one launch a side: no verdict)" in difference_text(one, other)
 
 
 def test_two_steps_of_one_launch_are_compared_by_the_passes_that_both_have(tmp_path: Path) -> None:
@@ -187,7 +186,7 @@ def test_two_steps_of_one_launch_are_compared_by_the_passes_that_both_have(tmp_p
         case["passes"] = [(place, 1) for place in range(9)]
     change = step_change(*sides)
     assert change is not None and change.verdict == "slower"
-    assert 1.98 < change.low < 2 < change.high < 2.02 and "step +100 % [" in headline(*sides)
+    assert 1.98 < change.low < 2 < change.high < 2.02 and "step +100 % [" in difference_text(*sides)
 
 
 def test_names_tell_two_sides_apart(tmp_path: Path) -> None:

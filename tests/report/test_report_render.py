@@ -13,10 +13,9 @@ from processes import Children
 
 from distbench.records.dataframe import frame_of
 from distbench.records.run_file import Run
-from distbench.report import render
-from distbench.report.overview import overview
-from distbench.report.report_formats import FORMS, Rendered
+from distbench.report import FORMS, Rendered, render
 from distbench.report.section_protocol import ReportedRun
+from distbench.report.sections import overview
 from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.spec.errors import UserError

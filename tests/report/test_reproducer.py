@@ -11,7 +11,8 @@ from conftest import ROOT
 from processes import Ranks
 from test_lab_report import failing, four_pairs, study_in
 
-from distbench.report.reproducer import Cut, Failure, NotWritten, Versions, layout_of, script_of, write_reproducers
+from distbench.report.planner_study import Failure, Versions
+from distbench.report.reproducer import Cut, NotWritten, layout_of, script_of, write_reproducers
 
 GOLDEN = ROOT / "tests" / "golden" / "laboratory.jsonl"
 VERSIONS = Versions("2.13.0", "gloo")
@@ -131,13 +132,15 @@ def test_one_script_for_each_cause(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     found = study_in(tmp_path / "runs", [*four_pairs(), *failing()])
     ours = failure("wrong", "calibrated")
-    written, left_out = write_reproducers([*found.failures, ours], VERSIONS, tmp_path / "up")
-    assert [path.name for path in written] == [
+    *written, left_out = write_reproducers([*found.failures, ours], VERSIONS, tmp_path / "up")
+    names = [
         "01-wrong-greedy-flattened-nested-shards-uneven-a-flattened-mesh-exists.py",
         "02-raised-greedy-partials-Shard-to-Partial.py",
         "03-aborted-min_cost-strided-strided-shards.py",
     ]
-    assert left_out == ["no reproducer for x (wrong): calibrated is distbench's own; run the case again with distbench"]
+    assert written == [f"reproducer written: {tmp_path / 'up' / name}" for name in names]
+    assert sorted(path.name for path in (tmp_path / "up").iterdir()) == names
+    assert left_out == "no reproducer for x (wrong): calibrated is distbench's own; run the case again with distbench"
 
 
 def test_a_real_runs_failures_come_out_by_cause(tmp_path: Path) -> None:

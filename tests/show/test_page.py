@@ -18,8 +18,8 @@ from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
 from distbench.records.run_file import Run
 from distbench.report import render
-from distbench.report.overview import Contents
 from distbench.report.page import page_blocks, write_page
+from distbench.report.sections import Contents
 from distbench.show.blocks import Heading, Lines, Table, capped
 from distbench.show.html import page_of
 from distbench.show.plots import Spot, hover, new_figure, placed_spots, styled

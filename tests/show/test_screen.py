@@ -15,12 +15,9 @@ from trace_records import record, run_file
 from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
 from distbench.report import summary_of
-from distbench.report.overview import Contents
-from distbench.report.sections import report_blocks
-from distbench.report.summary import summary
-from distbench.report.trace_diff import comparison_blocks
+from distbench.report.sections import Contents, report_blocks, summary
 from distbench.report.trace_rows import traces_of
-from distbench.report.trace_tables import trace_blocks
+from distbench.report.trace_tables import comparison_blocks, trace_blocks
 from distbench.show.blocks import Block, Code, Lines, Table
 from distbench.show.terminal import (
     ask_width,

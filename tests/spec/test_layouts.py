@@ -2,7 +2,8 @@
 
 import pytest
 
-from distbench.report.reproducer import layout_of, pattern_of
+from distbench.report.planner_study import pattern_of
+from distbench.report.reproducer import layout_of
 from distbench.spec.placements import Placement, format_placements, parse_placements, shard_orders
 
 STRIDED = Placement(1, split_factor=4)
