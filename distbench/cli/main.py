@@ -32,30 +32,30 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
 SECTIONS = {
     "Measure": {
         "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
-        "ab": ("compare", "Launch two git revisions in turn, until it shows which is slower."),
+        "ab": ("ab", "Launch two git revisions in turn, until it shows which is slower."),
         "calibrate": ("calibrate", "Measure this machine: a profile to plan by, and a hardware file."),
     },
     "Read": {
         "report": ("report", "Show measured runs: tables, a page, plots, traced paths."),
-        "history": ("report", "Show cases over launches, and where their level changed."),
+        "history": ("history", "Show cases over launches, and where their level changed."),
         "export": ("report", "Write runs in another tool's format."),
     },
     "Compare": {
         "compare": ("compare", "Show two runs side by side, and what that can tell."),
-        "gate": ("compare", "Say whether a candidate is slower than a baseline, for CI."),
-        "baseline": ("compare", "Save, list and show stored baselines."),
+        "gate": ("gate", "Say whether a candidate is slower than a baseline, for CI."),
+        "baseline": ("gate", "Save, list and show stored baselines."),
     },
     "Plan": {
-        "list": ("scenarios", "List the shipped scenarios; with a name, tell one in full."),
-        "check": ("scenarios", "Say whether plans can work on a mesh of any size, without ranks."),
+        "list": ("list", "List the shipped scenarios; with a name, tell one in full."),
+        "check": ("check", "Say whether plans can work on a mesh of any size, without ranks."),
         "plan": ("plan", "Show how each planner would redistribute a tensor, and the best."),
-        "simulate": ("plan", "Predict a step's time and memory on hardware that is not here."),
-        "sweep": ("plan", "Say which plan to use on so many devices, predicted or measured."),
-        "signature": ("plan", "Write what scenarios communicate, exactly, for git."),
+        "simulate": ("simulate", "Predict a step's time and memory on hardware that is not here."),
+        "sweep": ("sweep", "Say which plan to use on so many devices, predicted or measured."),
+        "signature": ("signature", "Write what scenarios communicate, exactly, for git."),
     },
     "Machine": {
-        "doctor": ("machine", "Say what this machine can run, and which defaults hold here."),
-        "clean": ("machine", "Delete old runs, after asking."),
+        "doctor": ("doctor", "Say what this machine can run, and which defaults hold here."),
+        "clean": ("clean", "Delete old runs, after asking."),
     },
 }
 

@@ -16,7 +16,7 @@ import click
 from distbench.cli import compare as compare_command
 from distbench.cli import report as report_command
 from distbench.cli import run as run_command
-from distbench.cli.compare import VerdictOptions
+from distbench.cli.gate import VerdictOptions
 from distbench.cli.main import defaults_for, main
 from distbench.spec.errors import INTERRUPTED, UserError
 

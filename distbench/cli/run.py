@@ -377,7 +377,7 @@ def _with_plan_problems(job: Job, message: str) -> str:
     """The message; problems of a plan as `distbench check` prints them, which also looks for a mesh that works."""
     if PLAN_PROBLEMS not in message:
         return message
-    from distbench.cli.scenarios import check_jobs
+    from distbench.cli.check import check_jobs
     from distbench.show.terminal import width_here, wrap
 
     texts, num_problems = [message], 0

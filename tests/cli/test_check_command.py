@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from conftest import DATA, Cli
 from processes import Children
 
-import distbench.cli.scenarios
+import distbench.cli.check
 from distbench.cli.main import main
 
 BROKEN = '''
@@ -68,7 +68,7 @@ def asked_here(verb: str, *, given: Any, timeout_s: float, failure: str) -> Any:
 
 @pytest.fixture
 def here(known_host: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(distbench.cli.scenarios, "ask_child", asked_here)
+    monkeypatch.setattr(distbench.cli.check, "ask_child", asked_here)
 
 
 def check(*arguments: str) -> Result:

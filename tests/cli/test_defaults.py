@@ -104,7 +104,7 @@ def test_a_default_is_used_by_the_command_itself(project: Path) -> None:
 def test_doctor_shows_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"usable": True, "checks": [{"name": "x", "ok": True, "found": "y"}]}
     found |= {"host": {"machine": "m", "cpu_model": "c", "num_cpus": 2, "memory_bytes": 2**34}}
-    monkeypatch.setattr("distbench.cli.machine.examine", lambda deep: found)
+    monkeypatch.setattr("distbench.cli.doctor.examine", lambda deep: found)
     write(project / "bench", '[tool.distbench]\nmesh = "tp=2"\ngate.tolerance = ["8%"]\n')
     said = run("doctor").output
     assert "defaults of " in said and "  mesh = tp=2\n  gate.tolerance = 8%" in said and "2 CPUs, 16.0 GiB" in said

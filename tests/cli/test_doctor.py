@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from distbench.cli import machine
+from distbench.cli import doctor
 from distbench.spec.devices import built_for
 from distbench.spec.errors import UserError
 from distbench.spec.versions import INSTALL
@@ -23,10 +23,10 @@ def examined(monkeypatch: pytest.MonkeyPatch, answer: Any, num_gpus: int = 0) ->
             raise answer
         return answer
 
-    monkeypatch.setattr(machine, "ask_child", ask)
-    monkeypatch.setattr(machine, "host_facts", lambda: HOST)
-    monkeypatch.setattr(machine, "accelerator_here", lambda: ("cuda", num_gpus) if num_gpus else ("cpu", 0))
-    return machine.examine()
+    monkeypatch.setattr(doctor, "ask_child", ask)
+    monkeypatch.setattr(doctor, "host_facts", lambda: HOST)
+    monkeypatch.setattr(doctor, "accelerator_here", lambda: ("cuda", num_gpus) if num_gpus else ("cpu", 0))
+    return doctor.examine()
 
 
 @pytest.mark.parametrize("missing", GOOD)
@@ -57,7 +57,7 @@ def test_amds_gpus_are_not_told_to_take_nvidias_torch() -> None:
 def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = examined(monkeypatch, UserError("No module named 'torch'"))
     assert not found["usable"]
-    assert machine.lines_of(found) == [
+    assert doctor.lines_of(found) == [
         "box-12: x86_64, 2 CPUs, 14.9 GiB",
         "",
         "MISSING torch  No module named 'torch'",
@@ -68,7 +68,7 @@ def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPa
 
 
 def test_lines_are_aligned_and_only_what_is_missing_has_advice() -> None:
-    lines = machine.lines_of(
+    lines = doctor.lines_of(
         {"host": HOST, "checks": [check("gloo", True), check("a long name", False)], "usable": True}
     )
     assert lines[2:] == [
@@ -87,7 +87,7 @@ def test_a_comparison_tells_each_case_and_relies_on_none_that_failed() -> None:
         {"case_id": "c", "skipped": "no GPU"},
         {"case_id": "d", "failed": "it raises"},
     ]
-    lines = machine.lines_of_agreement({"cases": cases, "usable": False})
+    lines = doctor.lines_of_agreement({"cases": cases, "usable": False})
     assert lines[:5] == [
         "agreed    a: 3 collectives",
         "DIFFERENT b: 2 collectives",
@@ -96,5 +96,5 @@ def test_a_comparison_tells_each_case_and_relies_on_none_that_failed() -> None:
         "FAILED    d: it raises",
     ]
     assert lines[-1].startswith("Do not rely on")
-    assert machine.lines_of_agreement({"cases": cases[:1], "usable": True})[-1].endswith("can be relied on here.")
-    assert len(machine.lines_of_agreement({"cases": [], "usable": True})) == 1
+    assert doctor.lines_of_agreement({"cases": cases[:1], "usable": True})[-1].endswith("can be relied on here.")
+    assert len(doctor.lines_of_agreement({"cases": [], "usable": True})) == 1

@@ -13,7 +13,7 @@ from click.testing import CliRunner, Result
 from conftest import Cli
 from gate_runs import CASE, OTHER, case, records, steady, taking_turns, write, write_side
 
-from distbench.cli.compare import sides_of
+from distbench.cli.gate import sides_of
 from distbench.cli.main import main
 from distbench.cli.options import FORMS
 from distbench.judge import communication_signature, gate_text

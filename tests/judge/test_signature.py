@@ -16,7 +16,7 @@ from conftest import DATA, ROOT
 from processes import Children
 
 from distbench.cli.main import main
-from distbench.cli.plan import _files
+from distbench.cli.signature import _files
 from distbench.judge.communication_signature import (
     CommunicationPath,
     Signature,

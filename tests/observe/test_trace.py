@@ -195,7 +195,7 @@ def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytes
         same = {"case_id": "step/a", "num_rows": 3, "differences": []}
         return [[same], [{"case_id": "step/b", "num_rows": 4, "differences": ["after 1 collectives ..."]}]]
 
-    monkeypatch.setattr("distbench.cli.machine.ask_child", ask_child)
+    monkeypatch.setattr("distbench.cli.doctor.ask_child", ask_child)
     done = CliRunner().invoke(main, ["doctor", "--paths", "llama_2d", "tp_mlp"])
     assert asked == {"verb": "trace_differences", "scenarios": ["llama_2d", "tp_mlp"]}
     assert done.exit_code == 1

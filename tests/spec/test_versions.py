@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from conftest import ROOT
 from processes import Children
 
-from distbench.cli import machine
+from distbench.cli import doctor
 from distbench.cli.main import main
 from distbench.spec import versions
 from distbench.spec.errors import UserError
@@ -171,9 +171,9 @@ def test_doctor_deep_tries_behaviour_and_names_what_does_not_work(
     rows = [line for line in done.stdout.splitlines() if line.startswith("ok") and line.endswith("  works")]
     assert len(rows) == 7 and sum("redistribution by" in row for row in rows) == 4
     behaviour = children.run(children.forked_python, "-c", TRACING_BROKEN, check=True).stdout.splitlines()[-1]
-    usable = [{"name": name, "ok": True, "found": "", "advice": ""} for name in machine.NEEDED]
+    usable = [{"name": name, "ok": True, "found": "", "advice": ""} for name in doctor.NEEDED]
     answers = {"torch_checks": usable, "torch_behaviour": json.loads(behaviour)}
-    monkeypatch.setattr(machine, "ask_child", lambda verb, timeout_s: answers[verb])
+    monkeypatch.setattr(doctor, "ask_child", lambda verb, timeout_s: answers[verb])
     refused = CliRunner().invoke(main, ["doctor", "--deep"])
     assert refused.exit_code == 1
     (failed,) = [line for line in refused.stdout.splitlines() if line.startswith("FAILED")]

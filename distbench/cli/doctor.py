@@ -1,18 +1,15 @@
-"""The commands on this machine: `doctor`, what it can run, and `clean`, the runs that it keeps."""
+"""The command `distbench doctor`."""
 
 import json
 import os
-import re
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import click
 
 from distbench.cli.main import defaults_for, main
-from distbench.cli.options import MAX_LAUNCHES, PATH, format_option, say, say_lines, scenario_names, width_option
+from distbench.cli.options import format_option, say_lines, scenario_names, width_option
 from distbench.processes import ask_child
 from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
 from distbench.spec.devices import SWITCHED_OFF, built_for
@@ -22,6 +19,8 @@ from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
 
 CHECKS_TIMEOUT_S, BEHAVIOUR_TIMEOUT_S, AGREEMENT_TIMEOUT_S = 300.0, 600.0, 1200.0
 # Checks without which nothing runs.
+
+
 NEEDED = {"torch version", "torch.distributed", "gloo"}
 
 
@@ -181,64 +180,3 @@ def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
     if findings["usable"]:
         return [*lines, "", "What run --trace-paths shows can be relied on here."]
     return [*lines, "", "Do not rely on what run --trace-paths shows of these steps."]
-
-
-UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
-MAX_LISTED = 15
-
-
-@click.command()
-@click.option("--runs", type=PATH, default=Path("results"), help="Results folder to clean. [results]")
-@click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
-@click.option("--older-than", metavar="AGE", help="Delete only what is older: 12h, 30d, 2w.")
-@click.option("--yes", is_flag=True, help="Delete without asking.")
-def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> None:
-    """Delete old runs with their ranks' logs: what would go is listed, then it asks.
-
-    All that one command measured counts as one run, and goes together. With --keep and --older-than, what either keeps
-    stays. Baselines, plots, files of other programs and runs that may still be going on are never touched.
-
-    \b
-    Examples:
-      distbench clean --keep 20
-      distbench clean --older-than 30d --yes
-    """
-    from distbench.records.results_folder import delete, runs_kept_and_deleted
-    from distbench.show.units import disk_text
-
-    if keep is None and older_than is None:
-        raise UserError(
-            "clean must be told what is old; give --keep N (the newest N stay) or --older-than 30d, or both"
-        )
-    latest = None
-    if older_than is not None:
-        if not (match := re.fullmatch(r"(\d{1,5})([hdw])", older_than)):
-            raise UserError(f"--older-than {older_than!r} is no age; write 12h, 30d or 2w")
-        latest = time.time() - int(match[1]) * UNITS_S[match[2]]
-    kept, old = runs_kept_and_deleted(runs, keep, latest)
-    staying = f"{count_text(len(kept), 'run')} stay{'s' * (len(kept) == 1)}"
-    if not old:
-        say_lines([f"nothing to delete under {runs}: {staying}"])
-        return
-    for old_run in old[:MAX_LISTED]:
-        say_lines([f"{old_run.started_text}  {disk_text(old_run.num_bytes):>8}  {old_run.text}"], " " * 4)
-    if len(old) > MAX_LISTED:
-        say(f"... {len(old) - MAX_LISTED} more")
-    num_files, num_bytes = sum(len(old_run.files) for old_run in old), sum(old_run.num_bytes for old_run in old)
-    summary = (
-        f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
-        f"under {runs}; {staying}"
-    )
-    try:
-        is_agreed = yes or click.confirm(f"Delete {summary}?")
-    except click.Abort:
-        say("")  # the question has no end of its line
-        raise UserError("nothing was deleted: nobody answered; add --yes to delete without being asked") from None
-    if not is_agreed:
-        say("nothing was deleted")
-        return
-    failed = delete(old, runs)
-    for sentence in failed:
-        say(f"distbench: {sentence}", err=True)
-    say_lines([f"deleted {summary}"])
-    sys.exit(2 if failed else 0)

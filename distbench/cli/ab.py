@@ -1,0 +1,110 @@
+"""The command `distbench ab`."""
+
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from distbench.cli.gate import VerdictOptions
+from distbench.cli.options import (
+    MAX_LAUNCHES,
+    MONTH_S,
+    PATH,
+    FiniteRange,
+    OutputOptions,
+    new_folder,
+    options_of,
+    say,
+    width_option,
+)
+from distbench.spec.printable_text import count_text
+
+if TYPE_CHECKING:
+    pass
+
+
+@click.command(context_settings={"ignore_unknown_options": False})
+@click.argument("ref_a")
+@click.argument("ref_b")
+@click.argument("run_arguments", nargs=-1, required=True, metavar="-- SCENARIO... [RUN OPTIONS]")
+@click.option(
+    "--pairs", type=click.IntRange(2, MAX_LAUNCHES), default=20, show_default=True, help="Pairs of launches at most."
+)
+@click.option(
+    "--max-time",
+    "max_time_s",
+    type=FiniteRange(1, MONTH_S),
+    default=1800.0,
+    metavar="S",
+    help="Begin no pair that would probably end after S seconds. [1800]",
+)
+@click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the coin that orders each pair. [drawn, and printed]")
+@click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
+@click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
+@click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
+@click.option("--python-b", metavar="PATH", help="Python of side b.")
+@options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
+@options_of(OutputOptions, "output")
+@click.option("--out", type=PATH, help="Folder for both sides' runs. [results/ab/<time>]")
+@width_option
+@click.pass_context
+def ab(
+    ctx: click.Context,
+    ref_a: str,
+    ref_b: str,
+    run_arguments: tuple[str, ...],
+    pairs: int,
+    max_time_s: float,
+    seed: int | None,
+    env_a: tuple[str, ...],
+    env_b: tuple[str, ...],
+    python_a: str | None,
+    python_b: str | None,
+    verdict: VerdictOptions,
+    output: OutputOptions,
+    out: Path | None,
+) -> None:
+    """Launch two git revisions in turn until it is settled whether REF_B is slower than REF_A.
+
+    Each revision is checked out into a worktree of its own; . is the working tree as it is. Launches take turns, a
+    coin gives each pair its order, and so the machine's drift falls on both alike: this is how to compare on a shared
+    machine. After -- stands what distbench run is given. Two torch installations or two settings are compared with
+    . . and --python-b or --env-b.
+
+    Exit code: as distbench gate.
+
+    \b
+    Examples:
+      distbench ab main . -- llama_2d --quick
+      distbench ab v1.2 HEAD --max-time 600 -- bench/steps.py::train --mesh tp=8
+      distbench ab main . --github --write junit=ab.xml -- bench.py --quick --passes 24
+      distbench ab . . --env-b NCCL_ALGO=Tree -- collectives
+    """
+    from distbench.judge import ab as turns
+    from distbench.judge import gate_text
+
+    turns.check_run_arguments(run_arguments)
+    output.files()  # refused before anything is launched
+    options = verdict.terms()
+    sides = [
+        turns.Side(
+            name,
+            ref,
+            Path.cwd(),
+            turns.python_at(python, f"--python-{name}"),
+            turns.parse_variables(env, f"--env-{name}"),
+        )
+        for name, ref, python, env in (("a", ref_a, python_a, env_a), ("b", ref_b, python_b, env_b))
+    ]
+    folder = new_folder("ab", out)
+    seed = secrets.randbelow(1 << 32) if seed is None else seed
+    terms = turns.Terms(pairs, max_time_s, turns.looks_of(pairs, options), seed)
+    with turns.checked_out(sides) as trees:
+        for side in trees:
+            say(side.text(), err=True)
+        say(f"the order of each pair is drawn with --seed {seed}", err=True)
+        outcome = turns.take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
+    output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict))
+    say(f"{count_text(outcome.num_pairs, 'pair')}; no more because {outcome.reason}. Runs: {folder}", err=True)
+    ctx.exit(outcome.gated.exit_code(verdict.strict))

@@ -1,0 +1,304 @@
+"""The commands `distbench gate` and `distbench baseline`."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from distbench.cli.main import WholeSentences
+from distbench.cli.options import (
+    MAX_LAUNCHES,
+    MONTH_S,
+    PATH,
+    FiniteRange,
+    OutputOptions,
+    expanded,
+    given,
+    new_folder,
+    option,
+    options_of,
+    refuse_with,
+    say,
+    say_lines,
+    width_option,
+)
+from distbench.spec.errors import UserError
+
+if TYPE_CHECKING:
+    from distbench.statistics.verdicts import Options
+
+
+@dataclass(frozen=True)
+class VerdictOptions:
+    """The options of a comparison: `gate` has all of them, `ab` and `compare` some."""
+
+    tolerance: tuple[str, ...] = option(
+        "--tolerance",
+        default=(),
+        multiple=True,
+        metavar="[METRIC=]X",
+        help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]",
+    )
+    floor_us: float = option(
+        "--floor-us", default=0.0, type=FiniteRange(0, MONTH_S * 1e6), metavar="US", help="Ignore smaller differences."
+    )
+    alpha: float = option(
+        "--alpha",
+        default=0.05,
+        type=FiniteRange(0, 0.5, min_open=True),
+        metavar="P",
+        help="Chance of any false alarm in a comparison, all cases together. [0.05]",
+    )
+    min_launches: int = option(
+        "--min-launches",
+        default=5,
+        type=click.IntRange(2, MAX_LAUNCHES),
+        show_default=True,
+        help="No verdict below so many.",
+    )
+    dedicated: bool = option(
+        "--dedicated",
+        default=False,
+        is_flag=True,
+        help="The machine is yours alone: a baseline of another day may fail.",
+    )
+    allow_different: tuple[str, ...] = option(
+        "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare although this field differs."
+    )
+    strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 when a case is inconclusive.")
+
+    def terms(self) -> "Options":
+        """The terms of the comparison; a UserError where a tolerance or a field is not valid."""
+        from distbench.judge.launch_pairs import check_allowed
+        from distbench.statistics.verdicts import Options, tolerances_of
+
+        return Options(
+            tolerances=tolerances_of(self.tolerance),
+            allowed=check_allowed(self.allow_different),
+            floor_s=self.floor_us * 1e-6,
+            alpha=self.alpha,
+            min_launches=self.min_launches,
+            dedicated=self.dedicated,
+        )
+
+
+# For `gate --self-test`.
+
+
+DEFAULT_RUN = ("collectives", "--quick", "--passes", "8")
+NUM_PAIRS = (5, 10)
+NUM_COMPARISONS = 200
+SEED = 20260101
+
+
+def _self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
+    """Print the gate's rates of false alarms and of slowdowns found, on this machine.
+
+    Args:
+        paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
+    """
+    from distbench.judge.ab import check_run_arguments, launch_unchanged
+    from distbench.judge.gate_self_test import OURS, gate_rule, recorded, table
+
+    least, most = NUM_PAIRS
+    if num_launches < 2 * least:
+        raise UserError(f"--launches {num_launches} are too few: {least} pairs take {2 * least}")
+    if len(paths) == 1 and Path(paths[0]).is_dir():
+        folder = Path(paths[0])
+    else:
+        check_run_arguments(paths)
+        out = new_folder("self-test")
+        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
+    series, rules = recorded(folder), {OURS: partial(gate_rule, options=options)}
+    say(
+        f"Unchanged code in {folder}, taken as ab would have launched it, a coin for the order of each pair.\n"
+        "A slowdown is put into the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
+        "In percent of comparisons."
+    )
+    for num_pairs in NUM_PAIRS:
+        if series.num_starts(num_pairs):
+            say("\n" + table(series, num_pairs, NUM_COMPARISONS, SEED, rules))
+    if series.num_launches < 2 * most:
+        say(f"\n{most} pairs take {2 * most} launches; there are {series.num_launches}.")
+
+
+# Modes of gate, and the other options that each uses.
+USED_BY = {
+    "--update": ("--signature",),
+    "--signature": ("--format", "--write", "--github"),
+    "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
+}
+USAGE = "distbench gate BASELINE... vs CANDIDATE..."
+
+
+@click.command()
+@click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
+@options_of(VerdictOptions, "verdict")
+@options_of(OutputOptions, "output")
+@click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
+@click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
+@click.option("--self-test", "try_itself", is_flag=True, help="Try the gate on unchanged code here; see below.")
+@click.option(
+    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="With --self-test: so many."
+)
+@width_option
+@click.pass_context
+def gate(
+    ctx: click.Context,
+    paths: tuple[str, ...],
+    verdict: VerdictOptions,
+    output: OutputOptions,
+    signature: bool,
+    update: bool,
+    try_itself: bool,
+    launches: int,
+) -> None:
+    """Say whether CANDIDATE runs slower than BASELINE. One run file is one launch; give several a side.
+
+    Each side is folders, run files, quoted patterns, or stored baselines. Two paths are the two sides; more are told
+    apart by the word vs between them. Launches that took turns are compared in pairs; launches of two occasions can
+    only warn, unless the machine is --dedicated.
+
+    With --self-test the gate is tried on code that does not change: PATHS is a folder of run files of one revision, or,
+    after --, what distbench run is given (default: collectives --quick --passes 8). It prints how often the gate would
+    have called unchanged code slower, and how often it would have found slowdowns that are put into the samples.
+
+    The headline is PASS only where no undecided case was measured slower than the tolerance, else INCONCLUSIVE.
+
+    Exit code: 0 pass or inconclusive, 1 regression, 2 you can fix it, 3 inconclusive under --strict,
+    4 not comparable, missing, failed, or nothing measured, 70 an error of distbench itself.
+
+    \b
+    Examples:
+      distbench gate base/ new/
+      distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance p10=5%
+      distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
+      distbench gate --signature signatures/llama_2d.signature new.signature
+      distbench gate --self-test --launches 30 -- llama_2d --quick
+    """
+    if not paths and not try_itself:
+        raise UserError(f"gate compares two sides: {USAGE}")
+    modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
+    if mode := next((mode for mode, is_on in modes.items() if is_on), None):
+        used = (mode, *USED_BY[mode])
+        refuse_with(mode, *(name for name, word in given().items() if name != "paths" and word not in used))
+    elif "update" in given():
+        raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
+    elif "launches" in given():
+        raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
+    output.files()  # refused before anything is read
+    if signature:
+        ctx.exit(_gate_signatures(paths, update, output))
+    if try_itself:
+        _self_test(paths, launches, verdict.terms())
+        return
+    from distbench.judge import gate_text
+    from distbench.judge.gate import gate as judge
+    from distbench.records.launches import read_side
+
+    options, warnings = verdict.terms(), list[str]()
+    left, right = sides_of(paths)
+    gated = judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
+    output.show(lambda form: gate_text.FORMS[form](gated, verdict.strict))
+    ctx.exit(gated.exit_code(verdict.strict))
+
+
+def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions) -> int:
+    """Compare signatures or make the new ones the baseline; the exit code."""
+    from distbench.judge import communication_signature as signatures
+
+    if len(paths) != 2:
+        raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")
+    base, new = map(Path, paths)
+    if update:
+        say("\n".join(f"baseline: {path}" for path in signatures.update(base, new)) or "nothing to update")
+        return 0
+    comparison = signatures.compare(base, new)
+    output.show(lambda form: signatures.FORMS[form](comparison))
+    if comparison.exit_code:
+        say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
+    return comparison.exit_code
+
+
+def sides_of(paths: Sequence[str], usage: str = USAGE) -> tuple[list[Path], list[Path]]:
+    """Return the baseline's and the candidate's paths; a UserError where these are not clear, or match no file."""
+    has_word = "vs" in paths
+    if not has_word and len(paths) > 2:
+        unclear = f"{len(paths)} paths are given, and which are the candidate's is not clear"
+        raise UserError(f"{unclear}; write the word vs between the two sides: {usage}")
+    end = paths.index("vs") if has_word else 1
+    left, right = paths[:end], paths[end + has_word :]
+    if not left or not right or "vs" in right:
+        raise UserError(f"{usage.split()[1]} compares two sides: {usage}")
+    return expanded(left), expanded(right)
+
+
+@click.group(cls=WholeSentences)
+def baseline() -> None:
+    """Save, list and show stored baselines: one value a launch, small enough for git.
+
+    \b
+    Example:
+      distbench baseline save runs/
+    """
+
+
+@baseline.command()
+@click.argument("paths", nargs=-1, required=True, metavar="RUN...")
+@click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
+def save(paths: tuple[str, ...], out: Path) -> None:
+    """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
+
+    \b
+    Example:
+      distbench baseline save runs/ && git add results/baselines
+    """
+    from distbench.records.launches import read_side, save_baselines
+
+    warnings: list[str] = []
+    launches = read_side(expanded(paths), "baseline", warnings)
+    for path in save_baselines(launches, out):
+        say(f"baseline: {path}")
+    for warning in warnings:
+        say(f"distbench: {warning}", err=True)
+
+
+@baseline.command("list")
+@click.option("--runs", "out", type=PATH, default=Path("results"), help="Results folder to look in. [results]")
+@width_option
+def list_baselines(out: Path) -> None:
+    """List stored baselines.
+
+    \b
+    Example:
+      distbench baseline list
+    """
+    from distbench.records.launches import describe
+    from distbench.records.results_folder import BASELINES
+    from distbench.show import terminal
+    from distbench.show.blocks import Table
+
+    if rows := describe(out):
+        columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
+        optional = ("saved at", "commit", "cases")
+        say(terminal.text_of([Table(f"baselines under {out / BASELINES}:", columns, rows, optional=optional)]))
+    else:
+        say_lines([f"no baseline is under {out / BASELINES}; store one with distbench baseline save"])
+
+
+@baseline.command()
+@click.argument("file", type=PATH)
+@width_option
+def show(file: Path) -> None:
+    """Show one stored baseline: where it comes from, and each case's spread between launches.
+
+    \b
+    Example:
+      distbench baseline show results/baselines/ci-runner/llama_2d-dp_shard-2-tp-2-cpu.json
+    """
+    from distbench.judge.gate_text import baseline_page
+
+    say(baseline_page(file))

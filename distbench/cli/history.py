@@ -1,0 +1,57 @@
+"""The command `distbench history`."""
+
+from pathlib import Path
+
+import click
+
+from distbench.cli.options import (
+    PATH,
+    say,
+    scenario_names,
+    width_option,
+)
+from distbench.spec.errors import UserError
+
+
+@click.command()
+@click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
+@click.option("--runs", type=PATH, default=Path("results"), help="Folder of run files. [results]")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's series there.")
+@width_option
+def history(case: str, runs: Path, plots: Path | None) -> None:
+    """Show how cases' times went over launches and commits, and where their level changed.
+
+    CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp"; none means
+    every case. Only launches that may be compared with the newest one of their scenario are taken; those of a commit
+    are put together where commits took turns.
+
+    A level changes where one cut explains more of a case's scatter than launches in random order give, over all cases
+    of the scenario together (5 %); that penalty is printed. What all cases share is tested apart, since machines drift,
+    and takes 18 launches; so does a scenario of fewer than 5 cases. The last line is the distbench ab command that
+    decides whether the commit or the machine changed.
+
+    \b
+    Example:
+      distbench history "step/*llama_2d*" --runs results --plots plots
+    """
+    from distbench.judge.history import draw, series_of, text
+    from distbench.records.launches import read_side
+
+    warnings: list[str] = []
+    launches = read_side([runs], "--runs", warnings)
+    if not launches:
+        why = f" ({warnings[0]})" if warnings else ""
+        raise UserError(f"--runs {runs} holds no run file{why}; give a folder that distbench run wrote to")
+    series, notes = series_of(launches, case)
+    if not series:
+        case_ids = sorted({name for launch in launches for name in launch.cases})
+        scenarios = ", ".join(sorted({launch.scenario for launch in launches}))
+        cases = f"cases are e.g. {', '.join(case_ids[:3]) or 'none'}"
+        raise UserError(f"no measured case or scenario matches {case!r}; scenarios here are {scenarios}; {cases}")
+    say(text(series, [*notes, *warnings]))
+    if plots:
+        try:
+            for path in draw(series, plots):
+                say(f"drawn: {path}", err=True)
+        except OSError as error:
+            raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error

@@ -1,0 +1,148 @@
+"""The command `distbench simulate`."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distbench.cli import STARTED_AT
+from distbench.cli.options import (
+    PATH,
+    check_writable,
+    format_option,
+    make_folder,
+    mesh_option,
+    refuse_with,
+    say,
+    width_option,
+)
+from distbench.spec.errors import UserError
+from distbench.spec.mesh import mesh_size
+
+if TYPE_CHECKING:
+    from distbench.simulate.recording import Recording
+
+MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
+
+
+@click.command()
+@click.argument("scenario", required=False)
+@mesh_option("Mesh, of any size: no rank is started. Default: the scenario's own.")
+@click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="What it would run on.")
+@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
+@click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
+@click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ.")
+@click.option("--float8", metavar="MODULES", help="Their matmuls in float8, by a rule; patterns such as 'layers.*'.")
+@click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
+@click.option("--save", type=PATH, metavar="FILE", help="Keep the recording, to replay it later.")
+@click.option("--recording", type=PATH, metavar="FILE", help="Replay this one; record nothing.")
+@click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
+@click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
+@format_option("table", "markdown", "json")
+@width_option
+def simulate(
+    scenario: str | None,
+    mesh: dict[str, int] | None,
+    hardware: str,
+    choices: tuple[str, ...],
+    quick: bool,
+    ranks: str | None,
+    float8: str | None,
+    expandable_segments: bool,
+    save: Path | None,
+    recording: Path | None,
+    out: Path,
+    label: str,
+    form: str,
+) -> None:
+    """Say how long a step of SCENARIO would take on a machine that is not here, and how much memory it would need.
+
+    One rank's real step is recorded on tensors without values, then replayed by a clock and an allocator; no rank is
+    started, and no model is too large. docs/simulation.md says what is simulated, and how well.
+
+    It is written to a run file, whose rows say `simulated`: report, report --paths and --diff, compare and gate
+    --signature read it.
+
+    \b
+    Examples:
+      distbench simulate llama3_8b --mesh dp_shard=128 --set batch=256
+      distbench simulate llama3_70b --mesh dp_shard=32,tp=8 --float8 'layers.*' --save 70b.jsonl
+      distbench simulate --recording 70b.jsonl --hardware mine.json
+      distbench simulate llama_2d --rank 0,3
+    """
+    from distbench.simulate.compile_float8 import patterns_of
+    from distbench.simulate.hardware_file import load_hardware
+    from distbench.simulate.recording import load_recordings, save_recordings
+    from distbench.simulate.replay import Simulation, steps_of
+    from distbench.simulate.simulated_run import write_simulated_run
+
+    environment: dict[str, Any] = {}  # of a recording, whose commit and machine are not these
+    machine = load_hardware(hardware)
+    in_8 = patterns_of(float8, machine) if float8 is not None else ()
+    if (scenario is None) == (recording is None):
+        raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
+    if recording is not None:
+        refuse_with("--recording", "mesh", "choices", "quick", "ranks", "save")
+    make_folder(out, "--out")
+    if recording is not None:
+        recordings = load_recordings(recording)
+    else:
+        recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
+    simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
+    # Printed before it is written: a full disk must not cost a result that took minutes.
+    if form == "json":
+        click.echo(json.dumps([simulation.to_record() for simulation in simulations], indent=1))
+    else:
+        from distbench.show.terminal import shown
+        from distbench.simulate.simulation_text import blocks_of
+
+        say(shown([block for ranks_of_step in steps_of(simulations) for block in blocks_of(ranks_of_step)], form))
+    try:
+        if save is not None:
+            save_recordings(recordings, save)
+            say(f"recording: {save}", err=True)
+        say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
+    except OSError as error:
+        raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
+
+
+def _ranks(text: str | None) -> list[int] | None:
+    """The ranks of `--rank`; None for the usual ones."""
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(part.isdecimal() and len(part) < MAX_DIGITS for part in parts) or len(set(parts)) < len(parts):
+        raise UserError(f"--rank {text!r} names no ranks; give whole numbers from 0 on, each once, such as --rank 0,3")
+    if len(parts) > MAX_SIMULATED:
+        raise UserError(f"--rank names {len(parts)} ranks; give {MAX_SIMULATED} at most, for each is recorded alone")
+    return [int(part) for part in parts]
+
+
+def _recorded(
+    scenario: str,
+    mesh: dict[str, int] | None,
+    choices: tuple[str, ...],
+    quick: bool,
+    save: Path | None,
+    ranks: Sequence[int] | None,
+) -> "tuple[list[Recording], dict[str, Any]]":
+    """The recordings of a scenario's step, and the environment in which they were made."""
+    from distbench.launch import Request, jobs_of
+    from distbench.simulate.recording import record_steps
+
+    if save is not None:
+        check_writable(save, "--save")
+    request = Request((scenario,), choices, mesh, "cpu", quick, started_at=STARTED_AT, full_mesh=True, shapes_only=True)
+    jobs = jobs_of(request, None)
+    if len(jobs) > 1 or (save is not None and len(jobs[0].variants) > 1):
+        description = "a file of several scenarios" if len(jobs) > 1 else f"{len(jobs[0].variants)} variants"
+        raise UserError(f"{scenario} is {description}; choose one with FILE::NAME or --set NAME=VALUE")
+    world_size = mesh_size(jobs[0].mesh)
+    if beyond := [rank for rank in ranks or () if rank >= world_size]:
+        raise UserError(f"--rank {beyond[0]}: the mesh has ranks 0 to {world_size - 1}; give one of these")
+    ((recordings, left_out),) = record_steps(jobs, ranks=ranks)
+    for label, reason in left_out.items():
+        say(f"distbench: left out: {label}: {reason}", err=True)
+    return recordings, jobs[0].environment
