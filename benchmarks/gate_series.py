@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from distbench.judge.gate_self_test import ORIGIN, RecordedSeries
-from distbench.records.launches import Value, read_baseline
+from distbench.records.baselines import read_baseline
+from distbench.records.launches import Value
 
 
 @dataclass(frozen=True)

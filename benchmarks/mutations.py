@@ -230,7 +230,8 @@ def traces() -> list[str]:
 
 def baselines() -> list[str]:
     """A stored baseline of three launches."""
-    from distbench.records.launches import baseline_text, launch_of
+    from distbench.records.baselines import baseline_text
+    from distbench.records.launches import launch_of
     from distbench.records.run_file import read_run
 
     run = read_run(GOLDEN / "collectives.jsonl")

@@ -16,7 +16,7 @@ from distbench.ranks.case_protocol import CaseSpec, OpenedCase
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import blamed, one_line
 from distbench.ranks.measure import Stamp, no_stamp
-from distbench.records.nccl_tests import wire_bytes
+from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.run_file import Case
 from distbench.redistribute.expected_shards import Layout, dtensor_under, own_shard, parse_placement
 from distbench.redistribute.planners import check_planners, planning_switch

@@ -197,7 +197,7 @@ def gate(
         return
     from distbench.judge import gate_text
     from distbench.judge.gate import gate as judge
-    from distbench.records.launches import read_side
+    from distbench.records.baselines import read_side
 
     options, warnings = verdict.terms(), list[str]()
     left, right = sides_of(paths)
@@ -256,7 +256,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
     Example:
       distbench baseline save runs/ && git add results/baselines
     """
-    from distbench.records.launches import read_side, save_baselines
+    from distbench.records.baselines import read_side, save_baselines
 
     warnings: list[str] = []
     launches = read_side(expanded(paths), "baseline", warnings)
@@ -276,7 +276,7 @@ def list_baselines(out: Path) -> None:
     Example:
       distbench baseline list
     """
-    from distbench.records.launches import describe
+    from distbench.records.baselines import describe
     from distbench.records.results_folder import BASELINES
     from distbench.show import terminal
     from distbench.show.blocks import Table

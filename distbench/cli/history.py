@@ -35,7 +35,7 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
       distbench history "step/*llama_2d*" --runs results --plots plots
     """
     from distbench.judge.history import draw, series_of, text
-    from distbench.records.launches import read_side
+    from distbench.records.baselines import read_side
 
     warnings: list[str] = []
     launches = read_side([runs], "--runs", warnings)

@@ -17,7 +17,7 @@ from pathlib import Path
 from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.processes import start_supervised, stop_supervised
 from distbench.processes.signals import noted_stop, stopped_as_interrupt
-from distbench.records.launches import read_side
+from distbench.records.baselines import read_side
 from distbench.spec.errors import INTERRUPTED, UNFORESEEN, USER_ERROR, UserError
 from distbench.spec.printable_text import count_text
 from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Options

@@ -10,7 +10,8 @@ from pathlib import Path
 from statistics import geometric_mean, stdev
 
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
-from distbench.records.launches import Value, launches_of, load_baseline
+from distbench.records.baselines import launches_of, load_baseline
+from distbench.records.launches import Value
 from distbench.records.run_file import MUST_AGREE
 from distbench.show.blocks import Block, Heading, Lines, Rows, Table, capped, markdown_of
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml

@@ -21,7 +21,7 @@ from torch import nn
 from distbench.plans.training_step import SCHEDULE
 from distbench.ranks.context import RankContext, dtype_name
 from distbench.ranks.measure import Call
-from distbench.records.nccl_tests import wire_bytes
+from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.run_file import COMPUTING_COLUMNS, PHASE_COLUMNS, TRACE_COLUMNS
 from distbench.spec import ParallelPlan
 from distbench.spec.plan import ULYSSES

@@ -227,7 +227,7 @@ def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
     """Move this rank's folder beside rank 0's, where this host sees that; a sentence on the hosts that do not.
 
     A link stays in its old place, so that paths that are known already go on working: who started the rank takes it
-    away (`launch/rank_processes.py`). `hosts` has each rank's host, and `gather` gives every rank's value, in rank
+    away (`launch/watch_ranks.py`). `hosts` has each rank's host, and `gather` gives every rank's value, in rank
     order.
     """
     rank_logs = gather((job.log_dir, job.run_id))

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from distbench.records.nccl_tests import busbw_factor
+from distbench.records.bus_bandwidth import busbw_factor
 from distbench.records.run_file import Run
 from distbench.spec.mesh import format_mesh
 from distbench.statistics.intervals import Floats, counts_of, median, median_ci, summarise

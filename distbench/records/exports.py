@@ -110,7 +110,7 @@ def run_text(paths: Sequence[Path]) -> str:
 
 def _series_of(paths: Sequence[Path]) -> "tuple[Series, Launch]":
     """(scenario, case id) to the mean of each launch that measured it, seconds, in time order; and the last launch."""
-    from distbench.records.launches import read_side
+    from distbench.records.baselines import read_side
 
     launches = read_side(paths, "run", [])
     series: Series = {}

@@ -14,7 +14,7 @@ from distbench.planning.direct_exchange import Exchange, plan_exchange
 from distbench.planning.placement_states import NotHandled, State
 from distbench.planning.search import forget_prices
 from distbench.ranks.context import TORCH_DTYPES, RankContext
-from distbench.records.nccl_tests import busbw_factor
+from distbench.records.bus_bandwidth import busbw_factor
 from distbench.redistribute.direct import DirectRedistribution
 from distbench.spec import UserError
 from distbench.spec.placements import PLANNERS

@@ -7,8 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from distbench.records.bus_bandwidth import wire_bytes
 from distbench.records.machine import slug
-from distbench.records.nccl_tests import wire_bytes
 from distbench.records.run_file import (
     COMPUTING_COLUMNS,
     PHASE_COLUMNS,

@@ -11,7 +11,8 @@ from gate_runs import CASE, OTHER, case, launches, records, steady, taking_turns
 
 from distbench.judge.gate import CaseVerdict, Gated, gate
 from distbench.judge.launch_pairs import Pairing, difference_between
-from distbench.records.launches import read_side, tenth_percentile
+from distbench.records.baselines import read_side
+from distbench.records.launches import tenth_percentile
 from distbench.spec.errors import UserError
 from distbench.statistics.significance import Flipped, LogDifference, flip_tests, outlying_pairs
 from distbench.statistics.verdicts import METRICS, Options, share_of, tolerances_of

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from benchmarks.gate_history import drifting, reported
 from distbench.cli.main import main
 from distbench.judge.history import figure_of, series_of
-from distbench.records.launches import read_side
+from distbench.records.baselines import read_side
 from distbench.statistics.change_points import change_points
 
 

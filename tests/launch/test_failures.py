@@ -13,7 +13,7 @@ import pytest
 from conftest import DATA, run_files
 from processes import PATIENCE_S, Children, Ranks, slowness
 
-from distbench.launch.rank_processes import ask_for_stacks
+from distbench.launch.watch_ranks import ask_for_stacks
 from distbench.records.run_file import read_run
 
 MISDEEDS = f"{DATA / 'misdeeds.py'}::misdeeds"
@@ -151,7 +151,7 @@ def test_only_ranks_of_this_launch_are_asked_for_their_stacks(
     try:
         (tmp_path / "rank0.pid").write_text(str(own.pid))
         (tmp_path / "rank1.pid").write_text(str(stranger.pid))
-        monkeypatch.setattr("distbench.launch.rank_processes.STACKS_WAIT_S", 0.0)
+        monkeypatch.setattr("distbench.launch.watch_ranks.STACKS_WAIT_S", 0.0)
         ask_for_stacks(tmp_path, launcher=own.pid)
         assert own.wait(PATIENCE_S) == -signal.SIGUSR1
         with pytest.raises(subprocess.TimeoutExpired):
@@ -166,7 +166,7 @@ def test_a_rank_that_hangs_is_given_up_with_every_stack(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # What is forked is no child of what asks for its stacks; which processes are asked is tested above.
-    monkeypatch.setattr("distbench.launch.rank_processes._is_rank_of", lambda launcher, pid: True)
+    monkeypatch.setattr("distbench.launch.watch_ranks._is_rank_of", lambda launcher, pid: True)
     # Longer than the first step takes beside other tests: that is no progress either.
     timeout_s = max(4, round(3 * slowness()))
     given = ("--out", str(tmp_path), "--set", "misdeed=hang", "--timeout", str(timeout_s))
@@ -220,7 +220,7 @@ def test_a_rank_that_leaves_without_an_error_is_named(ranks: Ranks, tmp_path: Pa
 def test_a_log_that_grows_too_long_is_cut_with_a_warning(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("distbench.launch.rank_processes.MAX_LOG_BYTES", 1_500_000)
+    monkeypatch.setattr("distbench.launch.watch_ranks.MAX_LOG_BYTES", 1_500_000)
     given = (*SHORT, "--out", str(tmp_path), "--set", "misdeed=print", "--set", "case=3")
     done = ranks.run_here("run", MISDEEDS, *given)
     assert done.exit_code == 0, done.output

@@ -17,9 +17,10 @@ from test_relaunch import footer_in, job_in
 from distbench.launch import launch, run_job
 from distbench.launch import run_job as job_record
 from distbench.launch.display import Display, Plain, display_for
-from distbench.launch.rank_processes import Attempt, Cause, ask_for_stacks, cause_of, why_unwritable
+from distbench.launch.explain_failure import Cause, cause_of
 from distbench.launch.rendezvous import joined_ranks
 from distbench.launch.run_job import JobRecord
+from distbench.launch.watch_ranks import Attempt, ask_for_stacks, why_unwritable
 from distbench.processes.signals import STOPPING, Stop, noted_stop, stopped_as_interrupt
 from distbench.ranks.failure import report_failure
 from distbench.records.progress import FILE_NAME, ProgressReader, ProgressWriter
@@ -137,7 +138,7 @@ def test_an_empty_pid_file_as_a_full_disk_leaves_it_is_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "rank0.pid").touch()
-    monkeypatch.setattr("distbench.launch.rank_processes.STACKS_WAIT_S", 0.0)
+    monkeypatch.setattr("distbench.launch.watch_ranks.STACKS_WAIT_S", 0.0)
     ask_for_stacks(tmp_path, os.getpid())
 
 

@@ -12,7 +12,7 @@ from processes import Children
 
 from distbench.cli.main import main
 from distbench.judge.gate import gate
-from distbench.records.launches import read_baseline
+from distbench.records.baselines import read_baseline
 from distbench.records.nccl_tests import read_nccl_tests
 from distbench.records.run_file import read_run
 from distbench.spec.errors import UserError

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from distbench.records.nccl_tests import busbw_factor
+from distbench.records.bus_bandwidth import busbw_factor
 from distbench.records.run_file import SCHEMA_VERSION, Case, CaseResult, Environment, append, header_of, read_run
 from distbench.spec import UserError
 from distbench.statistics.intervals import median, median_ci, median_ci_ranks

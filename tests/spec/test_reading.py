@@ -7,7 +7,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from distbench.records.launches import read_side
+from distbench.records.baselines import read_side
 from distbench.records.results_folder import collect
 from distbench.records.run_file import read_run
 from distbench.spec.errors import UserError

@@ -1,0 +1,86 @@
+"""Why a launch ended as it did, from the files of the ranks and of their launcher."""
+
+import contextlib
+import re
+import signal
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from msgspec import Struct
+
+from distbench.spec import UserError
+from distbench.spec.errors import FAILURES
+from distbench.spec.job import LAUNCH_LOG
+from distbench.spec.json_decoder import Count, Date, Format, among, read_record
+from distbench.spec.printable_text import clean
+
+MAX_ERROR = 300  # characters
+
+
+class _Failure(Struct):
+    """What a rank writes as it fails; `at`: seconds since the epoch."""
+
+    kind: Annotated[str, among(FAILURES)]
+    message: str
+    rank: Count
+    at: Date
+
+
+@dataclass(frozen=True)
+class Cause:
+    """Why a launch failed, in one sentence, and the rank that failed first, where known.
+
+    `kind` is one of FAILURES, or "killed" or "hung"; the user can fix "user" and "storage".
+    """
+
+    kind: str
+    message: str
+    rank: int | None = None
+
+    @property
+    def user_can_fix(self) -> bool:
+        """Whether the user can fix it."""
+        return self.kind in ("user", "storage")
+
+
+def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
+    """Return the first failure of a launch whose launcher, or only rank, ended with a non-zero exit code.
+
+    Args:
+        log: what that process printed; by default the launcher's.
+    """
+    log = log or log_dir / LAUNCH_LOG
+    failures = []
+    for path in sorted(log_dir.glob("failure-rank*.json")):
+        with contextlib.suppress(UserError):  # a damaged file
+            failures.append(read_record(path, _Failure, Format("failure", "see the logs next to it")))
+    if failures:
+        first = min(failures, key=lambda failure: failure.at)
+        if first.kind != "raised":
+            return Cause(first.kind, first.message, first.rank)
+        traceback = log_dir / f"rank{first.rank}.log"
+        return Cause("raised", f"rank {first.rank} raised {first.message}; its traceback is in {traceback}", first.rank)
+    text = ""
+    with contextlib.suppress(OSError):
+        text = log.read_text(encoding="utf-8", errors="replace")
+    # The launcher names the first rank that failed.
+    if match := re.search(r"^rank (\d+) ended with exit code (-?\d+)$", text, re.MULTILINE):
+        rank = int(match[1])
+        return Cause(
+            "killed", f"rank {rank} {exit_text(int(match[2]))}; its log is {log_dir / f'rank{rank}.log'}", rank
+        )
+    errors = re.findall(r"^([\w.]*(?:Error|Exception)):\s*(.+)", text, re.MULTILINE)
+    last_error = f" ({clean(': '.join(errors[-1]))[:MAX_ERROR]})" if errors else ""
+    process = "the launcher" if log.name == LAUNCH_LOG else "the rank"
+    return Cause("killed", f"{process} {exit_text(exit_code)}{last_error}; see {log}")
+
+
+def exit_text(exit_code: int) -> str:
+    """Return how a process ended, such as `was killed by SIGKILL`; a negative code is a signal's."""
+    if exit_code >= 0:
+        return f"ended with exit code {exit_code}" + ("" if exit_code else " before all was done")
+    try:
+        return f"was killed by {signal.Signals(-exit_code).name}"
+    except ValueError:
+        return f"was killed by signal {-exit_code}"

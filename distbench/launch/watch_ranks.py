@@ -1,0 +1,280 @@
+"""One attempt of a job: start its ranks, follow them, and end them where they hang; folders of logs."""
+
+import contextlib
+import os
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distbench.launch.display import Display
+from distbench.launch.explain_failure import Cause, cause_of, exit_text
+from distbench.launch.rank_processes import RankProcesses
+from distbench.launch.rendezvous import Joined, Meeting
+from distbench.processes.signals import Stop
+from distbench.records.progress import FILE_NAME, ProgressReader
+from distbench.records.run_file import Case
+from distbench.spec import Job
+from distbench.spec.job import JOB_FILE
+
+POLL_S = 0.1
+STACKS_WAIT_S = 0.5
+PROBE_BYTES = 8192  # more than a rank needs to say why it failed
+MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # of each log
+
+
+# Folders of logs and results.
+
+
+def make_folders(job: Job) -> None:
+    """Make the folders of logs and of the run file, and write the job; an OSError where that cannot be."""
+    log_dir, folder = Path(job.log_dir), Path(job.run_file).parent
+    log_dir.mkdir(parents=True, exist_ok=True)
+    job.save(log_dir / JOB_FILE)
+    folder.mkdir(parents=True, exist_ok=True)
+    _try_to_write(folder)
+
+
+def why_unwritable(job: Job) -> str:
+    """Return one sentence on the folder that takes no more, full or gone; empty where both do."""
+    for folder in (Path(job.run_file).parent, Path(job.log_dir)):
+        try:
+            _try_to_write(folder)
+        except OSError as error:
+            return cannot_be_written(error, folder)
+    return ""
+
+
+def cannot_be_written(error: OSError, where: Path) -> str:
+    """Return one sentence; `where` is for an error that names no file, as a full disk's does not."""
+    return f"{error.filename or where} cannot be written: {error.strerror or error}"
+
+
+def _try_to_write(folder: Path) -> None:
+    probe = folder / f".probe{os.getpid()}"
+    try:
+        with probe.open("wb", buffering=0) as file:
+            if file.write(bytes(PROBE_BYTES)) < PROBE_BYTES:
+                file.write(b"\0")  # raises the reason
+            os.fsync(file.fileno())
+    finally:
+        probe.unlink(missing_ok=True)
+
+
+def moved_logs(job: Job) -> Path | None:
+    """Return the folder next to rank 0's to which this rank moved its logs; None where they were not moved.
+
+    The link that it left, and a folder of links, are removed.
+    """
+    log_dir = Path(job.log_dir)
+    if not log_dir.is_symlink():
+        return None
+    now = log_dir.resolve()
+    with contextlib.suppress(OSError):
+        log_dir.unlink()
+        log_dir.parent.rmdir()  # not before the last rank of this host
+    return now
+
+
+def _shorten_logs(log_dir: Path) -> dict[Path, int]:
+    """Cut each log that has grown beyond MAX_LOG_BYTES to its beginning; the bytes that were removed from each.
+
+    The ranks append, so that what they print next, such as a traceback, follows the beginning. A model that prints in
+    each step would fill the disk otherwise.
+    """
+    removed = {}
+    for path in log_dir.glob("*.log"):
+        with contextlib.suppress(OSError):
+            if (size := path.stat().st_size) > MAX_LOG_BYTES:
+                os.truncate(path, KEPT_LOG_BYTES)
+                removed[path] = size - KEPT_LOG_BYTES
+    return removed
+
+
+def too_long(cut_logs: Mapping[Path, int]) -> str:
+    """Return one sentence on logs that were cut; empty where none was."""
+    if not cut_logs:
+        return ""
+    longest = max(cut_logs, key=lambda path: cut_logs[path])
+    more = f" ({len(cut_logs)} logs were cut)" if len(cut_logs) > 1 else ""
+    problem = f"{longest} grew too long: {cut_logs[longest] / 1e6:,.0f} MB were taken out of it{more}"
+    return f"{problem}; print less in the model, as printing is a part of what was timed"
+
+
+# One attempt of a job.
+
+
+@dataclass
+class Attempt:
+    """One launch, and what its ranks reported.
+
+    Args:
+        status: "complete", "failed", "timeout" or "interrupted".
+        num_cases: of the whole job, None before the ranks counted them.
+        is_meeting: whether the reporting rank waits for the others.
+        pass_number: the pass that the running case was in.
+        spent_s: seconds of rank 0 by what they were spent on.
+        measuring_s: its seconds from when it opened the first case to when it closed the last one.
+        last_event_s: when the last event came, seconds, monotonic.
+        none_chosen: where the user's choice leaves no case: how many there are, and a few of their ids.
+        cut_logs: bytes that were removed from each log that grew too long.
+        has_left: whether all ranks of this job have ended well while their launch continues.
+    """
+
+    status: str = "complete"
+    cause: Cause = field(default_factory=lambda: Cause("", ""))
+    num_cases: int | None = None
+    is_meeting: bool = False
+    running: Case | None = None
+    pass_number: int = 0
+    num_by_status: Counter[str] = field(default_factory=Counter)
+    spent_s: dict[str, float] = field(default_factory=dict)
+    measuring_s: float = 0.0
+    last_event_s: float = field(default_factory=time.monotonic)
+    reached_end: bool = False
+    cut_logs: Counter[Path] = field(default_factory=Counter)
+    has_left: bool = False
+    none_chosen: tuple[int, list[str]] | None = None
+
+    @property
+    def lost_case(self) -> Case | None:
+        """The case that broke the launch, where one did: not the user, the storage, or a failure outside of cases."""
+        broke = self.status in ("failed", "timeout") and not self.cause.user_can_fix
+        return self.running if broke else None
+
+    def note(self, event: dict[str, Any]) -> None:
+        """Take in one event."""
+        self.last_event_s = time.monotonic()
+        self.spent_s = event.get("spent_s", self.spent_s)
+        self.measuring_s = event.get("measuring_s", self.measuring_s)
+        self.is_meeting = event["event"] == "meeting"
+        match event["event"]:
+            case "none_chosen":
+                self.none_chosen = event["num_cases"], event["ids"]
+            case "plan":
+                self.num_cases = event["num_cases"]
+            case "case":
+                self.running = Case(event["id"], event["kind"], event["params"])
+                self.pass_number = event.get("number", 0)
+            case "done":
+                self.running = None
+                self.num_by_status[event["status"]] += 1
+            case "turn":
+                self.running = None
+            case "end":
+                self.reached_end = True
+            case "left":
+                self.has_left = True
+
+
+def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Attempt:
+    """Have the ranks run a job and follow them to its end.
+
+    After that no process continues but those of a launch whose ranks wait for their next job. `stop` says that the user
+    wants an end; the job's log folder holds `job.json` and nothing of another launch.
+
+    Raises:
+        UserError: this machine starts no more processes.
+        OSError: the log folder cannot be written.
+    """
+    log_dir = Path(job.log_dir)
+    ranks.begin(job)
+    with contextlib.closing(ProgressReader(log_dir / FILE_NAME)) as reader:
+        this_attempt = Attempt("")
+        try:
+            this_attempt.status = _follow(ranks, reader, this_attempt, display, job, stop)
+            # On a full disk ranks can report neither progress nor why they failed.
+            why = why_unwritable(job) if this_attempt.status in ("timeout", "failed") else ""
+            if this_attempt.status == "timeout":
+                ask_for_stacks(log_dir, ranks.pid)
+            if why:
+                this_attempt.cause = Cause("storage", why)
+            elif this_attempt.status == "timeout":
+                this_attempt.cause = Cause("hung", _why_hung(job, ranks.joined, this_attempt))
+            elif this_attempt.status == "failed":
+                this_attempt.cause = cause_of(log_dir, ranks.exit_code or 0, ranks.log)
+            elif this_attempt.status == "interrupted":
+                this_attempt.cause = Cause("", "interrupted")
+        finally:
+            if not (this_attempt.status == "complete" and ranks.are_kept):
+                ranks.stop()
+        this_attempt.cut_logs.update(_shorten_logs(log_dir))
+        # Events between the last look and the end say which case was running.
+        _take_in(reader, this_attempt, display)
+    if this_attempt.status == "complete" and not this_attempt.reached_end:
+        # A scenario that ends its process with exit code 0 must not pass as complete.
+        ranks.stop()
+        rank = ranks.joined.rank if ranks.joined else None
+        processes = "the ranks" if rank is None else f"rank {rank}"
+        message = f"{processes} {exit_text(0)}; see the logs in {log_dir}"
+        this_attempt.status, this_attempt.cause = "failed", Cause("killed", message, rank)
+    return this_attempt
+
+
+def _take_in(reader: ProgressReader, attempt: Attempt, display: Display) -> None:
+    for event in reader.news():
+        attempt.note(event)
+        display.event(event)
+
+
+def _follow(
+    ranks: RankProcesses, reader: ProgressReader, attempt: Attempt, display: Display, job: Job, stop: Stop
+) -> str:
+    meeting, launcher = Meeting(ranks.joined), os.getppid()
+    while True:
+        exit_code = ranks.exit_code
+        _take_in(reader, attempt, display)
+        attempt.cut_logs.update(_shorten_logs(Path(job.log_dir)))
+        if exit_code is not None:
+            return "complete" if exit_code == 0 else "failed"
+        if ranks.are_kept and attempt.has_left:
+            return "complete"
+        # A launcher that is gone, with its host's last message or by a kill, can end no rank any more.
+        if stop.asked or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
+            return "interrupted"
+        silent_s = time.monotonic() - attempt.last_event_s
+        if attempt.is_meeting:
+            meeting.waited(silent_s)
+        if silent_s > job.timeout_s:
+            return "timeout"
+        time.sleep(POLL_S)
+
+
+def _why_hung(job: Job, joined: Joined | None, attempt: Attempt) -> str:
+    if joined and attempt.is_meeting:
+        problem = f"rank {joined.rank} waited {job.timeout_s:g} s at {joined.address} for the other ranks"
+        return f"{problem}, in vain; start all {joined.world_size} with the same MASTER_ADDR and MASTER_PORT"
+    if attempt.reached_end:
+        return f"the launch did not end for {job.timeout_s:g} s after its last case; its logs are in {job.log_dir}"
+    between = "set-up" if attempt.num_cases is None else "the launch"
+    hung = f"case {attempt.running.id}" if attempt.running else between
+    return f"{hung} made no progress for {job.timeout_s:g} s; each rank's stack is in {job.log_dir}"
+
+
+def ask_for_stacks(log_dir: Path, launcher: int) -> None:
+    """Have every rank that still runs write its stacks to its log.
+
+    Args:
+        launcher: the pid of the process that started them, or of the only rank.
+    """
+    for path in log_dir.glob("rank*.pid"):
+        # A full disk leaves a pid's file empty.
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.read_text())
+            if _is_rank_of(launcher, pid):
+                os.kill(pid, signal.SIGUSR1)
+    time.sleep(STACKS_WAIT_S)
+
+
+def _is_rank_of(launcher: int, pid: int) -> bool:
+    """Whether a process is our child or descends from it; the pid of a rank that ended may be of any process by now."""
+    while pid not in (launcher, 0):
+        try:
+            # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            return False
+    return pid == launcher

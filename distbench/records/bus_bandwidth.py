@@ -1,0 +1,28 @@
+"""Bus bandwidth and bytes on the wire of a collective, as nccl-tests define them."""
+
+
+def busbw_factor(op: str, group_size: int) -> float:
+    """The factor from algbw = S/t to busbw, as nccl-tests' PERFORMANCE.md derives it.
+
+    Args:
+        op: one of COLLECTIVE_OPS or "send_recv", else ValueError.
+        group_size: of the group that ran it.
+    """
+    n = group_size
+    if op == "all_reduce":
+        return 2 * (n - 1) / n
+    if op in ("all_gather", "reduce_scatter", "all_to_all"):
+        return (n - 1) / n
+    if op in ("broadcast", "send_recv"):
+        return 1.0
+    raise ValueError(f"no busbw factor is known for {op!r}")
+
+
+def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int | None:
+    """Bytes that one rank must send, by the algorithm's own count; None where nccl-tests has no count of `kind`."""
+    if kind in ("send", "recv"):
+        return payload_bytes if kind == "send" else 0
+    try:
+        return round(payload_bytes * busbw_factor(kind, group_size))
+    except ValueError:
+        return None
