@@ -1,25 +1,30 @@
 #!/usr/bin/env bash
-# One script for everything. `./run.sh help` lists what it does; CI calls `check` and `test`.
+# One script for everything. `./run.sh help` lists its commands; CI runs `check`, `signatures` and `test`.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")"
 
 venv=.venv
 python=$venv/bin/python
-# Images for containers often set it: every process that is started here would compile all that it imports anew.
+stamp=$venv/.installed # the installed extras of pyproject.toml, one per line
+# Container images often set this variable. It would make every process compile the modules it imports again.
 unset PYTHONDONTWRITEBYTECODE
 
 usage() {
     cat <<'TEXT'
-./run.sh             set up, run the shipped scenarios in their quick sizes, print the summary, write results/report.html
-./run.sh test        set up and run the tests, three at a time (further words go to pytest; --fast: none that starts a process)
-./run.sh gpu-tests   set up and run the tests that need one accelerator or several; what passed is in build/gpu-tests.md
-./run.sh torches     set up and try other torch versions: doctor --deep, the fast tests, some of ranks (VERSION... or newest or all; by default the oldest and the newest)
-./run.sh check       set up and check format, lint and types
-./run.sh signatures  set up and hold what the shipped scenarios communicate against signatures/ (--update rewrites that)
-./run.sh bench       set up, run the project's own benchmarks and print the table of promises (NAME...; --quick: no long ones)
-./run.sh docs        set up and build the documentation site into build/site
-./run.sh screens     set up, run what docs/screens.md shows, and draw it anew (NAME...)
-./run.sh ANYTHING    set up and run `distbench ANYTHING`
+./run.sh             run shipped scenarios in quick sizes, print a summary and write results/report.html
+./run.sh test        run the tests in three processes (more words go to pytest; --fast: only tests that start no process)
+./run.sh gpu-tests   run the tests that need one or more accelerators; the passed tests are listed in build/gpu-tests.md
+./run.sh torches     test other torch versions: doctor --deep, the fast tests, some tests with ranks
+                     (VERSION..., newest or all; default: the oldest and the newest)
+./run.sh check       check format, lint, types and prose
+./run.sh signatures  compare the communication of the shipped scenarios with signatures/ (--update rewrites signatures/)
+./run.sh bench       run the project's own benchmarks and print the table of guarantees (NAME...; --quick: no long ones)
+./run.sh docs        build the documentation site into build/site
+./run.sh screens     run the commands of docs/screens.md and draw their screens (NAME...)
+./run.sh ANYTHING    run `distbench ANYTHING`
+
+Each command first installs what it needs into .venv, once. Running needs torch and a few packages; test, check, docs and
+bench add their own packages.
 TEXT
 }
 
@@ -28,56 +33,114 @@ fail() {
     exit "${2:-2}"
 }
 
-# Called as a command of its own, never before `&&` or `||`: bash would go on after a step that failed. Each step is
-# repeated by the next call until it has worked: what is there already is kept.
+# Prints the extras of pyproject.toml that a command needs in addition to the package itself.
+extras_of() {
+    case "$1" in
+        test | gpu-tests | torches) echo test docs hf torchx ;;
+        check) echo check ;;
+        docs) echo docs ;;
+        bench | screens) echo test hf ;;
+    esac
+}
+
+# Call set_up as a command of its own, never before `&&` or `||`: bash would continue after a failed step. The next call
+# repeats an unfinished step and keeps finished ones.
 set_up() {
-    local again="run the same command again, it goes on from there"
-    if [ -x "$python" ] && [ "$venv/.installed" -nt pyproject.toml ] && [ "$venv/.installed" -nt constraints.txt ]; then
+    local again="run the same command again; finished steps are kept" extra wanted="" missing="" begun=$SECONDS
+    if [ -e "$stamp" ]; then wanted=$(tr '\n' ' ' <"$stamp"); fi
+    for extra in $(extras_of "${1-}"); do
+        [[ " $wanted " == *" $extra "* ]] || missing+=" $extra"
+    done
+    # Changed requirements: everything that is installed is brought up to date.
+    if [ ! -x "$python" ] || [ ! "$stamp" -nt pyproject.toml ] || [ ! "$stamp" -nt constraints.txt ]; then
+        missing="$wanted$missing"
+    elif [ -z "$missing" ]; then
         return
     fi
+    local steps=2 step=0
+    [ -x "$python" ] || steps=3
     if [ ! -x "$python" ]; then
         command -v python3 >/dev/null || fail "there is no python3 here; install Python 3.11 or newer"
         python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
             fail "python3 is older than 3.11; install Python 3.11 or newer"
-        echo "run.sh: making $venv" >&2
+        announce "virtual environment $venv"
         python3 -m venv "$venv" ||
-            fail "python3 could not make the virtual environment $venv: see above (Debian and Ubuntu have what it needs in python3-venv); then $again"
+            fail "python3 could not make the virtual environment $venv (see above; on Debian and Ubuntu, install python3-venv); then $again"
     fi
     if ! "$python" -m pip --version >/dev/null 2>&1; then
         "$python" -m ensurepip --upgrade >/dev/null ||
-            fail "$venv has no pip, and Python here cannot bring one: see above (Debian and Ubuntu have it in python3-venv); delete $venv, then $again"
+            fail "$venv has no pip, and this Python cannot install it (see above; on Debian and Ubuntu, install python3-venv); delete $venv, then $again"
     fi
-    echo "run.sh: installing (a few minutes the first time)" >&2
+    missing=$(echo $missing)
+    announce "torch 2.13.0 (the longest step: up to a few minutes on a slow network)"
     pip_install "torch==2.13.0"
-    pip_install --editable '.[test,check,docs,hf,torchx]'
-    touch "$venv/.installed" || fail "$venv cannot be written: see above; make room, then $again"
+    announce "distbench and its packages${missing:+, with those of ${missing// /, }}"
+    pip_install --editable ".${missing:+[${missing// /,}]}"
+    { printf '%s\n' $wanted $missing | sort -u | sed '/^$/d' >"$stamp"; } 2>/dev/null ||
+        fail "$stamp cannot be written; free some space, then $again"
+    echo "run.sh: set-up finished after $((SECONDS - begun)) s" >&2
 }
 
+announce() {
+    step=$((step + 1))
+    echo "run.sh: set-up, step $step of $steps, $((SECONDS - begun)) s: $1" >&2
+}
+
+# Installs without compiling: Python compiles the modules that are imported, which are a fifth of what is installed.
 pip_install() {
-    "$python" -m pip install --quiet --disable-pip-version-check --constraint constraints.txt "$@" ||
-        fail "pip could not install ${*: -1}: see above for why (a network, an index that cannot be reached, a full disk); then $again"
+    "$python" -m pip install --no-compile --disable-pip-version-check --constraint constraints.txt "$@" | show_packages ||
+        fail "pip could not install ${*: -1} (see above for the reason: network, unreachable index, full disk); then $again"
 }
 
-# Every scenario but the one that `distbench calibrate` runs (it feeds a profile, and has no table of its own) and the
-# laboratory (it records what torch gets wrong, and so never ends with 0; what it tries depends on the profile here),
-# models at their real size, which no CPU runs, and links, which are a matter of a cluster.
-# Further words are tags to leave out, too.
+# Reduces pip's output to one line, which a terminal rewrites: how many packages were found, which one is loaded.
+show_packages() {
+    local verb rest count=0 line
+    while read -r verb rest; do
+        case "$verb" in
+            Collecting) line="$((count += 1)) packages found: $rest" ;;
+            Downloading) line="$count packages found, downloading ${rest##*/}" ;;
+            Installing) line="writing $(wc -w <<<"${rest#*: }") packages" ;;
+            *) continue ;;
+        esac
+        if [ -t 2 ]; then printf '\r\033[K  %.76s' "$line" >&2; fi
+    done
+    if [ -t 2 ]; then printf '\r\033[K' >&2; fi
+}
+
+# Prints the names of the shipped scenarios without those of `distbench calibrate` (no table of their own), the planner
+# study (it records errors of torch, so its exit code is never 0), models of real size (too large for a CPU) and links
+# (for clusters). Further words are more tags to leave out.
 shipped() {
     "$python" -m distbench list --format json | "$python" -c \
         'import json, sys; [print(row["name"]) for row in json.load(sys.stdin) if not {"calibrate", "laboratory", "links", "real-size", *sys.argv[1:]} & set(row["tags"])]' "$@"
 }
 
+# Prints one number within seconds: the summary of all scenarios comes a minute or two later.
+first_result() {
+    "$python" -c '
+import distbench
+
+case = distbench.run("llama_2d", quick=True, quiet=True, budget=1).frame.iloc[0]
+if case["median_s"] > 0:
+    time_ms = 1e3 * case["median_s"]
+    print(f"First result: {time_ms:.3g} ms per step of llama_2d ({case.mesh}, {case.backend}). All scenarios follow.")
+'
+}
+
 quick_start() {
     local code=0 list page=results/report.html
-    # Those tagged so are for a second look: the first one shall take little more than two minutes.
+    # The tag "further" marks scenarios for a second look: the first look must take about two minutes.
     list=$(shipped further)
     mapfile -t names <<<"$list"
     rm -f "$page"
-    # Of FSDP2's knobs as many as eight passes of fit the budget of a quick run; `distbench run fsdp_knobs` has them all.
+    echo "run.sh: measuring; the summary is there in about two minutes" >&2
+    # Its errors are not printed: the run below reports them.
+    first_result 2>/dev/null || [ "$?" != 130 ] || return 130
+    # As many options of FSDP2 as the budget of a quick run has eight passes for; `distbench run fsdp_knobs` runs all.
     local knobs=plain,keep,reshard_to_2,hybrid,bf16_params,columns,prefetch_2,accumulate,accumulate_synced,gather_bf16
-    # Ulysses and compiling are for a second look, too: compiling takes ten times as long as what it is timed for.
+    # Also for a second look: Ulysses, small redistributions, and compiling, which takes ten times as long as its step.
     "$python" -m distbench run "${names[@]}" --quick --set "knob=$knobs" --set compile_backend=none \
-        -k "not rotate=ulysses" || code=$?
+        -k "not rotate=ulysses and not f32[64,64]" || code=$?
     "$python" -m distbench report --page "$page" >/dev/null || code=$((code ? code : $?))
     [ ! -e "$page" ] || echo "page: $page"
     return "$code"
@@ -93,10 +156,10 @@ signatures() {
 }
 
 tests() {
-    # Tests of real launches wait for a part of their time: three processes have work for two CPUs. Fast ones never wait.
+    # Tests of real launches wait for part of their time, so three processes keep two CPUs busy. Fast tests never wait.
     local processes=3
     [[ " $* " != *" --fast "* ]] || processes=2
-    # numpy's own threads would wait for one another, spinning: pytest's processes have the CPUs already.
+    # pytest's processes already use the CPUs; threads of numpy would only spin while they wait for each other.
     OPENBLAS_NUM_THREADS=1 exec "$python" -m pytest --numprocesses "$processes" --dist loadfile --no-loadscope-reorder "$@"
 }
 
@@ -104,7 +167,7 @@ if [ "${1-}" = help ]; then
     usage
     exit
 fi
-set_up
+set_up "${1-}"
 case "${1-}" in
     "") quick_start ;;
     test) tests "${@:2}" ;;

@@ -12,7 +12,7 @@ from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
     mesh={"dp_shard": 4},
     axes={"reshard_after_forward": (True, False)},
     quick={"dim": 128, "hidden": 512, "num_layers": 2, "sequence": 64},
-    tags=("fsdp",),
+    tags=("fsdp", "further"),
 )
 def fsdp_stack(
     *,

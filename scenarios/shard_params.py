@@ -36,7 +36,7 @@ def dtensors_inside(model: nn.Module, mesh: Any) -> nn.Module:
     mesh={"cp": 2, "tp": 2},
     axes={"layout": ("rows", "rows_of_both", "rows_then_columns", "rows_of_rows")},
     quick={"dim": 128, "hidden": 512, "sequence": 64},
-    tags=("tp",),
+    tags=("tp", "further"),
 )
 def shard_params(
     *, dim: int = 512, hidden: int = 2048, batch: int = 4, sequence: int = 256, layout: str = "rows"

@@ -10,7 +10,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 from distbench.spec import ParallelPlan, Scenario, scenario
 
 
-@scenario(mesh={"tp": 4}, quick={"dim": 256, "sequence": 128}, tags=("tp", "attention"))
+@scenario(mesh={"tp": 4}, quick={"dim": 256, "sequence": 128}, tags=("tp", "attention", "further"))
 def tp_attention(*, dim: int = 1024, num_heads: int = 16, batch: int = 2, sequence: int = 512) -> Scenario:
     """Causal attention with its heads split by Colwise projections and joined by a Rowwise one."""
     plan = {"w[qkv]": ColwiseParallel(), "wo": RowwiseParallel()}
