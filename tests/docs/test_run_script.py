@@ -1,19 +1,21 @@
-"""run.sh where setting up fails: one sentence, a non-zero exit, and the next call goes on from there.
+"""run.sh: what each command installs, and set-up that fails with one sentence and continues in the next call.
 
-Python and pip are stand-ins that do and refuse what a test asks for; that they are called with what a real pip takes is
-what every clone tries.
+Stand-ins replace Python and pip: they write down their arguments, and fail where a test says so. Every new clone tries
+the same arguments with a real pip.
 """
 
 import os
+import re
 import shutil
 import subprocess
+import tomllib
 from pathlib import Path
 
 import pytest
 from conftest import ROOT
 from processes import Children
 
-# What stands for python3 and for the environment's python. FAULT names what fails; calls are written to calls.txt.
+# Replaces python3 and the environment's python. FAULT names the failing steps; arguments are appended to calls.txt.
 STAND_IN = """#!/bin/bash
 echo "$*" >> "$CALLS"
 case "$* $FAULT" in
@@ -36,7 +38,7 @@ esac
 
 
 class Clone:
-    """A clone with run.sh and stand-ins for what it calls."""
+    """A clone with run.sh, and stand-ins for the programs that run.sh calls."""
 
     def __init__(self, children: Children, folder: Path) -> None:
         self.folder = folder / "a clone"
@@ -51,13 +53,13 @@ class Clone:
         self._children, self._calls = children, folder / "calls.txt"
 
     def run(self, *words: str, fault: str = "", path: str | None = None) -> subprocess.CompletedProcess[str]:
-        """`./run.sh WORDS` while FAULT is so."""
+        """Run `./run.sh WORDS`; FAULT names the steps that fail."""
         path = path or f"{self.stand_in.parent}:{os.environ['PATH']}"
         variables = {"PATH": path, "FAULT": fault, "CALLS": str(self._calls), "STAND_IN": str(self.stand_in)}
         return self._children.run("/bin/bash", self.folder / "run.sh", *words, variables=variables, cwd=self.folder)
 
     def calls(self) -> list[str]:
-        """What was called since the last time that somebody asked."""
+        """Return the commands since the last call of this method."""
         lines = self._calls.read_text().splitlines() if self._calls.exists() else []
         self._calls.unlink(missing_ok=True)
         return lines
@@ -75,7 +77,7 @@ def clone(children: Children, tmp_path: Path) -> Clone:
         ("no-venv", "run.sh: python3 could not make the virtual environment .venv"),
         ("no-pip no-ensurepip", "run.sh: .venv has no pip"),
         ("no-network", "run.sh: pip could not install torch==2.13.0"),
-        ("full", "run.sh: pip could not install .[test,check,docs,hf,torchx]"),
+        ("full", "run.sh: pip could not install ."),
     ],
 )
 @pytest.mark.parametrize("words", [("list",), ("test",), ("check",), ()])
@@ -96,6 +98,51 @@ def test_what_is_set_up_is_not_set_up_again(clone: Clone) -> None:
     clone.calls()
     assert clone.run("list").returncode == 0
     assert clone.calls() == ["-m distbench list"]
+
+
+EXTRAS = {
+    (): "",
+    ("list",): "",
+    ("signatures",): "",
+    ("test", "--fast"): "[test,docs,hf,torchx]",
+    ("gpu-tests",): "[test,docs,hf,torchx]",
+    ("torches", "newest"): "[test,docs,hf,torchx]",
+    ("check",): "[check]",
+    ("docs",): "[docs]",
+    ("bench", "check"): "[test,hf]",
+}
+
+
+@pytest.mark.parametrize("words", EXTRAS)
+def test_a_command_installs_only_what_it_needs(clone: Clone, words: tuple[str, ...]) -> None:
+    done = clone.run(*words)
+    installed = [call.split()[-1] for call in clone.calls() if "pip install" in call]
+    assert installed == ["torch==2.13.0", f".{EXTRAS[words]}"]
+    steps = re.findall(r"set-up, step (\d) of (\d), \d+ s: (.+)", done.stderr)
+    assert [(step, of) for step, of, _ in steps] == [("1", "3"), ("2", "3"), ("3", "3")]
+    assert "set-up finished after" in done.stderr
+
+
+def test_a_command_adds_its_packages_to_those_that_are_there(clone: Clone) -> None:
+    clone.run("list")
+    clone.run("docs")
+    clone.calls()
+    clone.run("check")
+    assert [call.split()[-1] for call in clone.calls() if "pip install" in call] == ["torch==2.13.0", ".[check]"]
+    clone.run("docs")
+    clone.run("check")
+    assert not [call for call in clone.calls() if "pip install" in call]
+    # Changed requirements bring everything up to date that was installed for some command.
+    os.utime(clone.folder / "pyproject.toml")
+    os.utime(clone.folder / ".venv" / ".installed", (1.5e9, 1.5e9))
+    clone.run("list")
+    assert clone.calls()[-2].endswith(" .[check,docs]")
+
+
+def test_every_extra_that_it_installs_is_declared() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    installed = {extra for extras in EXTRAS.values() for extra in re.findall(r"\w+", extras)}
+    assert installed == set(declared)
 
 
 def test_an_environment_without_pip_is_given_one(clone: Clone) -> None:
@@ -133,3 +180,24 @@ def test_the_quick_start_ends_with_the_summary_of_its_run_and_the_path_of_a_page
 def test_help_sets_nothing_up(clone: Clone) -> None:
     assert "./run.sh test" in clone.run("help").stdout
     assert not clone.calls()
+
+
+def test_every_command_of_ci_starts_the_program_that_it_names(clone: Clone) -> None:
+    """The arguments of each `./run.sh` in workflows and in .ci/run, with stand-ins for what it starts."""
+    files = [*(ROOT / ".github" / "workflows").glob("*.yml"), ROOT / ".ci" / "run"]
+    commands = {
+        tuple(line.split())
+        for path in files
+        for line in re.findall(r"(?:run:|^) *\./run\.sh (.+?)(?: \|\|.*)?$", path.read_text(), re.MULTILINE)
+    }
+    assert {words[0] for words in commands} == {"check", "docs", "signatures", "test", "torches"}
+    for name in ("ruff", "mypy"):
+        tool = clone.folder / ".venv" / "bin" / name
+        tool.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(clone.stand_in, tool)
+    for words in commands:
+        words = ("torches", "2.11.0") if "matrix" in " ".join(words) else words
+        done = clone.run(*words)
+        assert done.returncode == 0, (words, done.stderr)
+        last = {"check": "", "docs": "mkdocs build", "signatures": "gate --signature", "test": "-m pytest"}
+        assert last.get(words[0], "tests/torches.py") in clone.calls()[-1]
