@@ -173,7 +173,12 @@ case "${1-}" in
     test) tests "${@:2}" ;;
     gpu-tests) exec "$python" tests/gpu_tests.py "${@:2}" ;;
     torches) exec "$python" tests/torches.py "${@:2}" ;;
-    check) "$venv/bin/ruff" format --check . && "$venv/bin/ruff" check . && exec "$venv/bin/mypy" ;;
+    check)
+        "$venv/bin/ruff" format --check .
+        "$venv/bin/ruff" check .
+        "$python" -m benchmarks.prose
+        exec "$venv/bin/mypy"
+        ;;
     signatures) signatures "${@:2}" ;;
     docs) NO_MKDOCS_2_WARNING=1 exec "$python" -m mkdocs build --quiet ;;
     bench) exec "$python" -m benchmarks "${@:2}" ;;
