@@ -73,7 +73,7 @@ RULES = (
         r"\b(?:that|which|it|message|error|line|row|table|and) names (?:the|an?|it|its|each|every|both)\b",
         "shows",
     ),
-    _rule("W4", r"\b(?:is|are|was|were|be) (?-i:none)\b", "is not a valid X, no X, missing"),
+    _rule("W4", r"(?<!there\s)\b(?:is|are|was|were|be) (?-i:none)\b", "is not a valid X, no X, missing"),
     _rule(
         "W4",
         r"(?<!there\s)(?<!here\s)\b(?:is|are) no (?!longer|more|less|better|worse|later|earlier|larger|smaller)[a-z-]+",

@@ -21,7 +21,7 @@ from benchmarks.prose import Finding, findings_of_text, lowered, over_budget, pr
         ("W3", "a rank that was told its device", "told", None),
         ("W3", "the message names the module", "message names the", None),
         ("W4", "MASTER_PORT is no port", "is no port", None),
-        ("W4", "where there are none", "are none", None),
+        ("W4", "the files are none", "are none", None),
         ("W5", "drawn anew", "anew", None),
         ("W5", "losses are held against one device", "held against", None),
         ("W5", "the next call goes on", "goes on", None),
