@@ -57,8 +57,9 @@ set_up() {
     elif [ -z "$missing" ]; then
         return
     fi
-    local steps=2 step=0
-    [ -x "$python" ] || steps=3
+    local steps=1 step=0 has_torch=
+    [ -x "$python" ] || steps=2
+    if compgen -G "$venv/lib/python3*/site-packages/torch-2.13.0*" >/dev/null; then has_torch=true; else steps=$((steps + 1)); fi
     if [ ! -x "$python" ]; then
         command -v python3 >/dev/null || fail "there is no python3 here; install Python 3.11 or newer"
         python3 -c 'import sys; sys.exit(sys.version_info < (3, 11))' ||
@@ -72,8 +73,10 @@ set_up() {
             fail "$venv has no pip, and this Python cannot install it (see above; on Debian and Ubuntu, install python3-venv); delete $venv, then $again"
     fi
     missing=$(echo $missing)
-    announce "torch 2.13.0 (the longest step: up to a few minutes on a slow network)"
-    pip_install "torch==2.13.0"
+    if [ -z "$has_torch" ]; then
+        announce "torch 2.13.0 (the longest step: up to a few minutes on a slow network)"
+        pip_install "torch==2.13.0"
+    fi
     announce "distbench and its packages${missing:+, with those of ${missing// /, }}"
     pip_install --editable ".${missing:+[${missing// /,}]}"
     { printf '%s\n' $wanted $missing | sort -u | sed '/^$/d' >"$stamp"; } 2>/dev/null ||
