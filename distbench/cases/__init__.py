@@ -12,6 +12,7 @@ from distbench.cases.user_call import call_cases
 from distbench.ranks.case_protocol import CaseSpec
 from distbench.ranks.context import RankContext
 from distbench.spec import Scenario
+from distbench.spec.plugins import load_plugin
 
 
 def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
@@ -25,3 +26,5 @@ def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[C
     yield from compute_cases(scenario, context)
     yield from step_cases(scenario, label, context)
     yield from call_cases(scenario, label, context)
+    for kind, declared in scenario.plugins.items():
+        yield from load_plugin("cases", kind)(declared, label, context)

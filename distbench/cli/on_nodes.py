@@ -2,16 +2,17 @@
 
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from distbench.cli.options import option, say
+from distbench.cli.options import PluginChoice, option, say
 from distbench.spec.devices import ANY_ACCELERATOR
 from distbench.spec.errors import UserError
+from distbench.spec.plugins import load_plugin
 
 if TYPE_CHECKING:
     from distbench.launch import Request
@@ -36,7 +37,9 @@ class NodeOptions:
 
     nodes: int | None = option("--nodes", type=click.IntRange(1, MAX_NODES), metavar="N", help="Run on N nodes.")
     launcher: str | None = option(
-        "--launcher", type=click.Choice(("torchrun", "slurm", "torchx")), help="[slurm where it is, else torchrun]"
+        "--launcher",
+        type=PluginChoice("launchers", ("torchrun", "slurm", "torchx")),
+        help="[slurm where it is, else torchrun]",
     )
     ranks_per_node: int | None = option(
         "--ranks-per-node", type=click.IntRange(1), metavar="M", help="[devices here, or from --mesh]"
@@ -95,11 +98,17 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
         "torchrun": (nodes.torchrun_lines, nodes.run_by_torchrun),
         "slurm": (slurm.slurm_text, slurm.run_by_slurm),
         "torchx": (nodes.torchx_line, nodes.run_by_torchx),
-    }[launcher]
+    }.get(launcher) or _plugin_launcher(launcher)
     if dry_run:
         say(text_of(launch).rstrip("\n"))
         return 0
     return run(launch, lambda text: say(text, err=True))
+
+
+def _plugin_launcher(name: str) -> tuple[Callable[..., str], Callable[..., int]]:
+    """Return the two functions of a plug-in's launcher: the text for --dry-run, and the start."""
+    launcher = load_plugin("launchers", name)
+    return launcher.text, launcher.run
 
 
 def without_where(arguments: Sequence[str]) -> tuple[str, ...]:

@@ -22,6 +22,7 @@ from click.shell_completion import CompletionItem
 
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
+from distbench.spec.plugins import plugin_names
 from distbench.spec.printable_text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -43,6 +44,25 @@ class FiniteRange(click.FloatRange):
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
         return number
+
+
+class PluginChoice(click.Choice[str]):
+    """Names of distbench and of installed plug-ins, which are looked for only when a value is given or completed."""
+
+    def __init__(self, group: str, names: Iterable[str]) -> None:
+        super().__init__(tuple(names))
+        self._group = group
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Return the name; click.BadParameter where no package provides it."""
+        return value if value in self.choices else str(self._all().convert(value, param, ctx))
+
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[Any]:
+        """Return the names that begin with a text."""
+        return self._all().shell_complete(ctx, param, incomplete)
+
+    def _all(self) -> click.Choice[str]:
+        return click.Choice(tuple(dict.fromkeys((*self.choices, *plugin_names(self._group)))))
 
 
 def option(*names: str, default: Any = None, **of_click: Any) -> Any:

@@ -8,6 +8,7 @@ import click
 
 from distbench.cli.options import (
     PATH,
+    PluginChoice,
     expanded,
     format_option,
     given,
@@ -18,6 +19,7 @@ from distbench.cli.options import (
     write,
 )
 from distbench.records.exports import EXPORTS
+from distbench.spec.plugins import load_plugin
 
 MAX_NAMED = 3
 
@@ -131,7 +133,7 @@ def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
 
 
 @click.command()
-@click.argument("form", metavar="FORMAT", type=click.Choice(EXPORTS))
+@click.argument("form", metavar="FORMAT", type=PluginChoice("exporters", EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Default: standard output.")
 def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
@@ -145,7 +147,8 @@ def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
       distbench export pytest-benchmark runs/ -o 0001_new.json
       distbench export run all_reduce.json -o results/all_reduce.jsonl
     """
-    text = EXPORTS[form](expanded(paths))
+    exporter = EXPORTS.get(form) or load_plugin("exporters", form)
+    text = exporter(expanded(paths))
     if output is None:
         say(text, nl=False)
     else:

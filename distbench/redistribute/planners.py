@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 
 from distbench.planning.cost_profile import DIRECT, NATIVE_ALL_TO_ALL, ZERO_FILL, Profile, measured_cost
 from distbench.planning.direct_exchange import Exchange, plan_exchange
@@ -17,7 +18,8 @@ from distbench.ranks.context import TORCH_DTYPES, RankContext
 from distbench.records.bus_bandwidth import busbw_factor
 from distbench.redistribute.direct import DirectRedistribution
 from distbench.spec import UserError
-from distbench.spec.placements import PLANNERS
+from distbench.spec.placements import BASELINE, PLANNERS
+from distbench.spec.plugins import load_plugin, plugin_names
 from distbench.statistics.intervals import median
 from distbench.torch_private import (
     BACKEND_OPS,
@@ -42,8 +44,8 @@ def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None)
     if dtype not in TORCH_DTYPES:
         raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
     for name in planners:
-        if name not in PLANNERS:
-            raise UserError(f"planner {name!r} is unknown; use {', '.join(PLANNERS)}")
+        if name not in (*PLANNERS, *plugin_names("planners")):
+            raise UserError(f"planner {name!r} is unknown; use {', '.join((*PLANNERS, *plugin_names('planners')))}")
         if name == "calibrated" and profile is None:
             raise UserError("planner calibrated plans by a profile; write one with distbench calibrate, give --profile")
 
@@ -106,9 +108,49 @@ def planned_redistribution(
     `native` runs all-to-alls as such on CPU; `known_planning_s` is an earlier measurement of planning. Unsupported
     where this planner cannot move this pair, or torch's planner has another shape.
     """
+    if name not in PLANNERS:
+        with planning_switch(BASELINE, None, context, native) as switch:
+            yield replace(_by_plugin(name, source, target, context, native), switch=switch)
+        return
     profile = context.profile.natively() if context.profile and native else context.profile
     with planning_switch(name, profile, context, native) as switch:
         yield replace(_path(source, target, context, profile, native, known_planning_s), switch=switch)
+
+
+def _by_plugin(
+    name: str, source: Any, target: Sequence[Any], context: RankContext, native: bool
+) -> PlannedRedistribution:
+    """Return the path through the placements that a plug-in chooses; greedy plans each stage of it."""
+    if not isinstance(source, DTensor):
+        raise Unsupported(f"planner {name} is a plug-in, which takes neither shard orders nor Partial targets")
+    stages = [tuple(stage) for stage in load_plugin("planners", name)(source, tuple(target))]
+    if stages[-1:] != [tuple(target)]:
+        raise UserError(f"planner {name!r} ends at {stages[-1:]}; its last placements must be the target, {target}")
+    parts: list[PlannedRedistribution] = []
+    tensor, profile = source, context.profile.natively() if context.profile and native else context.profile
+    for stage in stages:
+        parts.append(_path(tensor, stage, context, profile, native, None))
+        tensor = parts[-1].call()
+    predicted = [part.predicted_s for part in parts]
+    states = [parts[0].path, *(part.path.partition("->")[2] for part in parts[1:])]
+
+    def call() -> Any:
+        moved = source
+        for stage in stages:
+            moved = moved.redistribute(context.mesh, stage)
+        return moved
+
+    return PlannedRedistribution(
+        call=call,
+        path="->".join(filter(None, states)),
+        collectives=tuple(op for part in parts for op in part.collectives),
+        executed_as=tuple(op for part in parts for op in part.executed_as),
+        wire_bytes=sum(part.wire_bytes for part in parts),
+        wire_bytes_executed=sum(part.wire_bytes_executed for part in parts),
+        planning_s=(sum(part.planning_s[0] for part in parts), sum(part.planning_s[1] for part in parts)),
+        predicted_s=None if None in predicted else sum(filter(None, predicted)),
+        steps=tuple(step for part in parts for step in part.steps),
+    )
 
 
 def planning_switch(name: str, profile: Profile | None, context: RankContext, native: bool = False) -> Switch:
@@ -126,6 +168,8 @@ def planning_switch(name: str, profile: Profile | None, context: RankContext, na
 
 @contextlib.contextmanager
 def _planning_by(name: str, profile: Profile | None, context: RankContext) -> Iterator[None]:
+    if name not in PLANNERS:
+        raise Unsupported(f"planner {name} is a plug-in, which plans redistributions, not operators")
     if name != "calibrated":
         with planner(name):
             yield

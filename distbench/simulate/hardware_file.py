@@ -17,6 +17,7 @@ from msgspec import Meta, Struct
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import read_json
 from distbench.spec.json_decoder import Format, Name, Size, decode, document
+from distbench.spec.plugins import load_plugin, plugin_names
 
 VERSION = 1
 FORMAT = Format("hardware file", "docs/simulation.md says what each figure is", "hardware_version", VERSION)
@@ -301,7 +302,7 @@ def shipped_hardware() -> list[str]:
 
 
 def load_hardware(name: str) -> Hardware:
-    """A shipped hardware file by its name, or one by its path.
+    """A hardware file of distbench or of a plug-in by its name, or one by its path.
 
     Raises:
         UserError: there is no such file, or a figure of it is missing, absurd or without a source.
@@ -309,8 +310,10 @@ def load_hardware(name: str) -> Hardware:
     path = Path(name)
     if name in shipped_hardware():
         path = FOLDER / f"{name}.json"
+    elif name in plugin_names("hardware"):
+        path = Path(load_plugin("hardware", name))
     elif path.suffix != ".json":
-        suggestion = nearest(name, shipped_hardware())
+        suggestion = nearest(name, [*shipped_hardware(), *plugin_names("hardware")])
         raise UserError(f"--hardware {name!r} is unknown ({suggestion}); give one of those, or a path to a .json file")
     return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 

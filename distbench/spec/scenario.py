@@ -166,6 +166,7 @@ class Scenario(Declared):
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
+        plugins: kind of case of an installed plug-in to its declaration, in the form that the plug-in documents.
         compute: operators on every rank at once, and collectives in groups of every size: how many sizes of each to
             time, smallest first; 0 for none.
         num_tokens: tokens in a global batch, where it is of tokens, or `batch -> number`; rates are samples/s where it
@@ -203,6 +204,7 @@ class Scenario(Declared):
     operators: tuple[DTensorOperator, ...] = ()
     links: tuple[Links, ...] = ()
     calls: Mapping[str, Callable[[Any], Any]] = field(default_factory=dict)
+    plugins: Mapping[str, Any] = field(default_factory=dict)
     compute: int = 0
     num_tokens: int | Callable[[Any], int] | None = None
     tolerance: float | None = None
