@@ -28,8 +28,8 @@ _COUNTED = (
     "variant|module|parameter|call|request|stage|head|expert|file|second|minute|day|plan|page|command|collective|mesh|process"
 )
 _UNIT = (
-    "ms|s|us|µs|seconds?|minutes?|hours?|times|once|twice|GB|MB|GiB|MiB|KiB|bytes|tokens/s|tokens|samples/s|GB/s|%|time|memory|"
-    "load|collectives|launches|passes|samples|ranks|rows|lines|calls|figures|parameters|processes|steps"
+    "ms|s|us|µs|seconds?|minutes?|hours?|once|twice|GB|MB|GiB|MiB|KiB|bytes|tokens/s|tokens|samples/s|GB/s|%|"
+    "collectives|launches|passes|samples|ranks|rows|lines|figures|parameters|steps"
 )
 _NUMBER = r"one|two|three|four|five|six|seven|eight|nine|ten|several|some|many|\d[\d.,]*"
 _VERB = (
@@ -37,6 +37,9 @@ _VERB = (
     "fits|stays|remains|makes?|made|gives?|stands|differs?|depends|runs?|ran|begins|ends|changes?|changed|happens?|happened"
 )
 _LINKING = "is|was|as|of|in|for|with|where|when|if|after|before|from|to|by|and|or|on|at|that|than|only|has|into|without"
+
+_NO_VERB = "".join(rf"(?<!\b{word}\s)" for word in ("to", "and", "that", "which", "it", "they", "can", "will", "must"))
+_NO_VERB += r"(?<![.:;!?(]\s)(?<!^)(?<!\n)"
 
 
 class Rule(NamedTuple):
@@ -65,6 +68,8 @@ RULES = (
     ),
     _rule("W1", r"\bwhich of the two\b", "name both"),
     _rule("W2", rf"\b(?:{_UNIT}) an? (?:{_COUNTED})\b", "per"),
+    # Also verbs: "to time a step", "which times a case".
+    _rule("W2", rf"{_NO_VERB}\b(?:time|times|memory|load|calls) an? (?:{_COUNTED})\b", "per"),
     _rule("W2", rf"\b(?:{_NUMBER}) (?!(?:{_LINKING})\b)[\w-]+ an? (?:{_COUNTED})\b", "per"),
     _rule("W3", r"\b(?:says?|said|saying|tells?|told|telling)\b", "prints, reports, shows, states, returns"),
     _rule("W3", r"\b(?:asks?|asked|asking|knows|knew)\b", "requires, requests, detects, has"),

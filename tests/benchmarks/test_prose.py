@@ -17,6 +17,7 @@ from benchmarks.prose import Finding, findings_of_text, lowered, over_budget, pr
         ("W2", "2.19 s a step", "s a step", "s per step"),
         ("W2", "one rank a GPU", "one rank a GPU", "one rank per GPU"),
         ("W2", "peak memory a device", "memory a device", "memory per device"),
+        ("W2", "five times a second", "times a second", "times per second"),
         ("W3", "the table says so", "says", None),
         ("W3", "a rank that was told its device", "told", None),
         ("W3", "the message names the module", "message names the", None),
@@ -49,6 +50,8 @@ def test_a_phrase_is_found_with_its_plain_form(rule: str, text: str, phrase: str
         "a stand-in for a link",
         "returns None where the value is None",
         "1 as a case",
+        "to time a step, which times a call",
+        "Time a step. Times a case.",
     ],
 )
 def test_plain_sentences_are_not_found(text: str) -> None:

@@ -126,16 +126,14 @@ def test_an_issue_form_has_fields_with_labels(path: Path) -> None:
     assert all(field["attributes"]["label"] for field in form["body"])
 
 
-def test_hooks_start_programs_that_exist_here() -> None:
+def test_hooks_start_programs_that_check_installs() -> None:
     [repository] = loaded(ROOT / ".pre-commit-config.yaml")["repos"]
     assert repository["repo"] == "local"
+    installed = {re.split(r"[^\w-]", package)[0] for package in PROJECT["optional-dependencies"]["check"]}
     for hook in repository["hooks"]:
         program, *arguments = hook["entry"].split()
-        assert program.startswith(".venv/bin/")
-        assert (Path(sys.executable).parent / Path(program).name).exists(), hook["id"]
-        if arguments[:1] == ["-m"]:
-            assert (ROOT / (arguments[1].replace(".", "/") + ".py")).exists()
-        assert hook["language"] == "system"
+        assert program.removeprefix(".venv/bin/") in {*installed, "python"} and hook["language"] == "system"
+        assert "-m" not in arguments or (ROOT / (arguments[1].replace(".", "/") + ".py")).exists()
 
 
 def test_citation_and_package_agree() -> None:
