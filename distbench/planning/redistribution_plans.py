@@ -509,7 +509,8 @@ def verdict(setting: Setting, advice: Advice) -> str:
 def how(setting: Setting, advice: Advice) -> str:
     """What to write in training code to have the recommended plan."""
     profile = setting.profile_path or "profile.json"
-    return HOW[advice.use.planner].format(profile=profile, source=advice.source, target=advice.target)
+    text = HOW.get(advice.use.planner, f"planner {advice.use.planner!r}, as redistribute/planners.py applies it")
+    return text.format(profile=profile, source=advice.source, target=advice.target)
 
 
 def _doubt(setting: Setting, use: Plan, default: Plan | None) -> str:
