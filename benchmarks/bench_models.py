@@ -1,4 +1,4 @@
-"""Other people's models, as docs/your-model.md has them: what each takes, whether it comes out right, what is seen.
+"""Other people's models, as docs/existing-code.md has them: what each takes, whether it comes out right, what is seen.
 
 Gloo ranks run the examples' steps: loss and gradients (of inference, the output) against one device, and their
 collectives by two methods against the signature, which a child process finds on a fake group.

@@ -12,7 +12,7 @@ from distbench.statistics.change_points import MIN_LAUNCHES, change_points
 
 Floats = NDArray[np.float64]
 WINDOW, STEP, NEAR = 20, 1.2, 1
-QUIET = 0.05  # spread of a launch's p10 on a quiet machine, as a logarithm (docs/ci.md)
+QUIET = 0.05  # spread of a launch's p10 on a quiet machine, as a logarithm (docs/statistics.md)
 SEED = 20260101
 
 

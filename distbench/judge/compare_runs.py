@@ -279,8 +279,8 @@ MORE = "more cases: --format csv"
 ONE_LAUNCH = (
     "One launch a side cannot say which is faster: a launch has a level of its own, that of its processes, memory and "
     "neighbours. Neighbouring launches of unchanged code lay 5 to 17 % apart where that was measured (standard "
-    "deviation, docs/ci.md), and more on a busy machine. An interval is that of the passes within its launch, and says "
-    "nothing of the next one.",
+    "deviation, docs/statistics.md), and more on a busy machine. An interval is that of the passes within its launch, "
+    "and says nothing of the next one.",
     "It does tell what failed, what is missing, what differs in the environment, and a ratio far beyond that spread. "
     "To know more, launch both in turn: distbench ab; or give distbench compare 5 launches a side and more.",
 )

@@ -20,7 +20,7 @@ from distbench.spec.json_decoder import Format, Name, Size, decode, document
 from distbench.spec.plugins import load_plugin, plugin_names
 
 VERSION = 1
-FORMAT = Format("hardware file", "docs/simulation.md says what each figure is", "hardware_version", VERSION)
+FORMAT = Format("hardware file", "docs/hardware-files.md says what each figure is", "hardware_version", VERSION)
 MAX_NAME = 100  # folders of results are called by it
 FOLDER = Path(__file__).parent / "hardware"
 
@@ -130,7 +130,7 @@ class Curve:
 
 @dataclass(frozen=True)
 class HostFigures:
-    """The `host` part of a hardware file; docs/simulation.md says what each figure is.
+    """The `host` part of a hardware file; docs/hardware-files.md says what each figure is.
 
     Args:
         num_ranks: that shared the machine while it was measured.
@@ -261,7 +261,7 @@ class Hardware:
     """A machine to simulate.
 
     Args:
-        figures: out of FIGURES, those of EXTRAPOLATED where they are known; their meanings are in docs/simulation.md.
+        figures: out of FIGURES, those of EXTRAPOLATED where they are known; docs/hardware-files.md has their meanings.
         host: where the host runs the operators itself, what they take there; None for an accelerator.
     """
 

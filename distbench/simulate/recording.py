@@ -1,8 +1,8 @@
 """A recording of one rank's step, its file, and the child that makes it.
 
-It has what the rank issued to which stream, and what it allocated, in the order of the program. docs/simulation.md says
-what each field means. The file is JSON line by line, the first its `Head`, each further one an event; of several ranks,
-one recording after another.
+It has what the rank issued to which stream, and what it allocated, in the order of the program.
+docs/hardware-files.md says what each field means. The file is JSON line by line, the first its `Head`, each further one
+an event; of several ranks, one recording after another.
 
 History of recording_version; a reader of version N reads all older ones:
     1: first version.

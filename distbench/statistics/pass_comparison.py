@@ -20,7 +20,7 @@ from distbench.statistics.significance import PRIOR_FREEDOM, SignFlips, detectab
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 # Of a table. Reports promise 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a verdict, at
-# 2 % one in seventeen, and of slowdowns by 10 and 20 % as many were found (docs/measuring.md).
+# 2 % one in seventeen, and of slowdowns by 10 and 20 % as many were found (docs/statistics.md).
 ALPHA = 0.02
 MIN_PASSES = 8  # fewer have too few choices of signs for a family of tests
 CLEAR = 0.001  # two-sided p of a row's own t test below which it surely differs

@@ -1,4 +1,4 @@
-"""The tables of knobs.md: fields of plans with a scenario that shows each, and the fields of torch's own options."""
+"""The tables of docs/parallelism-options.md: fields of plans with a scenario for each, and torch's own options."""
 
 import dataclasses
 import inspect
@@ -45,7 +45,7 @@ OTHER_VALUES = {
 
 def tables() -> list[list[list[str]]]:
     """Return the cells of each table's rows, without its header."""
-    text = (ROOT / "docs" / "knobs.md").read_text()
+    text = (ROOT / "docs" / "parallelism-options.md").read_text()
     lines = [re.findall(r"^\| .*", table, re.M)[1:] for table in re.findall(r"(?:^\|.*\n)+", text, re.M)]
     return [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in table] for table in lines]
 

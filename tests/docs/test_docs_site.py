@@ -57,7 +57,7 @@ def test_the_reference_of_commands_is_their_help_line_by_line(site: Path) -> Non
 
 
 def test_the_python_reference_has_what_scenarios_and_training_code_import(site: Path) -> None:
-    told = text_of(site / "api" / "index.html")
+    told = text_of(site / "python" / "index.html")
     for name in (
         "calibrated_planning",
         "DirectRedistribution",

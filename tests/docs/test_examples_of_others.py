@@ -1,4 +1,4 @@
-"""The examples of docs/your-model.md: what each takes, and what it communicates, on a fake group in one child each."""
+"""Examples of existing models: what each takes, and what it communicates, on a fake group in one child each."""
 
 import importlib.util
 import re
@@ -12,7 +12,7 @@ from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
 from distbench.spec import find
 
 EXAMPLES = ROOT / "docs" / "examples"
-PAGES = [ROOT / "docs" / name for name in ("your-model.md", "inference.md")]
+PAGES = [ROOT / "docs" / name for name in ("existing-code.md", "transformers.md", "inference.md")]
 ROW = re.compile(r"(\d+) x (\w+) (\w+) (\w+) over (\S+) \(\d+\), \w+, \d+ B: (\S+)")
 
 

@@ -6,6 +6,7 @@ import shlex
 import sys
 import textwrap
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,8 @@ PAGE = (ROOT / "docs" / "ci.md").read_text()
 # `signature` what that code would communicate.
 STAND_IN = """#!{python}
 import pathlib, sys, time
+# As `python -m distbench` the empty package of the job's own folder is imported already.
+sys.modules.pop("distbench", None)
 sys.path[:0] = [{root!r}, {tests!r}]
 from gate_runs import CASE, case, records, steady, write
 if sys.argv[1] == "signature":
@@ -38,6 +41,7 @@ lines = records(f"{{out.name}}-{{place}}", time.time(), {{CASE: case(steady(seco
 write(out / f"{{place:02}}.jsonl", lines)
 """
 SIGNATURE = "distbench signature, version 1\nscenario train\nmesh tp=2\ntorch 2.13.0\n\n[step/x]\n"
+MORE = "step/x: layers.*.wq, forward: +1 all_gather over tp"
 GATHER = "x forward tp all_gather over tp (2), f32, 8192 B: layers.*.wq, implicit S(1)->R\n"
 
 
@@ -57,18 +61,11 @@ def block(title: str) -> str:
     return found.group(1)
 
 
-def github_script() -> str:
-    loop = re.search(r"^        run: \|\n((?: {10}.*\n)+)", block("GitHub"), re.MULTILINE)
-    judge = re.search(r"^        run: (distbench gate .*)$", block("GitHub"), re.MULTILINE)
-    assert loop and judge
-    return loop.group(1) + judge.group(1)
-
-
-def gitlab_script() -> str:
-    lines = re.search(r"  script:\n(.*?)  artifacts:", block("GitLab"), re.DOTALL)
-    assert lines
-    commands = [one.removeprefix("|\n") for one in re.split(r"^    - ", lines.group(1), flags=re.M)]
-    return "\n".join(one for one in commands if one.strip() and not one.startswith("pip"))
+def launch_loop() -> str:
+    """The loop that launches both sides in turn, and the gate after it."""
+    found = re.search(r"^```bash\n(git worktree .*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found
+    return found.group(1)
 
 
 def repository(children: Children, folder: Path, before: str, after: str) -> str:
@@ -84,41 +81,51 @@ def repository(children: Children, folder: Path, before: str, after: str) -> str
     return children.run("git", "rev-parse", "HEAD~1", cwd=folder, check=True).stdout.strip()
 
 
-@pytest.mark.parametrize(
-    ("script", "base", "after", "exit_code"),
-    [
-        (github_script, "BASE", "0.0013", 1),
-        (github_script, "BASE", "0.001", 0),
-        (gitlab_script, "CI_MERGE_REQUEST_DIFF_BASE_SHA", "0.0013", 1),
-    ],
-)
-def test_the_jobs_on_the_page_do_what_it_says(
-    children: Children, tmp_path: Path, script: object, base: str, after: str, exit_code: int
+@pytest.mark.parametrize(("after", "exit_code"), [("0.0013", 1), ("0.001", 0)])
+def test_the_launch_loop_on_the_page_does_what_it_says(
+    children: Children, tmp_path: Path, after: str, exit_code: int
 ) -> None:
     bench = stand_in(tmp_path / "bin", children.forked_python)
     commit = repository(children, tmp_path / "code", "0.001", after)
     summary = tmp_path / "summary.md"
-    variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", base: commit, "RUNNER_TEMP": str(tmp_path / "out")}
-    variables |= {"GITHUB_STEP_SUMMARY": str(summary), "CI_PROJECT_DIR": str(tmp_path / "code")}
-    command = ("bash", "-e", "-c", script())  # type: ignore[operator]
-    done = children.run(*command, cwd=tmp_path / "code", variables=variables)
+    variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", "BASE": commit, "RUNS": str(tmp_path / "out")}
+    variables |= {"GITHUB_STEP_SUMMARY": str(summary)}
+    done = children.run("bash", "-e", "-c", launch_loop(), cwd=tmp_path / "code", variables=variables)
     assert done.returncode == exit_code, done.stdout + done.stderr
     assert "10 pairs of launches that took turns" in done.stdout
-    assert (tmp_path / "code" / "gate.xml").exists()
-    assert summary.exists() == (base == "BASE")
+    assert (tmp_path / "code" / "gate.xml").exists() and summary.exists()
 
 
-def workflow() -> tuple[str, str]:
-    """(what is done once, what CI does) of the path at the top."""
-    once = re.search(r"^## A GitHub workflow\n.*?^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    steps = re.findall(r"^      - run: (.*)$", block("A GitHub workflow"), re.MULTILINE)
-    assert once and len(steps) == 4
-    return once.group(1), "\n".join(steps)
+def once() -> str:
+    """Return what is done once, before CI runs anything."""
+    found = re.search(r"^```\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
+    assert found
+    return found.group(1)
+
+
+def github_script() -> str:
+    steps = re.findall(r"^      - run: (.*)$", block("GitHub Actions"), re.MULTILINE)
+    assert len(steps) == 4
+    return "\n".join(steps)
+
+
+def gitlab_script() -> str:
+    return "\n".join(yaml.safe_load(block("GitLab"))["gate"]["script"])
+
+
+def jenkins_script() -> str:
+    """The pipeline's shell lines, without those that make an environment and fetch from a server."""
+    found = re.search(r"^## Jenkins\n.*?sh '''\n(.*?)'''", PAGE, re.MULTILINE | re.DOTALL)
+    assert found
+    lines = textwrap.dedent(found.group(1)).splitlines()
+    kept = [line for line in lines if not line.startswith(("python3 -m venv", "git fetch"))]
+    assert len(kept) == len(lines) - 2
+    return "\n".join(kept)
 
 
 def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
     """A Python of its own before the first pip, torch's CPU wheels before distbench, in a version that it accepts."""
-    job = yaml.safe_load(block("A GitHub workflow"))["jobs"]["gate"]
+    job = yaml.safe_load(block("GitHub Actions"))["jobs"]["gate"]
     checkout, python, torch, ours, *_ = job["steps"]
     assert checkout["with"] == {"fetch-depth": 0}, "ab checks the base branch out"
     assert python["uses"].startswith("actions/setup-python@") and isinstance(python["with"]["python-version"], str)
@@ -132,18 +139,25 @@ def test_a_stock_runner_has_what_the_workflow_s_lines_need() -> None:
 
 
 @pytest.mark.parametrize(
-    ("num_gathers", "seconds", "says"),
+    ("steps", "num_gathers", "seconds", "says"),
     [
-        ("2", "0.001", "::error title=train.signature::step/x: layers.*.wq, forward: +1 all_gather over tp"),
-        ("1", "0.0013", "FAIL: 1 regression"),
-        ("1", "0.001", "PASS: 1 pass"),
+        (
+            github_script,
+            "2",
+            "0.001",
+            f"::error title=train.signature::{MORE}",
+        ),
+        (github_script, "1", "0.0013", "FAIL: 1 regression"),
+        (github_script, "1", "0.001", "PASS: 1 pass"),
+        (gitlab_script, "1", "0.0013", "FAIL: 1 regression"),
+        (jenkins_script, "2", "0.001", MORE),
+        (jenkins_script, "1", "0.0013", "FAIL: 1 regression"),
     ],
 )
-def test_the_workflow_s_lines_end_in_a_red_cross_where_they_should(
-    children: Children, tmp_path: Path, num_gathers: str, seconds: str, says: str
+def test_the_recipes_fail_the_build_where_they_should(
+    children: Children, tmp_path: Path, steps: Callable[[], str], num_gathers: str, seconds: str, says: str
 ) -> None:
     """On a pull request whose change communicates more, is slower, or is neither."""
-    once, steps = workflow()
     bench, code = stand_in(tmp_path / "bin", sys.executable), tmp_path / "code"
     package = code / "distbench"
     package.mkdir(parents=True)
@@ -154,13 +168,14 @@ def test_the_workflow_s_lines_end_in_a_red_cross_where_they_should(
     (package / "__main__.py").write_text(bench.read_text())
     script = f"""
         git init -q; echo '1 {GATHER}' | tr -s '\n' > plan; echo 0.001 > speed; touch bench.py
-        {once}
+        {once()}
         git add -A; git commit -qm base; git update-ref refs/remotes/origin/main HEAD
         echo '{num_gathers} {GATHER}' | tr -s '\n' > plan; echo {seconds} > speed
-        {steps}
+        {steps()}
     """
     who = {f"GIT_{role}_{what}": "x@x.invalid" for role in ("AUTHOR", "COMMITTER") for what in ("NAME", "EMAIL")}
     variables = {"PATH": f"{bench.parent}:{os.environ['PATH']}", "GITHUB_BASE_REF": "main", **who}
+    variables |= {"CHANGE_TARGET": "main", "CI_MERGE_REQUEST_DIFF_BASE_SHA": "origin/main"}
     done = children.run("bash", "-e", "-c", textwrap.dedent(script), cwd=code, variables=variables)
     assert done.returncode == (not says.startswith("PASS")), done.stdout + done.stderr
     assert says in done.stdout, done.stdout + done.stderr
@@ -172,7 +187,7 @@ def test_the_page_lists_every_field_and_every_verdict() -> None:
 
     flat = " ".join(PAGE.split())
     assert f"Fields that must agree: {', '.join(MUST_AGREE)}" in flat
-    assert re.findall(r"^\| (\w+) \|", PAGE.split("## What it says")[1].split("\n## ")[0], re.MULTILINE) == [
+    assert re.findall(r"^\| (\w+) \|", PAGE.split("### Verdicts")[1].split("\n##")[0], re.MULTILINE) == [
         "verdict",
         *VERDICTS,
     ]

@@ -1,4 +1,4 @@
-"""Pages that are executed: docs/your-own-model.md with its model as a file, docs/first-run.md with its outputs."""
+"""Pages that are executed: docs/tp-fsdp.md with its model as a file, docs/quickstart.md with its outputs."""
 
 import os
 import re
@@ -8,7 +8,7 @@ from pathlib import Path
 from conftest import ROOT
 from processes import Ranks
 
-PAGE = (ROOT / "docs" / "your-own-model.md").read_text()
+PAGE = (ROOT / "docs" / "tp-fsdp.md").read_text()
 COMMANDS = ("check", "run", "report", "report", "signature", "signature", "gate")
 # Fewer seconds of samples than a reader of the pages takes: what commands print has the same shape.
 SHORT = "[tool.distbench]\nbudget = 2\n"
@@ -28,15 +28,17 @@ def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) 
     done = ranks.run("bash", "-e", "-c", script, cwd=tmp_path, variables=variables, timeout=300)
     assert done.returncode == 0, done.stdout + done.stderr
     told = " ".join(done.stdout.split())
-    # What the page's text leans on: both plans run and are right, the first again, the optimizer's all-reduces, owners.
+    # What the page's text relies on: both plans run and are right, the norms' gradients are summed over tp.
     assert told.count("; a step runs") == 2 and "my_model: 3 ok" in done.stderr
-    assert re.search(r"P\(sum\)->R implicit tp all_reduce 12 ", told)
-    assert "plan=sequence against plan=tensor: +8 tp all_reduce" in told and "+5 tp reduce_scatter of 256 KiB" in told
-    assert "optimizer: -12 all_reduce over tp (tp), 1 KiB f32, implicit P(sum)->R" in told
+    assert re.search(r"tp all_reduce tp 4 4 KiB", told) and re.search(
+        r"fsdp reduce_scatter\^ dp_shard 3 2.14 MiB", told
+    )
+    assert "plan=sequence against plan=tensor: +6 tp all_gather of 128 KiB, +5 tp reduce_scatter of 128 KiB" in told
+    assert "blocks.*.norm, backward: -4 all_reduce over tp (tp), 1 KiB f32, explicit P(sum)->R" in told
     assert told.endswith("exit code 1")
 
 
-FIRST_RUN = (ROOT / "docs" / "first-run.md").read_text()
+FIRST_RUN = (ROOT / "docs" / "quickstart.md").read_text()
 
 
 def shape_of(printed: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""docs/clusters.md is executed, on a real Slurm of two nodes where its commands are Slurm's; and what goes wrong there.
+"""docs/clusters.md and kubernetes.md are executed, on a real Slurm of two nodes; and what goes wrong there.
 
 Each of its commands runs as it stands, with a tiny scenario on two CPU ranks in place of a model on sixteen GPUs.
 """
@@ -29,7 +29,7 @@ from distbench.records.run_file import read_run
 
 # The command itself takes signals as it does for a user; its ranks are forked.
 AS_FORKED = "import runpy, sys; sys.executable = sys.argv.pop(1); runpy.run_module('distbench', run_name='__main__')"
-PAGE = (ROOT / "docs" / "clusters.md").read_text()
+PAGE = "".join((ROOT / "docs" / name).read_text() for name in ("clusters.md", "kubernetes.md"))
 BLOCKS = re.findall(r"^```(\w*)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
 COMMANDS = [text.splitlines() for kind, text in BLOCKS if kind == "bash"]
 ALONE, TORCHRUN, SUBMITTED, ALLOCATED, TORCHX, KUBERNETES = COMMANDS
