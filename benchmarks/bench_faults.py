@@ -21,7 +21,7 @@ from benchmarks.faulty_call import GRAVE, WRONG, FaultyCall, Outcome, tried
 IS_LONG = True
 CLAIMS = (
     Claim(
-        "faults of our own, beyond those that were reported: tracebacks, hangs, orphans, lost cases; said wrongly",
+        "injected faults: tracebacks, hangs, orphans, lost cases; wrong messages",
         "{:.0f}, {:.0f}, {:.0f}, {:.0f}; {:.0f} of {:.0f}",
         "0, 0, 0, 0; 0",
         (*(f"faults: {what}" for what in GRAVE[:4]), "faults: said wrongly", "faults"),

@@ -21,7 +21,7 @@ KEEP_PAGES = {"MALLOC_TRIM_THRESHOLD_": str(2**30), "MALLOC_MMAP_THRESHOLD_": st
 
 CLAIMS = (
     Claim(
-        "median against a bare loop of the same collective, interleaved, 4 ranks, 1 KB: largest difference",
+        "median against a bare loop of the same collective, 4 ranks, 1 KB: largest difference",
         "{most:.1%}",
         "at most 10 %",
         ("|ratio - 1|, *, 1024 B*",),

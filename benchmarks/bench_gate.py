@@ -45,22 +45,22 @@ CLAIMS = (
         ("disturbed*",),
     ),
     Claim(
-        "headline PASS with 10 pairs where one case of 30 is 20 % slower: recorded launches, at their own, a medium "
-        "and a quiet machine's spread, 200 comparisons each; the most",
+        "headline PASS with 10 pairs where one case of 30 is 20 % slower, recorded launches at three spreads, "
+        "200 comparisons each: most",
         "{most:.1%}",
         "at most 2 %",
         ("*headed PASS",),
     ),
     Claim(
-        "power for +20 % in one case with one launch of 20 three times slower, over the power without such a launch, "
-        "at a quiet and a medium spread",
+        "power for +20 % in one case with one launch of 20 three times slower, relative to none, at a quiet "
+        "and a medium spread",
         "{:.0%}, {:.0%}",
         "at least 85 %",
         ("quiet, power*", "medium, power*"),
     ),
     Claim("false verdicts with such a launch", "{most:.1%}", "at most 5 %", ("*false verdicts",)),
     Claim(
-        "windows of 20 unchanged recorded launches in which `distbench history` reports a change: busy machine; quiet",
+        "windows of 20 unchanged launches in which `distbench history` reports a change: busy machine; quiet",
         "{:.1%}; {:.1%}",
         "at most 5 %",
         ("history, busy*", "history, quiet*, unchanged*"),

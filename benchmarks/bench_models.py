@@ -35,14 +35,13 @@ NAMED = {"gpt2": "random numbers"}
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
-        "models of others that come out wrong (transformers under its own plans, parallelism and cache; torchtitan's "
-        "llama3; functions, experts and pipelines of one's own)",
+        "examples of existing models (transformers, torchtitan, own functions, experts, pipelines) that are `wrong`",
         "{:.0f}",
         "0",
         ("models called wrong",),
     ),
-    Claim("lines of glue that such a model takes", "at most {:.0f}", "under 5", ("most glue",)),
-    Claim("their collectives that a path table lacks", "{:.0f}", "0", ("collectives missing",)),
+    Claim("lines of glue per example", "at most {:.0f}", "under 5", ("most glue",)),
+    Claim("their collectives missing in a path table", "{:.0f}", "0", ("collectives missing",)),
 )
 
 

@@ -37,7 +37,7 @@ CLAIMS = (
     ),
     Claim("the same, pairs from Partial only", "{:.2f}, {:.2f}", f"at most {FROM_PARTIAL}", ("*: *from Partial",)),
     Claim(
-        "the worst pair at 1 MB and above against the better of greedy and min_cost",
+        "worst pair at 1 MB and above against torch's better planner",
         "{most:.2f}",
         "at most 1.10",
         ("*: worst ours*",),

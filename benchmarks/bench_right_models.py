@@ -17,12 +17,12 @@ from benchmarks.claims import Claim, Row
 RANKS = 4
 CLAIMS = (
     Claim(
-        "right models that come out `wrong` (Llama, Qwen3, tied, ViT; TP or CP with FSDP; fp32, bf16; 5 seeds each)",
+        "correct models reported as `wrong` (Llama, Qwen3, tied, ViT; TP or CP with FSDP; fp32, bf16; 5 seeds each)",
         "{:.0f} of 95",
         "0",
         ("right models called wrong*",),
     ),
-    Claim("mistaken plans that do not come out `wrong`", "{total:.0f} of 73", "0", ("mistakes not called wrong*",)),
+    Claim("incorrect plans not detected", "{total:.0f} of 73", "0", ("mistakes not called wrong*",)),
 )
 
 

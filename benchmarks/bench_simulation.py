@@ -123,41 +123,38 @@ STEPS = (
 ALLOWED = {"bf16": 0.05, "cp": 0.15}
 CLAIMS = (
     Claim(
-        "reserved memory of a simulated step, nothing fitted, against torchtitan's published eager runs: error on 8 "
-        "GPUs, on 128",
+        "simulated reserved memory, no fit, against torchtitan's published eager runs: error on 8 GPUs, on 128",
         "{:.1%}, {:.1%}",
         "at most 2 %",
         ("reserved, eager*",),
     ),
     Claim(
-        "the same against its nine published runs with compile, seven of them in float8: largest error",
+        "the same, nine published runs with compile, seven in float8: largest error",
         "{most:.1%}",
         "at most 5 %",
         ("reserved, compile*",),
     ),
     Claim(
-        "tokens/s of a simulated step, the rate of matmuls fitted to one bf16 row (attention's to one in float8), "
-        "against five more published bf16 rows: largest error",
+        "simulated tokens/s (matmul rate fitted to one bf16 row, attention to one in float8) against five "
+        "other bf16 rows: largest error",
         "{most:.1%}",
         "at most 5 %",
         ("tokens/s, bf16*",),
     ),
     Claim(
-        "the same against two published rows of context parallel, in float8, two more rates fitted to two others: "
-        "largest error",
+        "the same, two rows of context parallel in float8, two more rates fitted to two others: largest error",
         "{most:.1%}",
         "at most 15 %",
         ("tokens/s, cp*",),
     ),
     Claim(
-        "pairs of those rows whose published tokens/s differ by more than 5 %, and whose simulated ones are in the "
-        "other order",
+        "pairs of rows over 5 % apart that are simulated in the wrong order",
         "{:.0f}",
         "0",
         ("order*",),
     ),
     Claim(
-        "simulated collectives (kind, mesh dim, bytes, owner) that differ from the shipped scenarios' signatures",
+        "simulated collectives that differ from the shipped scenarios' signatures",
         "{:.0f}",
         "0",
         ("collectives*",),

@@ -40,8 +40,8 @@ WANTED_TIME, WANTED_SHARE = 1.05, 0.25
 IS_LONG = True
 CLAIMS = (
     Claim(
-        "time of the plan that `sweep` recommends on this machine, of two models, to the best of all plans measured; "
-        "time that the sweep took to that of measuring them all",
+        "plan that `sweep` recommends here, two models, relative to the best measured; time of the sweep "
+        "relative to measuring all plans",
         "{:.2f}, {:.2f}; {:.0%}, {:.0%}",
         "at most 1.05; at most 25 %",
         ("recommended*", "share*"),

@@ -18,7 +18,7 @@ CLAIMS = (
         ("*collectives*",),
     ),
     Claim(
-        "timed iterations in the measuring time of `./run.sh`, first case opened to last closed, its scenarios",
+        "timed iterations in the measuring time of `./run.sh`",
         "{:.0%}",
         "at least 50 %",
         ("*quick*",),

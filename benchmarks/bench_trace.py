@@ -22,12 +22,12 @@ FEW = ("--budget", "1", "--check", "none")
 
 CLAIMS = (
     Claim(
-        "a traced step of `llama_2d` and of `llama_3d` against a bare one, CPU time, interleaved",
+        "traced step of `llama_2d`, `llama_3d` against a bare one, CPU time",
         "{:.2f}x, {:.2f}x",
         "at most 1.10x",
         ("*a traced step*",),
     ),
-    Claim("collectives of these whose owner is known", "{least:.0%}", "at least 97 %", ("*owner is known",)),
+    Claim("their collectives with a known owner", "{least:.0%}", "at least 97 %", ("*owner is known",)),
 )
 
 

@@ -14,13 +14,13 @@ ANY_ORDER = "ranks in any order"
 
 CLAIMS = (
     Claim(
-        "wrong values in 12,000 generated redistributions by our planners and executor",
+        "wrong values in 12,000 generated redistributions by our planners",
         "{total:.0f}",
         "0",
         ("wrong *",),
     ),
     Claim(
-        "the same of 2,050 by calibrated plans on meshes with their ranks in any order: wrong; refused with a sentence",
+        "the same, 2,050 calibrated plans on meshes with ranks in any order: wrong; rejected",
         "{:.0f}; {:.0f}",
         "0; no promise",
         (f"{ANY_ORDER}: wrong*", f"{ANY_ORDER}: refused*"),

@@ -44,7 +44,7 @@ CLAIMS = (
         ("identical, *, launches",),
     ),
     Claim(
-        "the same with the names drawn anew in each pass, 100 times a launch",
+        "the same with names drawn again in each pass, 100 times per launch",
         "{:.1%}; {:.1%}; {:.1%}",
         "at most 5 %",
         ("identical, *, names redrawn",),
@@ -57,13 +57,13 @@ CLAIMS = (
         ("versus, launches", "versus, names redrawn"),
     ),
     Claim(
-        "variants slower by real work of about 20 %, about 10 %: called slower by a default launch",
+        "variants slower by about 20 %, 10 %: reported slower by a default launch",
         "{:.0%}; {:.0%}",
         "at least 95 %; 60 %",
         ("slower by 20 %*", "slower by 10 %*"),
     ),
     Claim(
-        "printed intervals of a median that hold the median of all identical copies",
+        "intervals of a median that contain the median of all identical copies",
         "{:.0%}",
         "at least 90 %",
         ("intervals*",),
