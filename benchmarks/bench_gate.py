@@ -31,7 +31,7 @@ MAX_HEADED_PASS, LEAST_POWER, LEAST_PLACED = 0.02, 0.85, 0.7
 ENVIRONMENT = {"machine": "box", "device": "cpu", "backend": "gloo", "world_size": 4, "num_cpus": 4}
 
 CLAIMS = (
-    Claim("`distbench gate` on 10,000 cases x 10 launches a side", "{:.1f} s, {:.2f} GB", "20 s, 2 GB", ("gate,*",)),
+    Claim("`distbench gate` on 10,000 cases x 10 launches per side", "{:.1f} s, {:.2f} GB", "20 s, 2 GB", ("gate,*",)),
     Claim(
         "a steady case (1 % spread) that is 20 % slower, among 29 that scatter by 20 %: found with 5 pairs",
         "{:.1%}",

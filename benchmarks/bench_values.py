@@ -22,7 +22,7 @@ CLAIMS = (
     Claim(
         "the same, 2,050 calibrated plans on meshes with ranks in any order: wrong; rejected",
         "{:.0f}; {:.0f}",
-        "0; no promise",
+        "0; no limit",
         (f"{ANY_ORDER}: wrong*", f"{ANY_ORDER}: refused*"),
     ),
 )

@@ -38,7 +38,7 @@ IS_LONG = True
 CLAIMS = (
     Claim(
         f'tables of 8 identical step variants with any verdict but "within noise", of {LAUNCHES} launches: default; '
-        "beside a restless neighbour; `--quick`",
+        "next to a busy neighbour; `--quick`",
         "{:.0%}; {:.0%}; {:.0%}",
         "at most 5 %",
         ("identical, *, launches",),
@@ -50,8 +50,8 @@ CLAIMS = (
         ("identical, *, names redrawn",),
     ),
     Claim(
-        f"`case.versus` over all pairs of 6 identical collectives, {LAUNCHES} quick launches beside a neighbour that "
-        "is busy for 2 s and idle for 2 s: launches with any verdict; the same with the names drawn anew in each pass",
+        f"`case.versus` over all pairs of 6 identical collectives, {LAUNCHES} quick launches next to a neighbour that "
+        "is busy for 2 s and idle for 2 s: launches with any verdict; the same with names drawn again in each pass",
         "{:.0%}; {:.1%}",
         "at most 5 %",
         ("versus, launches", "versus, names redrawn"),

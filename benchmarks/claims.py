@@ -19,7 +19,7 @@ from types import ModuleType
 Row = tuple[str, float, float]
 """Name, measured, allowed: a ceiling, or with a minus sign before it a floor; infinity promises nothing."""
 
-HEAD = "| promise | measured | wanted | date, commit | `./run.sh` ... |\n|---|---|---|---|---|"
+HEAD = "| guarantee | measured | wanted | date, commit | `./run.sh` ... |\n|---|---|---|---|---|"
 
 
 @dataclass(frozen=True)
