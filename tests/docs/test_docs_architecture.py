@@ -32,6 +32,15 @@ def test_the_table_of_packages_is_what_the_layers_hold() -> None:
     assert packages_of_page() == MAY_IMPORT
 
 
+def test_files_that_a_package_s_row_names_are_in_that_package() -> None:
+    section = (ROOT / "docs" / "architecture.md").read_text().split("\n## Packages\n")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| `(\w+)/` \|(.*)$", section, re.MULTILINE)
+    assert rows
+    for package, row in rows:
+        for name in re.findall(r"`(\w+\.py)`", row):
+            assert (ROOT / "distbench" / package / name).exists(), f"{package}/ has no {name}"
+
+
 def test_the_page_stays_short() -> None:
     assert len((ROOT / "docs" / "architecture.md").read_text().splitlines()) <= MAX_LINES
 
