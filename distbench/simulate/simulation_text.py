@@ -1,10 +1,10 @@
-"""A simulation as a person reads it: the step's time and its parts, memory and what is alive, what was assumed."""
+"""A simulation as text: the parts of the step, memory by owner, assumptions, and the answer at the end."""
 
 from collections.abc import Sequence
 
 from distbench.show import units
-from distbench.show.blocks import Block, Heading, Lines, Table, TableColumns, capped, table_of
-from distbench.show.units import brief_time_text, rate_text, size_text, time_text
+from distbench.show.blocks import Block, Heading, Lines, Notes, Table, TableColumns, capped, table_of
+from distbench.show.units import brief_time_text, rate_text, size_text, source_text, time_text
 from distbench.simulate.replay import Simulation, by_mesh_dim, fullest, slowest
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text
@@ -30,15 +30,15 @@ def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
     """Everything about one simulated step, given as the ranks that were simulated: of the slowest one its time, of the
     fullest one its memory."""
     simulation, memory = slowest(ranks), fullest(ranks)
-    title = f"{simulation.recording.head.label}, simulated on {simulation.hardware.name}"
     return [
-        Heading(title),
-        Lines(_sentences(simulation, memory, ranks)),
+        Heading(f"{simulation.recording.head.label}, simulated on {simulation.hardware.name}"),
+        Lines(_setting(simulation, memory, ranks)),
         *([_ranks(ranks)] if len(ranks) > 1 else []),
         _time(simulation),
         *_exposed(simulation),
         _memory(memory),
-        Lines(assumptions(simulation)),
+        Notes(assumptions(simulation)),
+        Lines(_answer(simulation, memory)),
     ]
 
 
@@ -54,50 +54,70 @@ def _ranks(ranks: Sequence[Simulation]) -> Table:
         ("reserved", lambda simulation: size_text(simulation.memory.reserved_bytes)),
         ("alive", lambda simulation: size_text(simulation.memory.live_bytes)),
     )
-    notes = ["a step takes what its slowest rank takes; all other ranks are like one of these"]
+    notes = ["the step time is that of the slowest rank; every other rank equals one of these"]
     return table_of("ranks of the pipeline" if is_pipeline else "ranks that differ", columns, ranks, notes)
 
 
-def _sentences(simulation: Simulation, full: Simulation, ranks: Sequence[Simulation]) -> tuple[str, ...]:
+def _answer(simulation: Simulation, full: Simulation) -> tuple[str, ...]:
+    """Step time, memory of capacity, and the largest exposed communication."""
     head, memory = simulation.recording.head, full.memory
-    unit = "tokens" if head.num_tokens else "samples"
+    unit, shares = "tokens" if head.num_tokens else "samples", (simulation.model_share, simulation.hardware_share)
+    mfu, hfu = (f"{100 * share:.1f} %" for share in shares)
+    exposed = {key: seconds for key, seconds in simulation.exposed_s.items() if seconds > LEAST_S}
+    largest = "none"
+    if exposed:
+        key, seconds = max(exposed.items(), key=lambda item: item[1])
+        whose = f"{source_text(key.source)} {key.kind} ({key.mesh_dim}) of {key.owner or 'the root module'}"
+        largest = f"{whose}, {brief_time_text(seconds)} ({_share(seconds, simulation)} of the step)"
+    warnings = _memory_warning(full)
+    return (
+        f"Simulated: {brief_time_text(simulation.timed.step_s)} per step on {simulation.hardware.name}, "
+        f"{rate_text(simulation.tokens_per_s)} {unit}/s/device, MFU {mfu}, HFU {hfu}",
+        f"Memory: {size_text(memory.reserved_bytes)} of {size_text(simulation.hardware['memory_bytes'])} reserved at "
+        f"the peak, {size_text(memory.live_bytes)} of it alive" + ("" if warnings else "; the step fits"),
+        f"Largest exposed communication: {largest}",
+        *warnings,
+    )
+
+
+def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulation]) -> tuple[str, ...]:
+    """Mesh, size of the model and the batch, and the ranks that were simulated."""
+    head = simulation.recording.head
     world_size, per_node = simulation.recording.world_size, simulation.hardware.devices_per_node
     nodes = f"{count_text(-(-world_size // per_node), 'node')} of {per_node}" if world_size > per_node else "1 node"
     full_rank = f"{full.recording.head.rank:,}"
     sentences = [
-        f"step {brief_time_text(simulation.timed.step_s)}: {rate_text(simulation.tokens_per_s)} {unit}/s a device, "
-        f"MFU {100 * simulation.model_share:.1f} %, HFU {100 * simulation.hardware_share:.1f} %",
-        f"memory: {size_text(memory.reserved_bytes)} reserved at the peak, {size_text(memory.live_bytes)} of it alive; "
-        f"{_fits(full)}",
         f"mesh {format_mesh(head.mesh)} ({count_text(world_size, 'device')}, {nodes}): "
-        f"{units.count_text(head.num_parameters)} parameters, a batch of {head.batch_size:,}",
+        f"{units.count_text(head.num_parameters)} parameters, global batch {head.batch_size:,}",
     ]
     if (pipeline := head.pipeline) is not None:
         shares = [of_rank.parts.bubble_s / of_rank.timed.step_s for of_rank in ranks]
         parts = count_text(pipeline.microbatches, "micro-batch", "micro-batches")
-        least = f"; {100 * least:.1f} % where stages take as long" if (least := pipeline.least_idle_share) else ""
+        least = f"; {100 * least:.1f} % with stages of equal time" if (least := pipeline.least_idle_share) else ""
         sentences.append(
             f"{pipeline.schedule} of {count_text(pipeline.num_stages, 'stage')} and {parts}: bubbles are "
-            f"{100 * sum(shares) / len(shares):.1f} % of the step on a rank{least}; the fullest rank is {full_rank}"
+            f"{100 * sum(shares) / len(shares):.1f} % of the step per rank{least}; rank {full_rank} needs the most memory"
         )
     elif len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{of_rank.recording.head.rank:,}" for of_rank in ranks)
-        sentences.append(f"of rank {listed}: the slowest is {head.rank:,}, the fullest {full_rank}")
+        sentences.append(f"simulated ranks {listed}: {head.rank:,} is the slowest, {full_rank} needs the most memory")
     return tuple(sentences)
 
 
-def _fits(simulation: Simulation) -> str:
-    capacity = size_text(simulation.hardware["memory_bytes"])
-    memory = simulation.memory_here
+def _memory_warning(simulation: Simulation) -> list[str]:
+    """Why the step does not fit, or barely fits; empty if it fits."""
+    capacity, memory = size_text(simulation.hardware["memory_bytes"]), simulation.memory_here
     if memory.out_of_memory is not None:
-        return f"out of memory: within {capacity} there is no room for {size_text(memory.out_of_memory)} more"
+        missing = size_text(memory.out_of_memory)
+        return [f"warning: out of memory: the step does not fit into {capacity}; an allocation of {missing} fails"]
     if memory.num_retries:
         times = "once" if memory.num_retries == 1 else f"{memory.num_retries} times"
-        return f"it fits into {capacity} only because the allocator gives back {times} what it cached"
+        return [f"warning: the step fits into {capacity} only because the allocator frees its cache {times}"]
     if memory.reserved_bytes > simulation.hardware.usable_bytes:
         reserve = size_text(simulation.hardware["reserve_bytes"])
-        return f"it fits into {capacity}, but leaves less than {reserve} for the context, NCCL's buffers and workspaces"
-    return f"it fits into {capacity}"
+        left = f"leaves less than {reserve} for the context, NCCL's buffers and workspaces"
+        return [f"warning: the step fits into {capacity}, but {left}"]
+    return []
 
 
 def _time(simulation: Simulation) -> Table:
@@ -109,12 +129,12 @@ def _time(simulation: Simulation) -> Table:
         for name, seconds in by_mesh_dim(simulation.exposed_s).items()
         if name in communication_s
     ]
-    bubble = [("bubble: another stage is waited for", parts.bubble_s)] if head.pipeline is not None else []
+    bubble = [("bubble (waits for another stage)", parts.bubble_s)] if head.pipeline is not None else []
     rows = [
-        ("compute: some operator runs", parts.compute_s),
+        ("compute", parts.compute_s),
         *exposed,
         *bubble,
-        ("idle: the host has issued nothing yet", max(parts.idle_s, 0.0)),
+        ("idle (host-bound)", max(parts.idle_s, 0.0)),
     ]
     names = {"memory": "memory-bound", "attention_backward": "attention's backward"}
     kinds = ", ".join(
@@ -124,7 +144,7 @@ def _time(simulation: Simulation) -> Table:
     notes = [
         f"operators, on all streams: {kinds}",
         f"collectives, exposed or not: {moved or 'none'}",
-        f"the host issues for {brief_time_text(simulation.timed.host_s)} of the step",
+        f"CPU launch time: {brief_time_text(simulation.timed.host_s)}",
     ]
     of = f", rank {head.rank:,}" if head.pipeline is not None else ""
     cells = [(name, time_text(seconds), _share(seconds, simulation)) for name, seconds in rows]
@@ -157,15 +177,14 @@ def _memory(simulation: Simulation) -> Table:
     memory = simulation.memory
     mode = "expandable_segments:True" if simulation.expandable else "its default settings"
     note = (
-        f"the allocator, with {mode}, rounds that up to {size_text(memory.allocated_bytes)} and reserves "
-        f"{size_text(memory.reserved_bytes)} for it: pools of different streams share nothing, and free blocks may be "
-        "too small"
+        f"the allocator, with {mode}, rounds this up to {size_text(memory.allocated_bytes)} and reserves "
+        f"{size_text(memory.reserved_bytes)}: streams share no pool, and free blocks may be too small"
     )
     return capped(Table("alive at the peak", ("<what", "bytes"), rows, [note]), MAX_ROWS + 4, "more: --format json")
 
 
 def assumptions(simulation: Simulation) -> tuple[str, ...]:
-    """What a reader must know of the figures: what was guessed, fitted, and left out."""
+    """Return what was guessed, fitted, extrapolated and left out."""
     hardware = simulation.hardware
     sentences: list[str] = []
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):
@@ -176,7 +195,7 @@ def assumptions(simulation: Simulation) -> tuple[str, ...]:
         sentences.append(f"not in hardware file {hardware.name}, and extrapolated: {taken}")
     if simulation.recording.head.compiled:
         sentences.append(
-            "torch.compile is a rule here: memory-bound operators between two matmuls are one kernel; what backward "
-            "does not need is not kept"
+            "torch.compile is modelled by a rule: memory-bound operators between two matmuls are one kernel; tensors "
+            "that backward does not need are freed"
         )
     return (*sentences, *simulation.not_simulated)

@@ -36,7 +36,7 @@ from distbench.simulate.recording import (
     save_recordings,
 )
 from distbench.simulate.replay import Simulation
-from distbench.simulate.simulation_text import blocks_of
+from distbench.simulate.simulation_text import assumptions, blocks_of
 from distbench.spec import UserError
 
 HEAD = Head("mine", "", {"dp_shard": 8}, "2.13.0", 1000, 16, 4096, 1, ("forward", "backward"))
@@ -194,16 +194,22 @@ def test_the_page_of_a_simulation_says_what_it_is_made_of() -> None:
         matmul(0, 1)._replace(phase="backward"),
     )
     simulation = Simulation(recording, machine())
-    text = text_of(blocks_of([simulation]))
+    text, notes = text_of(blocks_of([simulation])), " ".join(assumptions(simulation))
     # 4,096 tokens on 8 devices in 4 s; forward 2e9 operations, three times that of 4 s x 989.4e12.
-    assert "step 4.00 s: 128 tokens/s a device, MFU 0.0 %" in text
+    assert "Simulated: 4.00 s per step on h100, 128 tokens/s/device, MFU 0.0 %" in text
     assert simulation.model_share == pytest.approx(6e9 / 4 / 989.4e12)
-    assert "exposed communication over dp_shard    1.00  s       25.0 %" in text
-    assert "activations of layers.*.ffn" in text and "3 GiB of it alive; it fits into 79.1 GiB" in text
+    assert "exposed communication over dp_shard 1.00 s 25.0 %" in " ".join(text.split())
+    assert (
+        "activations of layers.*.ffn" in text
+        and "3 GiB of 79.1 GiB reserved at the peak, 3 GiB of it alive; the step fits" in text
+    )
     alone = gather(1, 0, ranks=((1, 1),))._replace(group_size=1, mesh_dim="tp", payload_bytes=0)
     lone = text_of(blocks_of([Simulation(replace(recording, events=[*recording.events, alone]), machine())]))
     assert "over dp_shard" in lone and "over tp" not in lone  # a group of one moves nothing
-    assert "fitted" not in text and "guessed in hardware file h100: attention_backward_flops" in text
+    assert "fitted" not in notes and "guessed in hardware file h100: attention_backward_flops" in notes
+    answer = text.splitlines()[-3:]
+    assert "notes: -v shows them" in text and answer[-1].startswith("Largest exposed communication: ")
+    assert answer[-1].endswith(", 1.00 s (25.0 % of the step)")
     record = simulation.to_record()
     assert record["simulated"] is True and record["memory"]["peak_live_bytes"] == 3 << 30
     assert json.loads(json.dumps(record)) == record
@@ -347,9 +353,9 @@ def test_a_damaged_recording_is_one_sentence(tmp_path: Path, line: int, text: st
 @pytest.mark.parametrize(
     ("capacity_gib", "says"),
     [
-        (64, "it fits into 64 GiB"),
-        (5, "only because the allocator gives back once what it cached"),
-        (4, "there is no room for 2 GiB more"),
+        (64, "of 64 GiB reserved at the peak, 4 GiB of it alive; the step fits"),
+        (5, "only because the allocator frees its cache once"),
+        (4, "an allocation of 2 GiB fails"),
     ],
 )
 def test_the_page_says_whether_it_fits(capacity_gib: int, says: str) -> None:

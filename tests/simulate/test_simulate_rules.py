@@ -16,7 +16,7 @@ from distbench.simulate.compile_float8 import compiled_memory
 from distbench.simulate.hardware_file import Figure, Hardware, HostFigures, load_hardware
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.replay import Simulation
-from distbench.simulate.simulation_text import blocks_of
+from distbench.simulate.simulation_text import assumptions, blocks_of
 
 GIB = 1 << 30
 COMPILED = replace(HEAD, compiled=("layers.0",))
@@ -213,7 +213,7 @@ def test_of_an_accelerators_memory_a_reserve_is_not_usable() -> None:
 @pytest.mark.parametrize(
     ("num_gib", "fits", "takes_reserve", "says"),
     [
-        (74, True, False, "it fits into 79.1 GiB"),
+        (74, True, False, "; the step fits"),
         (77, False, True, "leaves less than 4.04 GiB for the context"),
         (80, False, False, "out of memory"),
     ],
@@ -255,7 +255,7 @@ def test_what_a_hardware_file_lacks_is_extrapolated_and_said() -> None:
     assert some["matmul_fp8_flops"] == pytest.approx(1200e12) and some["device_spread"] == 0
     assert some["attention_full_flops"] == some["attention_flops"] and set(left_out) == set(some.extrapolated)
     simulation = Simulation(run(matmul(0, 1)), some)
-    text = " ".join(text_of(blocks_of([simulation])).split())
+    text = " ".join(assumptions(simulation))
     assert "not in hardware file mine, and extrapolated: attention_full_flops (attention_flops), device_spread" in text
     assert simulation.to_record()["extrapolated"]["peak_fp8_flops"] == "twice peak_bf16_flops"
 

@@ -142,8 +142,8 @@ def test_a_run_file_says_bubbles_and_messages(tmp_path: Path) -> None:
     assert bubble_shares(trace) == {0: 2 / 6, 1: 1 / 6}
     assert str(bubbles_text(trace)).startswith("bubbles are 25 % of the step on a rank (rank 1 17 %, rank 0 33 %)")
     text = " ".join(text_of(blocks_of(simulations)).split())
-    assert "bubbles are 25.0 % of the step on a rank; 50.0 % where stages take as long" in text
-    assert "bubble: another stage is waited for 2.00 s 33.3 %" in text
+    assert "bubbles are 25.0 % of the step per rank; 50.0 % with stages of equal time" in text
+    assert "bubble (waits for another stage) 2.00 s 33.3 %" in text
     # Forward of both stages, three times, by what both devices could do in 6 s.
     assert simulations[0].model_share == pytest.approx(3 * 8e9 / (2 * 6 * 989.4e12))
 
