@@ -1,6 +1,7 @@
 """The command `distbench simulate`."""
 
 import json
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,9 @@ def simulate(
         say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
     except OSError as error:
         raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
+    if form == "table":
+        elsewhere = [] if out == Path("results") else ["--runs", str(out)]
+        say(f"Next: {shlex.join(['distbench', 'report', '--paths', *elsewhere])}   (shows each collective of the step)")
 
 
 def _ranks(text: str | None) -> list[int] | None:

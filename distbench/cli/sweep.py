@@ -20,7 +20,7 @@ from distbench.cli.options import (
 from distbench.spec.errors import INTERRUPTED
 
 if TYPE_CHECKING:
-    from distbench.search.sweep_result import SweepResult
+    pass
 
 
 @click.command()
@@ -67,7 +67,7 @@ def sweep(
       distbench sweep bench.py::mine --hardware h200 --around-my-plan
     """
     from distbench.search.sweep import AskedSweep, run_sweep
-    from distbench.search.sweep_text import blocks_of, pareto_figures, record_of_result
+    from distbench.search.sweep_text import blocks_of, page_of_result, pareto_figures, record_of_result
     from distbench.show import plots
     from distbench.show.terminal import shown
 
@@ -87,23 +87,6 @@ def sweep(
     if files := plots.draw(figures, request.out):
         say(f"picture: {files[0]}", err=True)
     if page is not None:
-        write(page, _page(result))
+        write(page, page_of_result(result))
         say(f"page: {page}", err=True)
     ctx.exit(INTERRUPTED if interrupted else 0)
-
-
-def _page(result: "SweepResult") -> str:
-    """The whole result as HTML: the recommendation first, then the picture."""
-    from distbench.search.sweep_text import blocks_of, pareto_figures
-    from distbench.show import plots
-    from distbench.show.blocks import Heading, Lines
-    from distbench.show.html import Picture, Verdict, page_of
-
-    _, *rest = blocks_of(result)
-    recommendation = next(block for block in rest if isinstance(block, Lines))
-    rest.remove(recommendation)
-    with plots.styled():
-        figures = pareto_figures(result.title, result.plans, result.best, result.capacity_bytes)
-        pictures = [Picture(figure) for _, figure in figures]
-        head = (Heading(result.title, 1), Heading("which plan"), Verdict(recommendation.texts))
-        return page_of(result.title, [*head, *pictures, *rest])

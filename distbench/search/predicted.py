@@ -98,7 +98,8 @@ def predicted(
     fits = False if live > hardware.usable_bytes else None
     return replace(
         high,
-        step_s=line(low.step_s, high.step_s),
+        step_s=(step_s := line(low.step_s, high.step_s)),
+        mfu=line(low.mfu * low.step_s, high.mfu * high.step_s) / step_s,
         parts_s=lines(low.parts_s, high.parts_s),
         exposed_s=lines(low.exposed_s, high.exposed_s),
         implicit_s=lines(low.implicit_s, high.implicit_s),
@@ -144,6 +145,7 @@ def _whole(
         is_tight=any(rank.memory_usable.num_retries > 0 for rank in ranks),
         takes_reserve=not fits and all(rank.memory_here.out_of_memory is None for rank in ranks),
         assumed=assumptions(simulation),
+        mfu=simulation.model_share,
     )
 
 

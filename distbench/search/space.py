@@ -324,5 +324,5 @@ def _scaled_batch(entry: Entry, base: dict[str, Any], chosen: Mapping[str, Any],
         return ""
     before = base[name]
     base[name] = before * world // num_ranks
-    ranks = count_text(num_ranks, "rank")
-    return f"{name}={base[name]}, as {before} on the {ranks} that {entry.name} is written for; --set {name}=N else"
+    scaled = f"from {before} ({count_text(num_ranks, 'rank')}) to {base[name]} ({count_text(world, 'rank')})"
+    return f"global batch scaled {scaled}; change with --set {name}=N"

@@ -54,6 +54,7 @@ class Prediction:
     is_tight: bool = False
     takes_reserve: bool = False
     live_bytes: float = 0.0
+    mfu: float = 0.0
     assumed: Sequence[str] = ()
 
     @property
@@ -393,16 +394,18 @@ def result_of(
 def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[str]:
     facts, left_out = state.space.facts, list(state.left_out.items())
     amount = count_text(*((facts["num_tokens"], "token") if facts["num_tokens"] else (facts["batch_size"], "sample")))
-    notes = [f"every plan takes the same global batch a step ({amount}), so step times rank them"]
+    notes = [f"every plan has the same global batch per step ({amount}), so step times rank the plans"]
     if hardware is None:
         if state.interrupted:
-            notes.insert(0, "it was interrupted: this is what was known; --resume goes on")
+            notes.insert(0, "warning: the sweep was interrupted; --resume continues it")
         elif not state.final:
-            unchecked = "no plan of the last round, which checks them, came out right: the one recommended is unchecked"
+            unchecked = (
+                "warning: the recommended plan is unchecked: the last round, which checks results, has no correct plan"
+            )
             notes.insert(0, unchecked)
         notes.append(
             f"measured: {len(state.measured)} of {count_text(count_of(state.space), 'plan')}, the best third of each "
-            "round in the next; those with a verdict took turns in the last"
+            "round in the next; plans with a verdict alternated in the last round"
         )
     else:
         order = "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
@@ -413,19 +416,20 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
         notes.append(f"tried: {num_tried} of {count_text(state.num_legal, 'plan')}: {order}{stopped}")
         notes += [setup.note] if setup.note else []
     if state.refused:
-        notes.append(f"meshes that were refused unrecorded, since their shards alone do not fit: {len(state.refused)}")
+        skipped = count_text(len(state.refused), "mesh", "meshes")
+        notes.append(f"{skipped} skipped: parameter shards alone exceed the memory")
     notes += [f"left out: {candidate.text}: {why}" for candidate, why in left_out[:MAX_LEFT_OUT]]
     if len(left_out) > MAX_LEFT_OUT:
         notes.append(f"left out: {len(left_out) - MAX_LEFT_OUT} more: --format json")
     if state.layers:
-        notes.append(f"times are extended linearly from {FEW[0]} and {FEW[1]} layers ({state.layers})")
+        notes.append(f"times are extrapolated linearly from {FEW[0]} and {FEW[1]} layers ({state.layers})")
     if setup.float8:
-        notes.append("--float8 is a rule of predictions: distbench run measures the plan without it")
+        notes.append("--float8 changes predictions only: distbench run measures the plan without it")
     if state.predictions:
         notes += state.ranked_predictions[0].assumed
     if state.final and state.interrupted and hardware is not None:
-        notes.append("it was interrupted while it measured; --resume goes on")
+        notes.append("warning: the sweep was interrupted while measuring; --resume continues it")
     notes += [f"run file of a round: {file}" for file in state.run_files]
     if state.num_reused is not None:
-        notes.append(f"rounds that --resume took: {state.num_reused}")
+        notes.append(f"rounds reused by --resume: {state.num_reused}")
     return notes

@@ -18,10 +18,12 @@ from distbench.search.sweep_result import (
     undominated,
 )
 from distbench.show import plots as style
-from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, table_of
+from distbench.show.blocks import Block, Code, Heading, Lines, Notes, Table, TableColumns, capped, table_of
+from distbench.show.html import Picture, Verdict, page_of
 from distbench.show.plots import Spot, hover
-from distbench.show.units import NOTHING, brief_time_text, rate_text, ratio_text, size_text, time_text
+from distbench.show.units import NOTHING, brief_time_text, rate_text, size_text, time_text, times_text
 from distbench.spec.printable_text import count_text
+from distbench.statistics.verdicts import FASTER, SLOWER
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -44,30 +46,33 @@ def cost_a_billion(price: float, world: int, tokens_per_s: float) -> float:
 
 
 def recommendation(result: SweepResult) -> str:
-    """One sentence."""
+    """Mesh, changes, step time, throughput, MFU and memory of the recommended plan."""
     best = result.best
-    changes = f" with {best.candidate.changes_text}" if best.candidate.choices else ", the plan as written"
-    rate = f"{rate_text(best.tokens_per_s / result.world)} {result.unit}/s a device"
-    parts = [f"{brief_time_text(best.step_s)} a step {result.where} ({rate})"]
+    changes = best.candidate.changes_text if best.candidate.choices else "plan unchanged"
+    parts = [
+        f"{brief_time_text(best.step_s)} per step",
+        f"{rate_text(best.tokens_per_s / result.world)} {result.unit}/s/device",
+    ]
+    if best.prediction is not None and best.prediction.mfu and best.memory_basis != "measured":
+        parts.append(f"MFU {100 * best.prediction.mfu:.0f} %")
     if best.memory_bytes is not None:
         parts.append(_memory_of(best, result))
     if result.price is not None:
         step = cost_a_step(result.price, result.world, best.step_s)
         billion = cost_a_billion(result.price, result.world, best.tokens_per_s)
-        parts.append(
-            f"{step:.3g} a step and {billion:,.4g} a billion {result.unit} at {result.price:g} a device and hour"
-        )
-    return f"use --mesh {best.candidate.mesh_text}{changes}: {', '.join(parts)}"
+        per_hour = f"at {result.price:g} per device-hour"
+        parts.append(f"{step:.3g} per step and {billion:,.4g} per billion {result.unit} {per_hour}")
+    return f"Recommended: {best.candidate.mesh_text}, {changes}. {', '.join(parts)} ({result.where})"
 
 
 def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
     capacity_bytes = result.capacity_bytes
     if plan.is_tight and capacity_bytes:
         need, room = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - result.reserve_bytes)
-        return f"{need} at the peak, squeezed into {room} because the allocator gives back what it cached"
+        return f"peak {need}, which fits into {room} only because the allocator frees its cache"
     of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
-    reserve_text = f" ({size_text(result.reserve_bytes)} are kept free)" if of and result.reserve_bytes else ""
-    return f"{memory_text(plan)}{of} at the peak{reserve_text}"
+    reserve_text = f" ({size_text(result.reserve_bytes)} kept free)" if of and result.reserve_bytes else ""
+    return f"peak {memory_text(plan)}{of}{reserve_text}"
 
 
 def memory_text(plan: RankedPlan) -> str:
@@ -85,22 +90,22 @@ def why(result: SweepResult) -> list[str]:
     """How the next plan differs."""
     best, next_plan = result.best, result.runner_up
     if next_plan is None:
-        return [
-            "no other plan that was tried fits" if result.plans[1:] else "there is no other plan to hold it against"
-        ]
-    text = f"next, {next_plan.candidate.text}: "
+        return ["No other plan that was tried fits." if result.plans[1:] else "No other plan was tried."]
+    name = next_plan.candidate.text
     if next_plan.measured is not None:
-        text += f"{ratio_text(*next_plan.measured)} times its time ({next_plan.verdict})"
+        ratio, low, high = next_plan.measured
+        verdict = "" if next_plan.verdict in (SLOWER, FASTER) else f": {next_plan.verdict}"
+        text = f"Next best: {name}, {times_text(ratio, 'the recommended plan', low, high)}{verdict}"
     else:
         more = next_plan.step_s / best.step_s - 1
-        text += f"{100 * more:+.1f} % time{', too near to tell: measure both' if abs(more) <= CLOSE else ''}"
         more_bytes = (next_plan.memory_bytes or 0) - (best.memory_bytes or 0)
-        if more <= 0 < more_bytes and best.memory_bytes:
-            text += f"; it takes {size_text(more_bytes)} more memory"
+        memory = f", {size_text(more_bytes)} more memory" if more <= 0 < more_bytes and best.memory_bytes else ""
+        label, advice = ("Tie", ". Measure both") if abs(more) <= CLOSE else ("Next best", "")
+        text = f"{label}: {name} ({100 * more:+.1f} % time{memory}){advice}"
     theirs, ours = result.traces.get(next_plan.candidate), result.traces.get(best.candidate)
     differences = path_changes(theirs, ours)[:MAX_REASONS] if theirs is not None and ours is not None else []
     differences = differences or reasons(best, next_plan)
-    return [text, *(["against the recommended plan it has " + "; ".join(differences)] if differences else [])]
+    return [text, *(["Compared with the recommended plan: " + "; ".join(differences)] if differences else [])]
 
 
 def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
@@ -110,14 +115,14 @@ def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
         return []
     parts = {
         COMPUTE: "compute",
-        IDLE: "idle time, in which the host has issued nothing yet",
-        BUBBLE: "bubble, in which another stage is waited for",
+        IDLE: "idle time (host-bound)",
+        BUBBLE: "bubble (waits for another stage)",
     }
     changes = [(theirs.parts_s.get(name, 0.0) - ours.parts_s.get(name, 0.0), called) for name, called in parts.items()]
     for key in {*ours.exposed_s, *theirs.exposed_s}:
         mesh_dim, kind, owner = key
         change = theirs.exposed_s.get(key, 0.0) - ours.exposed_s.get(key, 0.0)
-        changes.append((change, f"exposed {kind} over {mesh_dim} of {owner or 'the root'}"))
+        changes.append((change, f"exposed {kind} over {mesh_dim} of {owner or 'the root module'}"))
     changes.sort(key=lambda item: -abs(item[0]))
     return [
         f"{brief_time_text(abs(change))} {'more' if change > 0 else 'less'} {called}"
@@ -183,19 +188,28 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
 
 
 def blocks_of(result: SweepResult) -> list[Block]:
-    """Everything."""
+    """Everything; the recommendation and the next command are at the end."""
     return [
         Heading(result.title),
-        Lines((recommendation(result), *why(result))),
         *_changes(result),
         *_front(result),
         _table("plans", result, result.plans),
         *([_table("as predicted", result, result.predicted)] if result.predicted else []),
-        Heading("to paste", 3),
-        *([Code(tuple(result.code))] if result.code else []),
+        *([Heading("to paste", 3), Code(tuple(result.code))] if result.code else []),
+        Notes(tuple(result.notes)),
+        Lines((recommendation(result), *why(result), "Next:")),
         Code((result.command,)),
-        Lines(tuple(result.notes)),
     ]
+
+
+def page_of_result(result: SweepResult) -> str:
+    """Everything as HTML: the recommendation first, then the picture."""
+    _, *rest, notes, answer, command = blocks_of(result)
+    with style.styled():
+        figures = pareto_figures(result.title, result.plans, result.best, result.capacity_bytes)
+        pictures = [Picture(figure) for _, figure in figures]
+        head = (Heading(result.title, 1), Heading("Recommended plan"), Verdict(answer.texts[:-1]))
+        return page_of(result.title, [*head, *pictures, *rest, command, notes])
 
 
 def _changes(result: SweepResult) -> list[Block]:
@@ -236,7 +250,7 @@ def _front(result: SweepResult) -> list[Block]:
         ("step", lambda plan: time_text(plan.step_s)),
         ("memory", memory_text),
     )
-    title = "step time against memory: no plan is both faster and smaller than one of these"
+    title = "Pareto front: step time vs memory"
     return [capped(table_of(title, columns, front), MAX_FRONT, "more: see the picture")]
 
 
@@ -261,20 +275,23 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
     )
     notes = []
     if any(plan.memory_basis == "about" and plan.memory_bytes is not None for plan in plans):
-        note = f"memory with ~ is extended from few layers: {SAMPLED}"
+        note = f"memory with ~ is extrapolated from few layers: {SAMPLED}"
         if estimates := result.estimates:
             own_range = f"{100 * (min(estimates) - 1):+.0f} to {100 * (max(estimates) - 1):+.0f} %"
-            note += f", {own_range} on the {count_text(len(estimates), 'plan')} of this sweep that were recorded whole"
+            whole = f"the {count_text(len(estimates), 'plan')} of this sweep that were recorded with all layers"
+            note += f", {own_range} on {whole}"
         notes.append(note)
     if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
-        notes.append("without a verdict: times of an earlier, shorter round, which are not held against the last one's")
+        notes.append(
+            "without a verdict: times of an earlier, shorter round, which are not compared with those of the last round"
+        )
     if any(plan.fits is False and not plan.takes_reserve for plan in plans):
-        notes.append("(no): it does not fit")
+        notes.append("(no): does not fit")
     if any(plan.takes_reserve for plan in plans):
         reserve = size_text(result.reserve_bytes)
-        notes.append(f"(reserve): not recommended, it leaves less than the {reserve} that are kept free")
+        notes.append(f"(reserve): not recommended, leaves less than the {reserve} that are kept free")
     if any(plan.is_tight for plan in plans):
-        notes.append("(tight): it fits because the allocator gives back what it cached, whose time is not counted")
+        notes.append("(tight): fits only because the allocator frees its cache; the time for that is not counted")
     optional = (f"{unit}/s", "a step", "predicted", "to best")
     table = table_of(title, columns, plans, notes, (), optional, where_known=("predicted", "<verdict"))
     return capped(table, MAX_ROWS, "more rows: --format json")
@@ -305,7 +322,7 @@ def pareto_figures(
         ("does not fit", refused, {"marker": "x", "color": style.LIGHT, "s": 34}),
         ("may not fit", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
         ("dominated", within, {"color": style.GREY, "s": 26}),
-        ("none is both faster and smaller", front, {"color": style.BLUE, "s": 46}),
+        ("Pareto front", front, {"color": style.BLUE, "s": 46}),
         ("recommended", [best], {"color": style.RED, "s": 130, "marker": "*", "zorder": 4}),
     )
     for label, chosen, look in layers:
@@ -327,8 +344,8 @@ def pareto_figures(
             va="top", rotation=90, fontsize=8.5,
         )  # fmt: skip
     axes.grid(visible=True)
-    axes.set_xlabel(f"peak memory a device ({memory_unit})")
-    axes.set_ylabel(f"time a step ({unit})")
+    axes.set_xlabel(f"peak memory per device ({memory_unit})")
+    axes.set_ylabel(f"time per step ({unit})")
     axes.set_xlim(left=0, right=axes.get_xlim()[1] * 1.15)
     low, high = (choose(plan.step_s for plan in sized_plans) / scale for choose in (min, max))
     if high * scale > 6 * best.step_s:

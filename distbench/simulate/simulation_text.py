@@ -96,7 +96,8 @@ def _setting(simulation: Simulation, full: Simulation, ranks: Sequence[Simulatio
         least = f"; {100 * least:.1f} % with stages of equal time" if (least := pipeline.least_idle_share) else ""
         sentences.append(
             f"{pipeline.schedule} of {count_text(pipeline.num_stages, 'stage')} and {parts}: bubbles are "
-            f"{100 * sum(shares) / len(shares):.1f} % of the step per rank{least}; rank {full_rank} needs the most memory"
+            f"{100 * sum(shares) / len(shares):.1f} % of the step per rank{least}; rank {full_rank} "
+            "needs the most memory"
         )
     elif len(ranks) > 1 or head.rank:
         listed = ", ".join(f"{of_rank.recording.head.rank:,}" for of_rank in ranks)

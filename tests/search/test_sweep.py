@@ -180,9 +180,10 @@ def test_launches_of_one_second_have_names_of_their_own() -> None:
 def test_a_sweep_ends_with_a_plan_to_paste_and_a_picture(predicted: Mapping[str, Any]) -> None:
     first = predicted["first"]
     assert first.exit_code == 0, first.output
-    assert "use --mesh " in first.stdout and "a step predicted on h100" in first.stdout
-    assert "plan = ParallelPlan(" in first.stdout and "distbench run tp_mlp --mesh " in first.stdout
-    assert "at 2.5 a device and hour" in first.stdout
+    answer = " ".join(" ".join(first.stdout.splitlines()[-10:]).split())
+    assert "Recommended: " in answer and "(predicted on h100)" in answer and "MFU" in answer
+    assert "plan = ParallelPlan(" in first.stdout and "Next: distbench run tp_mlp --mesh " in answer
+    assert "at 2.5 per device-hour" in answer
     for name in ("plans.png", "plans.svg", "plans.json"):
         assert (predicted["out"] / name).stat().st_size > 500
 

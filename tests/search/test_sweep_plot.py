@@ -20,6 +20,6 @@ def test_a_plan_beyond_the_memory_that_was_not_recorded_whole_may_not_fit() -> N
         "does not fit (1)",
         "may not fit (1)",
         "dominated (1)",
-        "none is both faster and smaller (2)",
+        "Pareto front (2)",
         "recommended (1)",
     ]

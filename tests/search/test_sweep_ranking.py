@@ -70,15 +70,15 @@ def test_of_plans_too_near_to_tell_the_one_with_the_least_memory_is_recommended(
     plans[2] = replace(plans[2], fits=False)
     assert ranked_of(plans)[0].step_s == 1.0
     found = SweepResult("mine", [plan_of(one) for one in ranked], "predicted", 1, "tokens", (), "")
-    assert why(found)[0] == "next, tp=2: -0.4 % time, too near to tell: measure both; it takes 1.85 GiB more memory"
+    assert why(found)[0] == "Tie: tp=2 (-0.4 % time, 1.85 GiB more memory). Measure both"
 
 
 def test_what_leaves_no_reserve_is_shown_as_not_recommended() -> None:
     plans = [plan_of(prediction(1.0)), plan_of(prediction(0.5, 77 * (1 << 30), fits=False, takes_reserve=True))]
     assert memory_text(plans[1]) == "77 GiB (reserve)" and record_of(plans[1], 1, None)["takes_reserve"] is True
     found = SweepResult("mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30)
-    assert "of 79 GiB at the peak (4 GiB are kept free)" in recommendation(found)
-    assert "(reserve): not recommended, it leaves less than the 4 GiB" in text_of(sweep_blocks(found))
+    assert "of 79 GiB (4 GiB kept free)" in recommendation(found)
+    assert "(reserve): not recommended, leaves less than the 4 GiB" in text_of(sweep_blocks(found))
 
 
 def test_what_is_faster_or_smaller_than_all_others_is_undominated() -> None:
@@ -105,8 +105,8 @@ def test_what_is_squeezed_into_memory_says_so() -> None:
     assert memory_text(tight) == "43 GiB (tight)" and record_of(tight, 1, None)["is_tight"] is True
     assert memory_text(plan_of(prediction(1.0, 43 * (1 << 30), fits=False, is_tight=True))) == "43 GiB (no)"
     found = SweepResult("mine", [tight], "predicted", 1, "tokens", (), "", capacity_bytes=38 * (1 << 30))
-    assert "43 GiB at the peak, squeezed into 38 GiB because the allocator gives back" in recommendation(found)
-    assert "(tight): it fits because" in text_of(sweep_blocks(found))
+    assert "peak 43 GiB, which fits into 38 GiB only because the allocator frees its cache" in recommendation(found)
+    assert "(tight): fits only because" in text_of(sweep_blocks(found))
 
 
 def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
@@ -121,12 +121,12 @@ def test_a_mesh_that_the_plan_as_written_cannot_take_says_why() -> None:
 
 def test_a_plan_without_a_next_one_says_why() -> None:
     found = SweepResult("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
-    assert why(found) == ["there is no other plan to hold it against"]
+    assert why(found) == ["No other plan was tried."]
     beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
-    assert why(beside) == ["no other plan that was tried fits"]
+    assert why(beside) == ["No other plan that was tried fits."]
     # Few a second are shown with their digits.
     slow = replace(found, plans=[plan_of(prediction(1e4))], world=4)
-    assert "(0.00250 tokens/s a device)" in recommendation(slow)
+    assert "0.00250 tokens/s/device" in recommendation(slow)
 
 
 def test_around_a_plan_says_how_many_neighbours_were_not_tried() -> None:
