@@ -1,5 +1,7 @@
 """The command `distbench check`."""
 
+import os
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -16,7 +18,7 @@ from distbench.cli.options import (
 )
 from distbench.processes import ask_child
 from distbench.spec import format_mesh
-from distbench.spec.mesh import mesh_size
+from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
 from distbench.spec.printable_text import count_text
 
 if TYPE_CHECKING:
@@ -34,9 +36,9 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @click.option("--quick", is_flag=True, help="Check the quick sizes.")
 @width_option
 def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, int] | None, quick: bool) -> None:
-    """Say whether plans can work on a mesh of any size, every problem at once; no ranks are started.
+    """Check whether plans can work on a mesh of any size, and list every problem; no ranks are started.
 
-    Exits with 2 where there are problems.
+    Exits with 2 if there are problems.
 
     \b
     Examples:
@@ -46,7 +48,14 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, 
     from distbench.launch import Request, jobs_of
 
     request = Request(scenarios, choices, mesh, "cpu", quick, started_at=STARTED_AT, shapes_only=True)
-    lines, num_problems = check_jobs(jobs_of(request, None))
+    jobs = jobs_of(request, None)
+    lines, num_problems = check_jobs(jobs)
+    if not num_problems:
+        num_ranks = max(mesh_size(job.mesh) for job in jobs)
+        command = "run" if num_ranks <= RANKS_PER_CPU * (os.cpu_count() or 1) else "simulate"
+        options = [*(["--mesh", format_mesh(mesh)] if mesh else []), *(["--quick"] if quick else [])]
+        options += [word for choice in choices for word in ("--set", choice)]
+        lines.append(f"Next: {shlex.join(['distbench', command, scenarios[0], *options])}")
     say_lines(lines)
     sys.exit(2 if num_problems else 0)
 
@@ -55,7 +64,7 @@ def check_jobs(jobs: "Sequence[Job]") -> tuple[list[str], int]:
     """Check the plan of every variant; no rank is started.
 
     Returns:
-        Lines for a terminal, and how many different problems the plans have.
+        Lines for a terminal, the last with the answer, and how many different problems the plans have.
 
     Raises:
         UserError: the child process has no answer.
@@ -67,6 +76,8 @@ def check_jobs(jobs: "Sequence[Job]") -> tuple[list[str], int]:
         failure="the plans cannot be checked: {why}; try `distbench doctor`",
     )
     all_lines, num_problems = [], 0
+    every_variant = [variant for variants in answers for variant in variants]
+    solution = _mesh_for_all(every_variant)
     for job, variants in zip(jobs, answers, strict=True):
         by_problem: dict[str, list[str]] = {}
         by_mesh: dict[str, list[str]] = {}
@@ -75,7 +86,7 @@ def check_jobs(jobs: "Sequence[Job]") -> tuple[list[str], int]:
             label = variant["label"]
             for problem in variant["problems"]:
                 by_problem.setdefault(problem, []).append(label)
-            if other_mesh := variant.get("works"):
+            if (other_mesh := variant.get("works")) and not solution:
                 by_mesh.setdefault(format_mesh(other_mesh), []).append(label)
             if "skipped" in variant:
                 lines.append(f"  {label}: skipped: {variant['skipped']}")
@@ -87,18 +98,36 @@ def check_jobs(jobs: "Sequence[Job]") -> tuple[list[str], int]:
         problems = [f"  - {problem}{_whose(labels, len(variants))}" for problem, labels in by_problem.items()]
         if len(problems) > MAX_PROBLEMS:
             problems[MAX_PROBLEMS - 1 :] = [f"  ... {len(problems) - MAX_PROBLEMS + 1} more problems"]
-        meshes = [f"  --mesh {mesh} works: tried{_whose(labels, len(variants))}" for mesh, labels in by_mesh.items()]
+        meshes = [f"  --mesh {mesh} works (checked){_whose(labels, len(variants))}" for mesh, labels in by_mesh.items()]
         all_lines += [head, *problems, *meshes[:MAX_TRIED], *lines]
         num_problems += len(by_problem)
-    return all_lines, num_problems
+    return [*all_lines, _answer(every_variant, num_problems, solution)], num_problems
+
+
+def _mesh_for_all(variants: Sequence[Mapping[str, Any]]) -> str:
+    """The one mesh that works for every variant with a problem; empty if there is none."""
+    meshes = {format_mesh(variant.get("works") or {}) for variant in variants if variant["problems"]}
+    return meshes.pop() if len(meshes) == 1 else ""
+
+
+def _answer(variants: Sequence[Mapping[str, Any]], num_problems: int, mesh: str) -> str:
+    """`OK: ...`, or `error: ...` with the mesh that works, if there is one."""
+    if num_problems:
+        bad = sum(bool(variant["problems"]) for variant in variants)
+        found = f"error: {count_text(num_problems, 'problem')} in {bad} of {count_text(len(variants), 'variant')}"
+        return f"{found}. {f'Use --mesh {mesh} (checked), or change' if mesh else 'Change'} the plan"
+    skipped, untried = (sum(bool(variant.get(name)) for variant in variants) for name in ("skipped", "not_tried"))
+    notes = [f"{skipped} skipped"] if skipped else []
+    notes += [f"no step was tried for {untried}"] if untried else []
+    return "; ".join([f"OK: no problem in {count_text(len(variants), 'variant')}", *notes])
 
 
 def _size(variant: Mapping[str, Any]) -> str:
-    from distbench.show.units import size_text
+    from distbench.show import units
 
-    step = f"no step was tried: {reason}" if (reason := variant["not_tried"]) else "a step runs"
-    on_rank = size_text(variant["parameter_bytes"])
-    return f"ok, {variant['num_parameters'] / 1e6:.3g} M parameters, {on_rank} of them on a rank; {step}"
+    step = f"no step was tried: {reason}" if (reason := variant["not_tried"]) else variant["step"]
+    per_rank = units.size_text(variant["parameter_bytes"])
+    return f"{units.count_text(variant['num_parameters'])} parameters, {per_rank} per rank; {step}"
 
 
 def _whose(labels: list[str], num_variants: int) -> str:

@@ -2,7 +2,7 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -18,9 +18,6 @@ from distbench.cli.options import (
     write,
 )
 from distbench.spec.errors import INTERRUPTED
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command()

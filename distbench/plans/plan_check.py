@@ -448,7 +448,8 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
             )
         if not uses_any and name not in used and context.size(name) > 1:
             used_dims = ", ".join(sorted(used)) or "none"
-            yield f"mesh dim {name!r} (size {context.size(name)}) is not used by the plan, which uses {used_dims}"
+            advice = "; add fsdp=FsdpPlan()" if name == "dp_shard" and plan.fsdp is None else ""
+            yield f"the plan does not use mesh dim {name!r} (size {context.size(name)}); it uses {used_dims}{advice}"
 
 
 def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:

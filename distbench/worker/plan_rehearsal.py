@@ -254,8 +254,8 @@ MANY = 16  # ranks along a mesh dim of which every size is tried
 
 def _plan_problems(job: Job) -> Iterator[dict[str, Any]]:
     """For each variant `label` and `problems`. With problems, `works`: a mesh that has been tried and has none, or
-    null. Without, why it is `skipped`, or `num_parameters`, `parameter_bytes` of a rank, `advice` (sentences), and
-    `not_tried` (why no step was tried, or null)."""
+    null. Without, why it is `skipped`, or `num_parameters`, `parameter_bytes` of a rank, `advice` (sentences), `step`
+    (what runs), and `not_tried` (why no step was tried, or null)."""
     find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
@@ -341,7 +341,9 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     if rehearsal.problems:
         return {"problems": list(rehearsal.problems), "step_fails": True}
     sizes = {"num_parameters": num_parameters, "parameter_bytes": rehearsal.parameter_bytes}
-    return {"problems": [], "not_tried": rehearsal.why_not, "advice": _advice(scenario, built.model), **sizes}
+    step = "forward runs" if scenario.inference else "forward, loss and backward run"
+    advice = _advice(scenario, built.model)
+    return {"problems": [], "step": step, "not_tried": rehearsal.why_not, "advice": advice, **sizes}
 
 
 def _advice(scenario: Scenario, model: nn.Module) -> list[str]:

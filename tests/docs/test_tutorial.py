@@ -29,7 +29,7 @@ def test_the_commands_on_the_page_do_what_it_says(ranks: Ranks, tmp_path: Path) 
     assert done.returncode == 0, done.stdout + done.stderr
     told = " ".join(done.stdout.split())
     # What the page's text relies on: both plans run and are right, the norms' gradients are summed over tp.
-    assert told.count("; a step runs") == 2 and "my_model: 3 ok" in done.stderr
+    assert told.count("; forward, loss and backward run") == 2 and "my_model: 3 ok" in done.stderr
     assert re.search(r"tp all_reduce tp 4 4 KiB", told) and re.search(
         r"fsdp reduce_scatter\^ dp_shard 3 2.14 MiB", told
     )
@@ -71,5 +71,5 @@ def test_what_the_first_run_shows_is_what_its_commands_print(ranks: Ranks, tmp_p
         printed = shape_of(done.stdout)
         missing = {text for text in shape_of(shown) - printed if not any(alike(text, other) for other in printed)}
         # Verdicts, cautions and which columns fit are the run's own.
-        own = ("caution", "best", "worst", "columns", "in", "a", "more", "and", "speed")
+        own = ("warning", "sequence_parallel", "No", "Detectable", "columns", "in", "a", "more", "and", "speed")
         assert {text for text in missing if text.strip().split(":")[0] not in own} == set(), line

@@ -272,7 +272,7 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: R
     assert done.returncode == 2, done.stderr
     told = " ".join(done.stderr.split())
     assert "mesh dim 'tp' of size 2 does not divide 15" in told and "{up_proj,down_proj}.weight; up_proj.bias" in told
-    assert told.endswith("--mesh tp=1 works: tried") and len(done.stderr.splitlines()) <= 12
+    assert told.endswith("Use --mesh tp=1 (checked), or change the plan") and len(done.stderr.splitlines()) <= 12
     assert run_files(tmp_path) == []
     assert_nothing_runs(tmp_path)
 

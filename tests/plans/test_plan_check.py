@@ -98,7 +98,7 @@ def test_everything_wrong_is_listed_at_once(context: RankContext) -> None:
 
 def test_a_mesh_dim_that_no_part_uses_is_named(context: RankContext) -> None:
     assert found(context, ParallelPlan(fsdp=FsdpPlan())) == [
-        "mesh dim 'tp' (size 4) is not used by the plan, which uses dp_shard"
+        "the plan does not use mesh dim 'tp' (size 4); it uses dp_shard"
     ]
 
 
