@@ -414,7 +414,7 @@ def _of_traces(run_file: Path) -> str:
         return "; ".join(["no step was traced", *failed])
     notes = [f"traced {len(traced)} -> distbench report --paths {short_path(run_file)}"]
     if ratios := [trace["overhead"]["ratio"] for trace in traced if trace["overhead"]["ratio"]]:
-        notes.append(f"a traced step takes {max(ratios):.2f} times the CPU time of a bare one at most")
+        notes.append(f"tracing overhead: up to {max(0.0, 100 * (max(ratios) - 1)):.0f} % CPU")
     # A profiler may lack times, and says why.
     notes += {why for trace in traced if trace["method"] == "profiler" and (why := trace["exposed_reason"])}
     if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):

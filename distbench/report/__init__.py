@@ -12,7 +12,7 @@ from distbench.records.results_folder import collect, is_scenario_name
 from distbench.records.run_file import Run, no_garbage_collection
 from distbench.report.page import page_blocks, traced_blocks, write_page
 from distbench.report.reproducer import write_reproducers
-from distbench.report.sections import Contents, figures_in, overview, report_blocks, summary
+from distbench.report.sections import Contents, ending, figures_in, overview, report_blocks, summary
 from distbench.report.trace_rows import Trace, frame_of_traces, traces_of
 from distbench.report.trace_tables import comparison_blocks, difference, grouped_table, trace_blocks
 from distbench.report.trace_timeline import timeline_figures, write_chrome
@@ -86,7 +86,8 @@ def render(
 
     def blocks() -> list[Block]:
         if groups is not None:
-            return [*overview(Contents.of(all_runs, frame, with_studies=False).reported), _groups_table(groups)]
+            plain = Contents.of(all_runs, frame, with_studies=False)
+            return [*overview(plain.reported), _groups_table(groups), *ending(plain)]
         if full or form != "table" or any(is_scenario_name(name) for name in runs):
             return report_blocks(contents, full or form != "table")
         return summary(contents, command)

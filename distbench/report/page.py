@@ -1,4 +1,4 @@
-"""The report as a page: a summary, the laboratory's story, a section a run with its plots, traced steps."""
+"""The report as a page: tiles, the plot of all variants, the laboratory's story, a section per run with its plots."""
 
 import contextlib
 from collections import Counter
@@ -7,18 +7,20 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from distbench.records.run_file import Run
+from distbench.report.headline import NOT_OK, UNDECIDED, forest_figures
 from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
 from distbench.report.planner_study import Study
-from distbench.report.sections import NOT_OK, NOT_OK_TITLE, SECTIONS, Contents, overview, spent_line, summary
+from distbench.report.sections import NOT_OK_TITLE, SECTIONS, Contents, overview, spent_line, summary, warnings_of
 from distbench.report.trace_rows import Trace, traces_of
 from distbench.report.trace_tables import trace_blocks
 from distbench.report.trace_timeline import timeline_figures
-from distbench.show.blocks import Heading, Lines, Table
-from distbench.show.html import PageBlock, Picture, SectionHeading, Verdict, page_of
+from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.show.html import BAD, FAINT, GOOD, PageBlock, Picture, SectionHeading, Tiles, Verdict, page_of
 from distbench.show.plots import styled
 from distbench.show.units import counts_text
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
+from distbench.statistics.verdicts import FASTER, SLOWER
 
 # Figure of the laboratory to the table that it stands before.
 BEFORE = {
@@ -48,13 +50,14 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
     """A page's title, the summary, and then all of it."""
     yield Heading(_title(contents.runs), 1)
     yield SectionHeading("Summary", mark=_mark(contents.runs))
+    yield _tiles(contents)
+    yield from (Picture(figure) for _, figure in forest_figures(contents.outcome.compared))
     for study in contents.studies:
         yield Heading(f"Which redistribution planner to use on {study.machine}", 3)
         yield Verdict(verdict_lines(study))
-    heading, where, findings, then = summary(contents)
-    assert isinstance(heading, Heading)
     # Findings first, and no commands to go on with.
-    yield from (Verdict((heading.text.removeprefix("distbench: "),)), findings, then, where)
+    _, machines, findings, notes, then, headline = summary(contents)
+    yield from (Verdict(_texts(headline)), findings, then, notes, machines)
     tables = [block for block in overview(contents.reported) if isinstance(block, Table)]
     bad = [table for table in tables if table.title.startswith(NOT_OK_TITLE)]
     yield from bad
@@ -74,6 +77,28 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
             yield from traced_blocks(trace)
     yield Heading("Runs")
     yield from (table for table in tables if table not in bad)
+
+
+def _texts(block: Block) -> tuple[str, ...]:
+    assert isinstance(block, Lines)
+    return block.texts
+
+
+def _tiles(contents: Contents) -> Tiles:
+    """Correct, slower, faster, undecided, and warnings on the machine."""
+    outcome, sides = contents.outcome, contents.outcome.num_by_verdict
+    num_cases, num_warnings = outcome.num_by_status.total(), len(warnings_of(contents.runs))
+    word = "simulated" if outcome.is_simulated else "correct"
+    of_all = "" if outcome.num_correct == num_cases else f" of {num_cases}"
+    look = BAD if outcome.num_not_ok else GOOD if outcome.num_correct else FAINT
+    variants = (
+        (str(sides[SLOWER]), SLOWER, BAD if sides[SLOWER] else ""),
+        (str(sides[FASTER]), FASTER, GOOD if sides[FASTER] else ""),
+        (str(sides[UNDECIDED]), UNDECIDED, ""),
+    )
+    warnings = (str(num_warnings), f"machine warning{'s' * (num_warnings != 1)}", BAD if num_warnings else "")
+    correct = (f"{outcome.num_correct}{of_all}", f"case{'s' * (num_cases != 1)} {word}", look)
+    return Tiles((correct, *(variants if outcome.compared else ()), warnings))
 
 
 def traced_blocks(trace: Trace) -> Iterable[PageBlock]:

@@ -18,15 +18,25 @@ from distbench.report.planner_study import (
     ratios,
     tally,
 )
-from distbench.report.section_protocol import MAX_PANELS, NO_VERDICT, PER_ROW, Figures, ReportedRun, Section
+from distbench.report.section_protocol import MAX_PANELS, NO_VERDICT, PER_ROW, Compared, Figures, ReportedRun, Section
 from distbench.show import plots as style
 from distbench.show.blocks import Rows, Table
 from distbench.show.plots import Spot, hover
-from distbench.show.units import NOTHING, brief_time_text, percent_text, ratio_text, size_text, time_text, whole_text
+from distbench.show.units import (
+    NOTHING,
+    brief_time_text,
+    percent_text,
+    ratio_text,
+    size_text,
+    time_text,
+    times_text,
+    whole_text,
+)
 from distbench.spec.placements import BASELINE
 from distbench.spec.printable_text import count_text
 from distbench.statistics.intervals import Ints, margin_of
 from distbench.statistics.pass_comparison import TOO_FEW
+from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -100,23 +110,39 @@ def _planner_lines(planner: str, of_planner: list[Comparison]) -> Iterator[str]:
         yield f"{planner} takes {BASELINE}'s path on all {count_text(num_pairs, 'pair')}"
         return
     enough = [(part, pair) for part, pair in sides if part.ratios.enough[pair]]
-    of_pairs = f"{planner} takes another path than {BASELINE} on {len(sides)} of {count_text(num_pairs, 'pair')}"
+    of_pairs = f"of {len(sides)} pairs with another path, {count_text(num_pairs, 'pair')} in all"
     if not enough:
-        yield f"{of_pairs}; {NO_VERDICT}"
+        yield f"{planner} compared with {BASELINE}: {NO_VERDICT} ({of_pairs})"
         return
     in_order = sorted(enough, key=lambda part_and_pair: part_and_pair[0].ratios.at(part_and_pair[1])[0])
     faster, slower = ([(part, pair) for part, pair in in_order if part.ratios.side[pair] == side] for side in (-1, 1))
-    yield f"{of_pairs}: faster beyond noise on {len(faster)}, slower on {len(slower)}, neither on the rest"
-    extremes = {"best": faster[:1], "worst": slower[-1:]}
-    if faster or slower:
-        yield "; ".join(f"{label}: {_pair_text(*side)}" for label, sides in extremes.items() for side in sides)
+    counts = f"{len(faster)} faster, {len(slower)} slower, {len(sides) - len(faster) - len(slower)} no difference"
+    yield f"{planner} compared with {BASELINE}: {counts} ({of_pairs})"
+    yield from (_pair_text(*side) for side in (*faster[:1], *slower[-1:]))
     yield from max(of_planner, key=lambda part: len(part.rows)).ratios.sentences[:1]
 
 
 def _pair_text(comparison: Comparison, pair: int) -> str:
+    ratio, low, high = comparison.ratios.at(pair)
+    return f"{_pair_name(comparison, pair)}: {times_text(ratio, BASELINE, low, high)}"
+
+
+def _pair_name(comparison: Comparison, pair: int) -> str:
     facts = comparison.table.pairs.iloc[pair]
-    move_text = f"{facts['source']}->{facts['target']} of {size_text(comparison.payload_bytes)}"
-    return f"{move_text} in {ratio_text(*comparison.ratios.at(pair))} of {BASELINE}'s time"
+    return f"{facts['source']}->{facts['target']} of {size_text(comparison.payload_bytes)}"
+
+
+def _compared(reported: ReportedRun) -> Iterator[Compared]:
+    """Every pair with another path; none of a study's."""
+    for comparison in [] if reported.study else _comparisons(reported.frame):
+        sides = {-1: FASTER, 1: SLOWER}
+        for pair in comparison.rows.tolist():
+            if not comparison.ratios.same[pair]:
+                verdict = sides.get(int(comparison.ratios.side[pair]), WITHIN_NOISE)
+                if not comparison.ratios.enough[pair]:
+                    verdict = TOO_FEW
+                name = f"{comparison.planner} {_pair_name(comparison, pair)}"
+                yield Compared(name, BASELINE, *comparison.ratios.at(pair), verdict)
 
 
 def _tables(reported: ReportedRun, full: bool = True) -> list[Table]:
@@ -234,4 +260,4 @@ def _pair_spot(comparison: Comparison, pair: int) -> Spot:
     return Spot(greedys, own, "\n".join([*lines, comparison.verdict(pair)]))
 
 
-SECTION = Section(_headline, _tables, _figures)
+SECTION = Section(_headline, _tables, _figures, _compared)

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from distbench.records.run_file import Run
 from distbench.report.planner_study import Study
@@ -29,6 +29,17 @@ class ReportedRun:
     study: Study | None = None
 
 
+class Compared(NamedTuple):
+    """One variant's time over its baseline's, with the 95 % interval of all variants of its table together."""
+
+    name: str
+    baseline: str
+    ratio: float
+    low: float
+    high: float
+    verdict: str
+
+
 @dataclass(frozen=True)
 class Section:
     """A kind of case: three functions of a run, each of which returns nothing where the run has no such case.
@@ -37,8 +48,10 @@ class Section:
         headline: the lines of the first screen.
         tables: the tables; where its second argument (full) is False, without those that confirm what was expected.
         figures: (name, figure) of the plots and the page.
+        compared: the variants that were compared with a baseline.
     """
 
     headline: Callable[[ReportedRun], Iterable[str]]
     tables: Callable[[ReportedRun, bool], Sequence[Block]] = lambda run, full: ()
     figures: Callable[[ReportedRun], Iterable[tuple[str, "Figure"]]] = lambda run: ()
+    compared: Callable[[ReportedRun], Iterable[Compared]] = lambda run: ()

@@ -4,18 +4,20 @@ import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 from distbench.judge.links_text import link_figures, link_lines, link_tables
 from distbench.records.run_file import STATUSES, Run
 from distbench.report import calibrations, collectives, operators, redistributions, steps, trace_tables
+from distbench.report.headline import NOT_OK, SKIPPED, UNDECIDED, Outcome, outcome_of, side_of, status_of
 from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
 from distbench.report.planner_study import Study, studies_of
 from distbench.report.section_protocol import NO_VERDICT, Figures, ReportedRun, Section
 from distbench.report.trace_rows import traces_of
 from distbench.report.trace_timeline import timeline_figures
-from distbench.show.blocks import Block, Code, Heading, Lines, Table, TableColumns, capped, shorten, table_of
+from distbench.show.blocks import Block, Code, Heading, Lines, Notes, Table, TableColumns, capped, shorten, table_of
 from distbench.show.terminal import cells, width_here
 from distbench.show.units import NOTHING, brief_time_text, counts_text, known, percent_text, size_text
 from distbench.spec.file_io import short_path
@@ -71,6 +73,19 @@ class Contents:
         """The runs alone."""
         return [reported.run for reported in self.reported]
 
+    @cached_property
+    def outcome(self) -> Outcome:
+        """The outcome of all runs together."""
+        return outcome_of(
+            self.reported,
+            [
+                (reported.run.scenario, variant)
+                for reported in self.reported
+                for section in SECTIONS
+                for variant in section.compared(reported)
+            ],
+        )
+
 
 def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
     """The report as text; where not `full`, tables without rows that confirm what was expected, and no time spent."""
@@ -86,7 +101,13 @@ def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
             blocks.append(Lines((line,)))
         if run.traces:
             blocks.append(Lines((f"which path costs what: distbench report --paths {short_path(run.path)}",)))
-    return [*blocks, *(block for study in studies for block in code_blocks(study))]
+    return [*blocks, *(block for study in studies for block in code_blocks(study)), *ending(contents, full)]
+
+
+def ending(contents: Contents, full: bool = False) -> list[Block]:
+    """What readers must know of the times, one line of text where not `full`; and the headline."""
+    notes = tuple(warnings_of(contents.runs))
+    return [Lines(notes) if full else Notes(notes), Lines(contents.outcome.lines())]
 
 
 def figures_in(contents: Contents) -> Figures:
@@ -103,9 +124,6 @@ def figures_in(contents: Contents) -> Figures:
 
 # The top of a report: what ran where, which cases are not ok, how the time of each run was spent.
 
-# Cases that cannot work here and say so beforehand: `distbench run` exits with 0 for them.
-SKIPPED = ("skipped",)
-NOT_OK = tuple(status for status in STATUSES if status not in ("ok", *SKIPPED))
 NOT_OK_TITLE = "NOT OK"
 MAX_CASES, MAX_ERROR, MAX_BUSY = 40, 400, 4
 # Above this many runnable processes per CPU before the run began, another program was measured too.
@@ -120,7 +138,10 @@ RUN_COLUMNS: TableColumns = (
     ("<mesh", lambda run: NOTHING if run.about.mesh is None else format_mesh(run.about.mesh)),
     ("<device", lambda run: _device_text(run) or NOTHING),
     ("ranks", lambda run: str(run.about.environment.world_size or NOTHING)),
-    ("<status", lambda run: _status(run) + (f": {shorten(message, MAX_ERROR)}" if (message := _message(run)) else "")),
+    (
+        "<status",
+        lambda run: status_of(run) + (f": {shorten(message, MAX_ERROR)}" if (message := _message(run)) else ""),
+    ),
     ("wall", lambda run: brief_time_text((run.footer or {}).get("wall_s") or float("nan"))),
     ("<cases", lambda run: _statuses_text([run], "none finished")),
 )
@@ -136,14 +157,13 @@ def overview(reported: Sequence[ReportedRun], opening: Sequence[Block] = ()) -> 
     for run in runs:
         by_label.setdefault(run.about.label or "", {})[run.scenario] = None
     labels = [f'labelled "{label}": {", ".join(scenarios)}' for label, scenarios in by_label.items() if label]
-    cautions = (*labels, *_cautions_in(runs))
     tables = (_cases_table(NOT_OK_TITLE, NOT_OK, reported), _cases_table("skipped", SKIPPED, reported))
     blocks: list[Block] = [
         Heading(f"distbench report: {count_text(len(runs), 'run')}", 1),
         *opening,
         Lines(tuple(dict.fromkeys(map(_machine_line, runs)))),
         table_of("runs", RUN_COLUMNS, runs, optional=("wall", "device", "ranks")),
-        *([Lines(cautions)] if cautions else []),
+        Lines(tuple(labels)),
     ]
     return [*blocks, *(table for table in tables if table.rows)]
 
@@ -169,11 +189,6 @@ def _statuses_text(runs: Iterable[Run], otherwise: str) -> str:
     """`3 ok, 1 wrong`; `otherwise` where no case finished."""
     counts = Counter(case["status"] for run in runs for case in run.cases)
     return counts_text({status: counts[status] for status in STATUSES}) or otherwise
-
-
-def _status(run: Run) -> str:
-    """A run without a footer was interrupted."""
-    return str((run.footer or {}).get("status") or "interrupted")
 
 
 def _message(run: Run) -> str:
@@ -218,27 +233,28 @@ def _machine_line(run: Run) -> str:
     return f"{facts.machine or 'unknown machine'}: " + ", ".join(filter(None, parts))
 
 
-def _cautions_in(runs: Sequence[Run]) -> list[str]:
+def warnings_of(runs: Sequence[Run]) -> list[str]:
     """What readers must know of the times of all these runs, each sentence once."""
-    cautions = dict.fromkeys(line for run in runs for line in cautions_of(run))
+    warnings = dict.fromkeys(line for run in runs for line in _warnings_of(run))
     loads = [(run.scenario, run.about.environment.load_per_cpu) for run in runs]
     busy = [(name, load) for name, load in loads if load and load > BUSY_PER_CPU]
     if not busy:
-        return [*cautions]
+        return [*warnings]
     names, most = list(dict.fromkeys(name for name, _ in busy)), max(load for _, load in busy)
-    return [*cautions, f"caution: begun on a busy machine (load up to {most:.1f} a CPU): {listed(names, MAX_BUSY)}"]
+    load = f"load {'up to ' * (len(names) > 1)}{most:.1f} per CPU"
+    return [*warnings, f"warning: the machine was busy when {listed(names, MAX_BUSY)} started ({load})"]
 
 
-def cautions_of(run: Run) -> Iterator[str]:
-    """What every time of the run includes besides its own, and in what its hosts differ."""
+def _warnings_of(run: Run) -> Iterator[str]:
+    """What every time of the run includes, and how its hosts differ."""
     facts, repeats = run.about.environment, run.about.settings.get("iterations_per_sample", 1)
     if facts.device == "cpu" and facts.num_cpus and facts.world_size:
         on_each = facts.world_size / (facts.num_hosts or 1)
         if on_each > facts.num_cpus:
-            calm = " (less of it: the ranks ran under SCHED_BATCH)" if facts.scheduler == "batch" else ""
-            shared = f"{on_each:g} ranks share {facts.num_cpus} CPUs"
-            yield f"caution: {shared}, so every time includes waiting for a CPU{calm}"
-    yield from (f"caution: {sentence}" for sentence in facts.cautions or ())
+            less = " (less under SCHED_BATCH, as here)" if facts.scheduler == "batch" else ""
+            shared = f"{on_each:g} ranks on {count_text(facts.num_cpus, 'CPU')}"
+            yield f"warning: {shared}: compare variants, do not quote times, which include waiting for a CPU{less}"
+    yield from (f"warning: {sentence}" for sentence in facts.cautions or ())
     if known(repeats) and repeats > 1:
         yield f"{run.scenario} is pipelined: a sample is the mean of {repeats} iterations back to back"
 
@@ -246,7 +262,6 @@ def cautions_of(run: Run) -> Iterator[str]:
 # The first screen, a few lines per scenario, verdicts first: what ran, what was found, how sure that is, what next.
 
 MAX_REASON, MAX_RUNS = 200, 20
-DIFFERENCES = ("best:", "worst:", "SLOW:")
 
 
 def summary(contents: Contents, report: str = "") -> list[Block]:
@@ -263,16 +278,21 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
     most = MAX_RUNS if report else len(parts)  # a page has them all
     more = [f"... {len(parts) - most} more"] if len(parts) > most else []
     num_too_few = sum(any(NO_VERDICT in line for line in lines) for _, lines, _ in parts)
-    where = f"in {count_text(num_too_few, 'scenario')} passes were too few to tell variants apart"
+    where = f"too few passes for a verdict in {count_text(num_too_few, 'scenario')}"
     too_few = (f"{where}: measure without --quick, or with --passes {MIN_PASSES}",) if num_too_few else ()
     next_lines, *pasted = _next(runs, parts[0][2].scenario, report) if report and parts else [Lines(())]
     assert isinstance(next_lines, Lines)
+    in_answer = {*contents.outcome.lines(), *contents.outcome.links}
+    findings = [line for _, lines, _ in parts[:most] for line in lines if line.strip() not in in_answer]
+    notes, headline = ending(contents)
     return [
         Heading(f"distbench: {count}: {_statuses_text(runs, 'no case finished')}", 1),
-        Lines((*dict.fromkeys(map(_machine_line, runs)), *_cautions_in(runs))),
-        Lines((*(line for _, lines, _ in parts[:most] for line in lines), *more)),
+        Lines(tuple(dict.fromkeys(map(_machine_line, runs)))),
+        Lines((*findings, *more)),
+        notes,
         Lines((*too_few, *next_lines.texts)),
         *pasted,
+        headline,
     ]
 
 
@@ -282,7 +302,7 @@ def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
     `with_file` names its file, where other runs are of its scenario.
     """
     run, about = reported.run, reported.run.about
-    failed, status = [], _status(run)
+    failed, status = [], status_of(run)
     if status != "complete":
         message = _message(run) or "its cases up to then count"
         failed.append(f"NOT COMPLETE: {status}: {shorten(message, MAX_REASON)}")
@@ -300,22 +320,23 @@ def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
         run.path.name if with_file else "",
     )
     head = f"{run.scenario} ({', '.join(filter(None, where))}): {_statuses_text([run], 'no case finished')}"
-    order = 0 if failed else 1 if any(line.startswith(DIFFERENCES) for line in lines) else 2
+    differs = any(side_of(variant) != UNDECIDED for section in SECTIONS for variant in section.compared(reported))
+    order = 0 if failed else 1 if differs or any(line.startswith(("SLOW:", "FAIL:")) for line in lines) else 2
     return order, [head, *(f"  {line}" for line in (*failed, *lines))]
 
 
 def _next(runs: Sequence[Run], scenario: str, report: str) -> list[Block]:
     """The next commands, an interrupted run first; below their heading, to be pasted, where one is too long."""
-    cut_short = [run for run in runs if _status(run) == "interrupted"]
+    cut_short = [run for run in runs if status_of(run) == "interrupted"]
     resume = [f"distbench run --resume {shlex.quote(str(short_path(run.path)))}" for run in cut_short[:1]]
     commands = {
-        f"{report} {scenario}": "its own tables",
-        f"{report} --full": "everything",
-        **({f"{report} --paths": "what each path costs"} if any(run.traces for run in runs) else {}),
-        f"{report} --page FILE": "to send on",
+        f"{report} {scenario}": f"tables for {scenario}",
+        f"{report} --full": "all tables",
+        **({f"{report} --paths": "cost of each communication path"} if any(run.traces for run in runs) else {}),
+        f"{report} --page FILE": "HTML report to share",
     }
     width = max(map(cells, commands))
-    lines = [f"  {command}  the cases that it lacks" for command in resume]
+    lines = [f"  {command}  measures the missing cases" for command in resume]
     lines += [f"  {command}{' ' * (width - cells(command))}  {purpose}" for command, purpose in commands.items()]
     if max(map(cells, lines)) <= width_here():
         return [Lines(("next:", *lines))]

@@ -11,7 +11,7 @@ import numpy as np
 from distbench.records.dataframe import PASSES, PHASES, Row, measured_of, records_of
 from distbench.records.launches import FORWARD_ONLY
 from distbench.records.run_file import AGAIN, SIMULATED, Run, guesses_text
-from distbench.report.section_protocol import MAX_NAMED, NO_VERDICT, Figures, ReportedRun, Section
+from distbench.report.section_protocol import MAX_NAMED, NO_VERDICT, Compared, Figures, ReportedRun, Section
 from distbench.report.trace_rows import SCHEDULE
 from distbench.report.trace_timeline import PHASE_COLORS
 from distbench.show import plots as style
@@ -121,7 +121,7 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
 
 
 def _training_headline(reported: ReportedRun) -> list[str]:
-    """The best and the worst variant beyond noise, how many are within it, and how sure that is; of forward passes
+    """The fastest and the slowest variant, how many do not differ, and the detectable slowdown; of forward passes
     too."""
     measured = steps_of(reported.frame)
     rows = records_of(measured)
@@ -132,39 +132,60 @@ def _training_headline(reported: ReportedRun) -> list[str]:
     first = rows[0]
     is_forward = first["mode"] == FORWARD_ONLY
     unit_word = "forward pass" if is_forward else "step"
-    took = f"{units.brief_time_text(first['median_s'])} a {unit_word}"
+    took = f"{units.brief_time_text(first['median_s'])} per {unit_word}"
     other_rows = [row for row in rows if row["verdict"] != BASELINE]
     if not other_rows and is_forward:
         return []  # a line of latencies says it all
     if not other_rows:
         times = [f"{name} {units.brief_time_text(row['median_s'])}" for name, row in zip(names, rows, strict=True)]
-        return [took] if len(rows) == 1 else [f"a {unit_word} takes {listed(times, MAX_NAMED)}"]
+        return [took] if len(rows) == 1 else [f"Time per {unit_word}: {listed(times, MAX_NAMED)}"]
     again = [row for row in other_rows if str(row["variant"]).endswith(AGAIN)]
     variants = [row for row in other_rows if row not in again]
     faster, slower, same, too_few = (
         [row for row in variants if row["verdict"] == verdict] for verdict in (FASTER, SLOWER, WITHIN_NOISE, TOO_FEW)
     )
-    extremes = {
-        "best": max(faster, key=lambda row: row["speedup"], default=None),
-        "worst": min(slower, key=lambda row: row["speedup"], default=None),
-    }
-    parts = [
-        f"{label}: {name_of[row['variant']]} at {_speedup_text(row)} times the speed of {name_of[row['held_against']]}"
-        for label, row in extremes.items()
+    extremes = [
+        max(faster, key=lambda row: row["speedup"], default=None),
+        min(slower, key=lambda row: row["speedup"], default=None),
+    ]
+    lines = [
+        f"{name_of[row['variant']]}: {_times_text(row, name_of[row['held_against']])}"
+        for row in extremes
         if row is not None
     ]
     if same:
         baselines = list(dict.fromkeys(name_of[row["held_against"]] for row in same))
         of = baselines[0] if len(baselines) == 1 else f"their {len(baselines)} baselines"
-        parts.append(f"{len(same)} {WITHIN_NOISE} of {of}" + f" ({took})" * (not parts))
+        lines.append(f"No difference from {of} ({took}): {len(same)} of {count_text(len(variants), 'variant')}")
     if too_few:
-        parts.append(f"{took} as {name_of[first['variant']]}; {NO_VERDICT} on {len(too_few)} more")
-    lines = ["; ".join(parts)]
+        lines.append(f"{name_of[first['variant']]}: {took}; {NO_VERDICT} on {count_text(len(too_few), 'variant')}")
     if math.isfinite(detectable := measured.attrs["detectable"]):
         passes = count_text(measured.attrs["num_passes"], "pass", "passes")
-        lines.append(f"{passes}: what takes {units.percent_text(detectable)} longer would have been found")
+        lines.append(f"Detectable: slowdowns of {units.percent_text(detectable)} or more ({passes})")
     differing = [row["verdict"] for row in again if row["verdict"] in (FASTER, SLOWER)]
-    return [*lines, *(f"caution: the baseline, measured again, came out {verdict}" for verdict in differing)]
+    control = "the control (the baseline measured again)"
+    return [*lines, *(f"warning: {control} is {verdict} than the baseline" for verdict in differing)]
+
+
+def _times_text(row: Row, baseline: str) -> str:
+    return units.times_text(1 / row["speedup"], baseline, 1 / row["speedup_high"], 1 / row["speedup_low"])
+
+
+def _compared(reported: ReportedRun) -> list[Compared]:
+    """Every variant but baselines and controls."""
+    rows = records_of(steps_of(reported.frame))
+    return [
+        Compared(
+            str(row["variant"]),
+            str(row["held_against"]),
+            1 / row["speedup"],
+            1 / row["speedup_high"],
+            1 / row["speedup_low"],
+            row["verdict"],
+        )
+        for row in rows
+        if row["verdict"] != BASELINE and not str(row["variant"]).endswith(AGAIN)
+    ]
 
 
 def _training_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
@@ -253,7 +274,7 @@ def _training_figures(reported: ReportedRun) -> Figures:
     _whole_steps(axes, steps, scale, ends)
     title = f"{reported.run.scenario}: where a step's time goes"
     caption = "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
-    _label_bars(figure, steps["variant"].tolist(), 4, f"time a step ({unit})", title, caption)
+    _label_bars(figure, steps["variant"].tolist(), 4, f"time per step ({unit})", title, caption)
     yield "step", figure
 
 
@@ -296,13 +317,13 @@ def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float, stacked: Seq
 def _step_text(row: Row) -> str:
     interval = units.time_ci_text(row["median_s"], row["ci_low_s"], row["ci_high_s"])
     time_line = f"whole step: {units.brief_time_text(row['median_s'])}{'' if interval == NOTHING else f' {interval}'}"
-    against = f"{_speedup_text(row)} times as fast as its baseline: {row['verdict']}"
+    against = f"{_times_text(row, 'its baseline')}: {row['verdict']}"
     if row["verdict"] == BASELINE:
         against = "the baseline of the others"
     return f"{_breakable(row['variant'])}\n{time_line}\n{against}"
 
 
-TRAINING_STEPS = Section(_training_headline, _training_tables, _training_figures)
+TRAINING_STEPS = Section(_training_headline, _training_tables, _training_figures, _compared)
 
 
 # Forward passes alone: percentiles of their latency, throughput, and what their cache takes.

@@ -33,7 +33,7 @@ from distbench.show.blocks import (
     key_columns,
     table_of,
 )
-from distbench.show.units import NOTHING, brief_time_text, known, percent_text, size_text, time_text
+from distbench.show.units import NOTHING, brief_time_text, known, percent_text, size_text, source_text, time_text
 from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import capped_lines, count_text
 from distbench.statistics.intervals import median
@@ -273,22 +273,30 @@ def _memory(record: dict[str, Any]) -> tuple[str, ...]:
     return (f"{text}, {size_text(predicted)} predicted" + (f"; {reason}" if reason else ""),)
 
 
-def _headline(reported: ReportedRun) -> list[str]:
-    """The path with the most exposed communication of all traced steps; the longest one where that is not known."""
+def largest_communication(reported: ReportedRun) -> tuple[float, str] | None:
+    """(seconds, sentence) of the path with the most exposed communication of all traced steps; of the longest path if
+    the exposed part is not known; None without a trace."""
     paths = []
     for trace in traces_of([reported.run])[0]:
         rows = [] if trace.rows.empty else records_of(costs(trace, PATH))
         timed = [row for row in rows if known(row["time_s"])]
         paths += [({**row, "exposed_s": row["exposed_share"] * row["time_s"]}, trace) for row in timed]
     if not paths:
-        return []
+        return None
     exposed = [path for path in paths if known(path[0]["exposed_s"])]
     name = "exposed_s" if exposed else "time_s"
     row, trace = max(exposed or paths, key=lambda path: path[0][name])
-    path = f"{row['phase']} {row['source']} {row['kind']} over {row['mesh_dim']}"
-    of_step = f"{brief_time_text(row[name])} of a step's {brief_time_text(step_of(trace))}"
-    label = "largest exposed path" if exposed else "longest path (what is exposed is not known)"
-    return [f"{label}: {path}, {of_step} in {trace.name}"]
+    path = f"{source_text(row['source'])} {row['kind']} ({row['mesh_dim']}) in {row['phase']}"
+    of_step = f"{brief_time_text(row[name])} of {brief_time_text(step_of(trace))} per step of {trace.name}"
+    if exposed:
+        return row[name], f"Largest exposed communication: {path}, {of_step}"
+    device = reported.run.about.environment.device
+    overlap = "Overlap is not measurable on CPU" if device == "cpu" else "Overlap is not known"
+    return row[name], f"Largest communication: {path}, {of_step}. {overlap}"
+
+
+def _headline(reported: ReportedRun) -> list[str]:
+    return [largest[1]] if (largest := largest_communication(reported)) else []
 
 
 SECTION = Section(_headline)

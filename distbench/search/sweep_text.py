@@ -19,7 +19,7 @@ from distbench.search.sweep_result import (
 )
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Code, Heading, Lines, Notes, Table, TableColumns, capped, table_of
-from distbench.show.html import Picture, Verdict, page_of
+from distbench.show.html import PageBlock, Picture, Verdict, page_of
 from distbench.show.plots import Spot, hover
 from distbench.show.units import NOTHING, brief_time_text, rate_text, size_text, time_text, times_text
 from distbench.spec.printable_text import count_text
@@ -189,26 +189,32 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
 
 def blocks_of(result: SweepResult) -> list[Block]:
     """Everything; the recommendation and the next command are at the end."""
+    code: list[Block] = [Heading("to paste", 3), Code(tuple(result.code))] if result.code else []
     return [
         Heading(result.title),
         *_changes(result),
         *_front(result),
         _table("plans", result, result.plans),
         *([_table("as predicted", result, result.predicted)] if result.predicted else []),
-        *([Heading("to paste", 3), Code(tuple(result.code))] if result.code else []),
+        *code,
         Notes(tuple(result.notes)),
-        Lines((recommendation(result), *why(result), "Next:")),
+        Lines((*answer(result), "Next:")),
         Code((result.command,)),
     ]
 
 
+def answer(result: SweepResult) -> tuple[str, ...]:
+    """The recommendation, and how the next plan differs."""
+    return (recommendation(result), *why(result))
+
+
 def page_of_result(result: SweepResult) -> str:
     """Everything as HTML: the recommendation first, then the picture."""
-    _, *rest, notes, answer, command = blocks_of(result)
+    _, *rest, notes, _, command = blocks_of(result)
     with style.styled():
         figures = pareto_figures(result.title, result.plans, result.best, result.capacity_bytes)
-        pictures = [Picture(figure) for _, figure in figures]
-        head = (Heading(result.title, 1), Heading("Recommended plan"), Verdict(answer.texts[:-1]))
+        pictures: list[PageBlock] = [Picture(figure) for _, figure in figures]
+        head = (Heading(result.title, 1), Heading("Recommended plan"), Verdict(answer(result)))
         return page_of(result.title, [*head, *pictures, *rest, command, notes])
 
 

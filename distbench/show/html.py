@@ -101,7 +101,14 @@ class Picture:
     figure: "Figure"
 
 
-PageBlock = Block | Picture
+@dataclass(frozen=True)
+class Tiles:
+    """Numbers at the top of a page, each with a word below it and a look: GOOD, BAD, FAINT or none."""
+
+    tiles: tuple[tuple[str, str, str], ...]  # (number, word, look)
+
+
+PageBlock = Block | Picture | Tiles
 
 
 @dataclass
@@ -168,7 +175,7 @@ def _column_name(heading: str) -> str:
 
 def _line_look(text: str) -> str:
     """A sentence's classes; one that begins with a space says more of the one before it."""
-    look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith("caution") else ""
+    look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith(("caution", "warning")) else ""
     return f"{'more' * text.startswith(' ')} {look}".strip()
 
 

@@ -27,7 +27,7 @@ from distbench.ranks.hosts import (
     require_same_job,
 )
 from distbench.records.run_file import Run
-from distbench.report.sections import cautions_of
+from distbench.report.sections import warnings_of
 from distbench.spec import Job, Settings, UserError
 
 Change = Callable[[GivenToRank], GivenToRank]
@@ -122,7 +122,7 @@ def test_clocks_and_devices_that_differ_are_said_before_and_after() -> None:
     fewer, *_ = cautions_about({"a": first, "b": HostFacts(1000.0, "H100", 4)})
     assert fewer.startswith("host b shows a rank 4 devices, host a 8")
     header = {"type": "run", "job": {"scenario": "x"}, "environment": {"cautions": [clock]}}
-    assert f"caution: {clock}" in cautions_of(Run(Path("x"), header, [], [], None))
+    assert f"warning: {clock}" in warnings_of([Run(Path("x"), header, [], [], None)])
 
 
 def test_devices_of_one_host_that_differ_are_said() -> None:

@@ -222,7 +222,7 @@ def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
     written.parent.mkdir()
     assert run("export", "run", base / "0.json", "-o", written).exit_code == 0
     assert len(read_run(written).cases) == 4
-    shown = run("report", written)
+    shown = run("report", written, "--full")
     assert "all_reduce" in shown.output and "a sample is the mean of 20 iterations back to back" in shown.output
 
 
