@@ -246,7 +246,8 @@ def cautions_of(run: Run) -> Iterator[str]:
 # The first screen, a few lines per scenario, verdicts first: what ran, what was found, how sure that is, what next.
 
 MAX_REASON, MAX_RUNS = 200, 20
-DIFFERENCES = ("best:", "worst:", "SLOW:")
+DIFFERENCES = ("best:", "worst:", "FAIL:")
+SEVERITIES = ("FAIL:", "PASS:", "UNKNOWN:")
 
 
 def summary(contents: Contents, report: str = "") -> list[Block]:
@@ -260,6 +261,12 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
     if len(names) < len(runs):
         parts.reverse()  # the latest run of a scenario first
     parts.sort(key=lambda part: part[0])
+    answer: list[str] = []
+    if report and len(parts) == 1:  # of a run of links: it ends the screen
+        _, lines, _ = parts[0]
+        start = next((at for at, line in enumerate(lines) if line.strip().startswith(SEVERITIES)), len(lines))
+        answer = [line.strip() for line in lines[start:]]
+        del lines[start:]
     most = MAX_RUNS if report else len(parts)  # a page has them all
     more = [f"... {len(parts) - most} more"] if len(parts) > most else []
     num_too_few = sum(any(NO_VERDICT in line for line in lines) for _, lines, _ in parts)
@@ -273,6 +280,7 @@ def summary(contents: Contents, report: str = "") -> list[Block]:
         Lines((*(line for _, lines, _ in parts[:most] for line in lines), *more)),
         Lines((*too_few, *next_lines.texts)),
         *pasted,
+        *([Lines(tuple(answer))] if answer else []),
     ]
 
 

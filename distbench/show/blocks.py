@@ -25,6 +25,10 @@ class Lines:
     texts: tuple[str, ...]
 
 
+class Notes(Lines):
+    """Caveats and how a result was obtained: text shows their number only, unless --verbose is given."""
+
+
 class Rows(Sequence[tuple[str, ...]]):
     """Rows, one per record, whose cells are written when they are read: of a long table a cap leaves few."""
 

@@ -9,12 +9,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TextIO
 
-from distbench.show.blocks import Block, Code, Heading, Lines, Table, clean_lines, markdown_of
-from distbench.spec.printable_text import clean, cut
+from distbench.show.blocks import Block, Code, Heading, Lines, Notes, Table, clean_lines, markdown_of
+from distbench.spec.printable_text import clean, count_text, cut
 
 MIN_WIDTH, MAX_WIDTH = 60, 200
 PIPED_WIDTH = 120  # a file looks the same wherever it was written
 _asked: list[int] = []  # `--width`
+_shows_notes = [False]  # `--verbose`
 
 
 def cells(text: str) -> int:
@@ -37,6 +38,11 @@ def first_cells(text: str, width: int) -> str:
 def ask_width(width: int | None) -> None:
     """Take this width from now on; None for the screen's own."""
     _asked[:] = [] if width is None else [width]
+
+
+def show_notes(all_notes: bool) -> None:
+    """Show all notes in text from now on (--verbose), or their number."""
+    _shows_notes[:] = [all_notes]
 
 
 def width_here() -> int:
@@ -241,6 +247,8 @@ def _text_block(block: Block, width: int) -> str:
     if isinstance(block, Heading):
         lines = wrap(clean(block.text), width)
         return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(cells, lines))])
+    if isinstance(block, Notes) and block.texts and not _shows_notes[0]:
+        return _count_of(block.texts)
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text, width) for text in block.texts)
     if isinstance(block, Code):
@@ -249,6 +257,14 @@ def _text_block(block: Block, width: int) -> str:
         indent = PROSE_INDENT * (max(map(cells, lines), default=0) <= width - len(PROSE_INDENT))
         return "\n".join(indent + line for line in lines)
     return "\n".join(table_lines(block, width))
+
+
+def _count_of(notes: Sequence[str]) -> str:
+    """`2 warnings, 1 note: -v shows them`."""
+    num_warnings = sum(note.startswith("warning: ") for note in notes)
+    counts = ((num_warnings, "warning"), (len(notes) - num_warnings, "note"))
+    texts = [count_text(count, word) for count, word in counts if count]
+    return f"{', '.join(texts)}: -v shows {'it' if len(notes) == 1 else 'them'}"
 
 
 def _paragraph(text: str, width: int) -> str:
