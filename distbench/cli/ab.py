@@ -16,6 +16,7 @@ from distbench.cli.options import (
     new_folder,
     options_of,
     say,
+    verbose_option,
     width_option,
 )
 from distbench.spec.printable_text import count_text
@@ -37,17 +38,18 @@ if TYPE_CHECKING:
     type=FiniteRange(1, MONTH_S),
     default=1800.0,
     metavar="S",
-    help="Begin no pair that would probably end after S seconds. [1800]",
+    help="Start no pair that would probably end after S seconds. [1800]",
 )
-@click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the coin that orders each pair. [drawn, and printed]")
+@click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the random order within each pair. [random, printed]")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
-@click.option("--python-a", metavar="PATH", help="Python of side a, with the torch that side a shall use.")
+@click.option("--python-a", metavar="PATH", help="Python of side a, with the torch of side a.")
 @click.option("--python-b", metavar="PATH", help="Python of side b.")
 @options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
 @options_of(OutputOptions, "output")
 @click.option("--out", type=PATH, help="Folder for both sides' runs. [results/ab/<time>]")
 @width_option
+@verbose_option
 @click.pass_context
 def ab(
     ctx: click.Context,
@@ -65,12 +67,12 @@ def ab(
     output: OutputOptions,
     out: Path | None,
 ) -> None:
-    """Launch two git revisions in turn until it is settled whether REF_B is slower than REF_A.
+    """Launch two git revisions in turn until the verdict on REF_B against REF_A is decided.
 
-    Each revision is checked out into a worktree of its own; . is the working tree as it is. Launches take turns, a
-    coin gives each pair its order, and so the machine's drift falls on both alike: this is how to compare on a shared
-    machine. After -- stands what distbench run is given. Two torch installations or two settings are compared with
-    . . and --python-b or --env-b.
+    Each revision is checked out into its own worktree; . is the working tree as it is. The two launches of a pair run
+    in random order, so that the machine's drift affects both sides equally: use this command on a shared machine. The
+    words after -- are the arguments of distbench run. To compare two torch installations or two settings, give . . and
+    --python-b or --env-b.
 
     Exit code: as distbench gate.
 
@@ -103,8 +105,8 @@ def ab(
     with turns.checked_out(sides) as trees:
         for side in trees:
             say(side.text(), err=True)
-        say(f"the order of each pair is drawn with --seed {seed}", err=True)
+        say(f"random order within each pair: --seed {seed}", err=True)
         outcome = turns.take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
+    say(f"stopped after {count_text(outcome.num_pairs, 'pair')}: {outcome.reason}. Runs: {folder}", err=True)
     output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict))
-    say(f"{count_text(outcome.num_pairs, 'pair')}; no more because {outcome.reason}. Runs: {folder}", err=True)
     ctx.exit(outcome.gated.exit_code(verdict.strict))

@@ -11,6 +11,7 @@ from distbench.cli.options import (
     format_option,
     options_of,
     say,
+    verbose_option,
     width_option,
 )
 
@@ -23,16 +24,17 @@ if TYPE_CHECKING:
 @options_of(VerdictOptions, "verdict", "min_launches", "allow_different")
 @format_option("table", "markdown", "csv", "json")
 @width_option
+@verbose_option
 def compare(paths: tuple[str, ...], verdict: VerdictOptions, form: str) -> None:
     """Show two runs side by side, case by case: A, the baseline, and B.
 
-    Each side is a run file or a folder of them; more than one a side are told apart by the word vs. With one launch a
-    side both are shown with the intervals of their passes, and none is called faster or slower: that takes several
-    launches, which are then compared as distbench gate does, without a tolerance. distbench ab makes such launches.
+    Each side is a run file or a folder of them; with several per side, write the word vs between the sides. One launch
+    per side is shown with the intervals of its passes and gets no verdict. Several launches per side are compared as
+    distbench gate does, without a tolerance. distbench ab makes such launches.
 
-    Where a side is simulated, its predicted times stand beside the other's, with a ratio and no interval.
+    If a side is simulated, its predicted times are shown next to the other's, with a ratio and no interval.
 
-    What differs in the environment is listed; what another machine, mesh or device measured is not compared.
+    -v lists the differences of the environment. Runs of different machines, meshes or devices are not compared.
 
     \b
     Examples:

@@ -23,6 +23,7 @@ from distbench.cli.options import (
     refuse_with,
     say,
     say_lines,
+    verbose_option,
     width_option,
 )
 from distbench.spec.errors import UserError
@@ -40,7 +41,7 @@ class VerdictOptions:
         default=(),
         multiple=True,
         metavar="[METRIC=]X",
-        help="Slowdown still fine: 5%, 0.05, p10=3%. [5%]",
+        help="Largest slowdown that passes: 5%, 0.05, p10=3%. [5%]",
     )
     floor_us: float = option(
         "--floor-us", default=0.0, type=FiniteRange(0, MONTH_S * 1e6), metavar="US", help="Ignore smaller differences."
@@ -57,18 +58,18 @@ class VerdictOptions:
         default=5,
         type=click.IntRange(2, MAX_LAUNCHES),
         show_default=True,
-        help="No verdict below so many.",
+        help="Fewest launches per side for a verdict.",
     )
     dedicated: bool = option(
         "--dedicated",
         default=False,
         is_flag=True,
-        help="The machine is yours alone: a baseline of another day may fail.",
+        help="Nobody else uses the machine: launches of another day may fail.",
     )
     allow_different: tuple[str, ...] = option(
-        "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare although this field differs."
+        "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare even if this field differs."
     )
-    strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 when a case is inconclusive.")
+    strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 if a case is inconclusive.")
 
     def terms(self) -> "Options":
         """The terms of the comparison; a UserError where a tolerance or a field is not valid."""
@@ -114,15 +115,15 @@ def _self_test(paths: Sequence[str], num_launches: int, options: "Options") -> N
         folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
     series, rules = recorded(folder), {OURS: partial(gate_rule, options=options)}
     say(
-        f"Unchanged code in {folder}, taken as ab would have launched it, a coin for the order of each pair.\n"
-        "A slowdown is put into the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
-        "In percent of comparisons."
+        f"Unchanged code in {folder}, compared as ab does, in random order within each pair.\n"
+        "A slowdown is added to the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
+        "Figures are percentages of comparisons."
     )
     for num_pairs in NUM_PAIRS:
         if series.num_starts(num_pairs):
             say("\n" + table(series, num_pairs, NUM_COMPARISONS, SEED, rules))
     if series.num_launches < 2 * most:
-        say(f"\n{most} pairs take {2 * most} launches; there are {series.num_launches}.")
+        say(f"\n{most} pairs need {2 * most} launches; there are {series.num_launches}.")
 
 
 # Modes of gate, and the other options that each uses.
@@ -138,13 +139,14 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
 @options_of(VerdictOptions, "verdict")
 @options_of(OutputOptions, "output")
-@click.option("--signature", is_flag=True, help="Compare signatures instead, exactly: see distbench signature.")
-@click.option("--update", is_flag=True, help="With --signature: make the baseline what the candidate is.")
-@click.option("--self-test", "try_itself", is_flag=True, help="Try the gate on unchanged code here; see below.")
+@click.option("--signature", is_flag=True, help="Compare signatures, exactly: see distbench signature.")
+@click.option("--update", is_flag=True, help="With --signature: replace the baseline by the candidate.")
+@click.option("--self-test", "try_itself", is_flag=True, help="Measure the gate's error rates on unchanged code.")
 @click.option(
-    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="With --self-test: so many."
+    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Launches of --self-test."
 )
 @width_option
+@verbose_option
 @click.pass_context
 def gate(
     ctx: click.Context,
@@ -156,20 +158,21 @@ def gate(
     try_itself: bool,
     launches: int,
 ) -> None:
-    """Say whether CANDIDATE runs slower than BASELINE. One run file is one launch; give several a side.
+    """Fail if CANDIDATE is slower than BASELINE. One run file is one launch; give several per side.
 
-    Each side is folders, run files, quoted patterns, or stored baselines. Two paths are the two sides; more are told
-    apart by the word vs between them. Launches that took turns are compared in pairs; launches of two occasions can
-    only warn, unless the machine is --dedicated.
+    Each side is folders, run files, quoted patterns, or stored baselines. With more than two paths, write the word vs
+    between the sides. Launches that alternated are compared in pairs. Launches of different occasions give a warning
+    at most, unless the machine is --dedicated.
 
-    With --self-test the gate is tried on code that does not change: PATHS is a folder of run files of one revision, or,
-    after --, what distbench run is given (default: collectives --quick --passes 8). It prints how often the gate would
-    have called unchanged code slower, and how often it would have found slowdowns that are put into the samples.
+    --self-test measures the gate's error rates on unchanged code: PATHS is a folder of run files of one revision, or,
+    after --, the arguments of distbench run (default: collectives --quick --passes 8). It prints how often the gate
+    reports a slowdown of unchanged code, and how often it detects slowdowns that are added to the samples.
 
-    The headline is PASS only where no undecided case was measured slower than the tolerance, else INCONCLUSIVE.
+    The last lines are the answer (FAIL, UNKNOWN, INCONCLUSIVE or PASS) and the next command. The answer is INCONCLUSIVE
+    if an undecided case was measured slower than the tolerance.
 
-    Exit code: 0 pass or inconclusive, 1 regression, 2 you can fix it, 3 inconclusive under --strict,
-    4 not comparable, missing, failed, or nothing measured, 70 an error of distbench itself.
+    Exit code: 0 pass or inconclusive, 1 regression, 2 usage error, 3 inconclusive under --strict,
+    4 not comparable, missing, failed, or nothing measured, 70 internal error of distbench.
 
     \b
     Examples:
@@ -214,12 +217,14 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions
         raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")
     base, new = map(Path, paths)
     if update:
-        say("\n".join(f"baseline: {path}" for path in signatures.update(base, new)) or "nothing to update")
+        say("\n".join(f"baseline: {path}" for path in signatures.update(base, new)) or "The baseline is up to date.")
         return 0
     comparison = signatures.compare(base, new)
     output.show(lambda form: signatures.FORMS[form](comparison))
     if comparison.exit_code:
-        say(f"If that is meant: distbench gate --signature {base} {new} --update", err=True)
+        say(f"Next: distbench gate --signature {base} {new} --update   (if the difference is intended)", err=True)
+    elif output.form == "table":
+        say("Next: distbench ab REF_A REF_B -- SCENARIO   (compares times)", err=True)
     return comparison.exit_code
 
 

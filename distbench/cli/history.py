@@ -8,6 +8,7 @@ from distbench.cli.options import (
     PATH,
     say,
     scenario_names,
+    verbose_option,
     width_option,
 )
 from distbench.spec.errors import UserError
@@ -16,19 +17,20 @@ from distbench.spec.errors import UserError
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
 @click.option("--runs", type=PATH, default=Path("results"), help="Folder of run files. [results]")
-@click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's series there.")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's times into this folder.")
 @width_option
+@verbose_option
 def history(case: str, runs: Path, plots: Path | None) -> None:
-    """Show how cases' times went over launches and commits, and where their level changed.
+    """Show each case's times over launches and commits, and when they changed.
 
-    CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp"; none means
-    every case. Only launches that may be compared with the newest one of their scenario are taken; those of a commit
-    are put together where commits took turns.
+    CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp". The default
+    is every case. Only launches that are comparable with the newest one of their scenario are used. If commits
+    alternated, launches of one commit are shown together.
 
-    A level changes where one cut explains more of a case's scatter than launches in random order give, over all cases
-    of the scenario together (5 %); that penalty is printed. What all cases share is tested apart, since machines drift,
-    and takes 18 launches; so does a scenario of fewer than 5 cases. The last line is the distbench ab command that
-    decides whether the commit or the machine changed.
+    A change is reported where one cut explains more of a case's scatter than launches in random order do, over all
+    cases of the scenario together (5 %); -v prints that threshold. A change of all cases together is tested separately,
+    because machines drift. It takes 18 launches; so does a scenario of fewer than 5 cases. The last line is the
+    distbench ab command that decides whether the commit or the machine changed.
 
     \b
     Example:
@@ -48,10 +50,10 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
         scenarios = ", ".join(sorted({launch.scenario for launch in launches}))
         cases = f"cases are e.g. {', '.join(case_ids[:3]) or 'none'}"
         raise UserError(f"no measured case or scenario matches {case!r}; scenarios here are {scenarios}; {cases}")
-    say(text(series, [*notes, *warnings]))
     if plots:
         try:
             for path in draw(series, plots):
                 say(f"drawn: {path}", err=True)
         except OSError as error:
             raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error
+    say(text(series, [*(f"warning: {warning}" for warning in warnings), *notes]))

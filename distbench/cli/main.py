@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 
-from distbench.cli.options import say, say_once
+from distbench.cli.options import color_option, say, say_once
 from distbench.processes.signals import stopped_as_interrupt
 from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError, nearest
 from distbench.spec.printable_text import cut
@@ -102,6 +102,7 @@ class CommandFiles(UserDict[str, Any]):
             self.data[name] = getattr(
                 importlib.import_module(f"distbench.cli.{file}"), "list_command" if name == "list" else name
             )
+            self.data[name].params.append(color_option())
         command: click.Command = self.data[name]
         return command
 
@@ -155,6 +156,9 @@ def main() -> None:
 
     Defaults of options stand in pyproject.toml under [tool.distbench].
     """
+
+
+main.params.append(color_option(hidden=False))
 
 
 # Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command that has

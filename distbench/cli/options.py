@@ -131,6 +131,34 @@ def width_option(command: F) -> F:
     )(command)
 
 
+def color_option(hidden: bool = True) -> click.Option:
+    """Return --color: an option of `distbench`, and hidden of every command."""
+    from distbench.show.color import CHOICES, choose_color
+
+    return click.Option(
+        ["--color"],
+        type=click.Choice(CHOICES),
+        default=None if hidden else CHOICES[0],
+        expose_value=False,
+        hidden=hidden,
+        callback=lambda ctx, parameter, choice: choose_color(choice) if choice else None,
+        help="Colour of verdicts. [auto: on a terminal, unless NO_COLOR is set]",
+    )
+
+
+def verbose_option(command: F) -> F:
+    """Add --verbose, which the command itself is not given."""
+
+    def set_verbose(ctx: click.Context, param: click.Parameter, verbose: bool) -> None:
+        from distbench.show.terminal import show_notes
+
+        show_notes(verbose)
+
+    return click.option(
+        "-v", "--verbose", is_flag=True, expose_value=False, callback=set_verbose, help="Show all warnings and notes."
+    )(command)
+
+
 def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Complete the shipped scenarios, each with its summary; files where none begins so."""
     from distbench.spec import list_entries
@@ -146,7 +174,7 @@ def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: s
 def given() -> dict[str, str]:
     """Return the parameters that the command line gives, by name, as it writes them.
 
-    Without defaults of [tool.distbench], and without --width, which any output may need.
+    Without defaults of [tool.distbench], and without options that any output may need.
     """
     ctx = click.get_current_context()
     return {
@@ -154,7 +182,8 @@ def given() -> dict[str, str]:
         if isinstance(parameter, click.Option)
         else parameter.make_metavar(ctx)
         for parameter in ctx.command.params
-        if ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE and parameter.name != "width"
+        if ctx.get_parameter_source(str(parameter.name)) is ParameterSource.COMMANDLINE
+        and parameter.name not in ("width", "color", "verbose")
     }
 
 
@@ -250,12 +279,19 @@ def say_lines(lines: Iterable[str], indent: str = "    ") -> None:
 
 
 def say(text: str, err: bool = False, nl: bool = True) -> None:
-    """Print lines without characters that a terminal or a CI system would obey.
+    """Print lines without characters that a terminal or a CI system would obey; severities and verdicts in colour.
 
-    Where standard error (`err`) is full, or nobody reads it, the command continues without a word.
+    Data and Markdown (`--format`) have no colour. Errors in writing to standard error (`err`) are ignored.
     """
+    from distbench.show.color import colored, uses_color
+
+    text = printable(_for_screen(text) if err else text)
+    context = click.get_current_context(silent=True)
+    form = "table" if err or context is None else context.params.get("form", "table")
+    if form == "table" and uses_color(sys.stderr if err else sys.stdout):
+        text = colored(text)
     with contextlib.suppress(*([OSError] if err else [])):
-        click.echo(printable(_for_screen(text) if err else text), err=err, nl=nl)
+        click.echo(text, err=err, nl=nl, color=True)
 
 
 def _for_screen(text: str) -> str:

@@ -247,7 +247,7 @@ def _text(value: Any) -> str:
 
 def _keywords(option: click.Parameter) -> list[str]:
     """An option's names as keywords, the longest first."""
-    if not isinstance(option, click.Option):
+    if not isinstance(option, click.Option) or option.hidden:
         return []
     return [name.lstrip("-").replace("-", "_") for name in sorted(option.opts, key=len, reverse=True)]
 

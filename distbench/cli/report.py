@@ -15,6 +15,7 @@ from distbench.cli.options import (
     refuse_with,
     refuse_without,
     say,
+    verbose_option,
     width_option,
     write,
 )
@@ -46,6 +47,7 @@ MAX_NAMED = 3
 @click.option(
     "--runs", "out", type=PATH, default=Path("results"), help="Folder to look for the latest run in. [results]"
 )
+@verbose_option
 @width_option
 def report(
     runs: tuple[Path, ...],

@@ -27,6 +27,7 @@ from distbench.cli.options import (
     say_lines,
     say_once,
     scenario_names,
+    verbose_option,
     width_option,
 )
 from distbench.records.run_file import MAX_PASSES
@@ -49,7 +50,7 @@ DECIDE_TIME = ("budget_s", "max_case_s", "max_samples", "iterations_per_sample",
 MAX_REASON = 300  # characters
 # Exit codes of --fail-on-outlier, as those of `gate --strict`: an unknown outcome is not a success.
 SLOW, UNKNOWN = 1, 3
-ONLY_LINKS = "--fail-on-outlier and --against are for links, and none {}; run scenario links"
+ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; run scenario links"
 # Parameters that say nothing of what is measured: --resume goes with them.
 BESIDE_RESUME = ("resume", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
 
@@ -62,10 +63,10 @@ class LinkOptions:
         "--fail-on-outlier",
         default=False,
         is_flag=True,
-        help="End with 1 where a rank, host or link is slow, with 3 where that is unknown.",
+        help="Exit with 1 if a rank, host or link is slow, with 3 if that is unknown.",
     )
     against: Path | None = option(  # noqa: RUF009 - it makes a field
-        "--against", type=PATH, metavar="RUN", help="Links: what is slower since that run."
+        "--against", type=PATH, metavar="RUN", help="Links: compare with that earlier run."
     )
 
 
@@ -137,6 +138,7 @@ yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a
 @click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 @yes_option
 @options_of(NodeOptions, "where")
+@verbose_option
 @width_option
 @click.pass_context
 def run(
@@ -452,12 +454,12 @@ def _ranks_before(targets: Sequence[str], links: LinkOptions) -> int | None:
     entries = [entry for target in targets for entry in find(target)]
     # What a file of the user's own measures is known once it runs.
     if entries and not any("links" in entry.tags or entry.file.parent != scenario_folder() for entry in entries):
-        raise UserError(ONLY_LINKS.format("would be measured"))
+        raise UserError(ONLY_LINKS.format("is not among the given scenarios"))
     if links.against is None:
         return None
     before = link_run_of(read_run(links.against))
     if before is None:
-        raise UserError(f"--against {links.against}: it measured no links; give a run file of scenario links")
+        raise UserError(f"--against {links.against} has no links; give a run file of scenario links")
     return len(before.hosts)
 
 
@@ -490,19 +492,18 @@ def links_code(jobs: Sequence[Job], earlier_file: Path | None, silent: bool) -> 
     runs = [read_run(Path(job.run_file)) for job in jobs if Path(job.run_file).exists()]
     of_links = [(run, verdict) for run in runs if (verdict := judged(run))]
     if not of_links:
-        raise UserError(ONLY_LINKS.format("were measured"))
+        raise UserError(ONLY_LINKS.format("has no results"))
     verdicts = []
     before = read_run(earlier_file) if earlier_file else None
-    since_words = f"since {before.path.name}: " if before else ""
     for run, verdict in of_links:
         since = judged(run, before) if before else None
         for line in loss_lines(run) if silent else ():
-            say(f"distbench: {run.scenario}: {line}", err=True)
+            say(line, err=True)
         if before and since and not silent:
-            say("\n".join(f"{since_words}{line}" for line in [*link_hosts_note(run, before), *since.lines]))
-        for judgement, words in ((verdict, ""), (since, since_words)):
+            say("\n".join([*link_hosts_note(run, before), *since.lines, since.next_command]))
+        for judgement in (verdict, since):
             if judgement and silent and (judgement.is_slow or not judgement.is_conclusive):
-                say(f"distbench: {run.scenario}: {words}{judgement.lines[0]}", err=True)
+                say(judgement.lines[0], err=True)
         verdicts += [verdict, *([since] if since else [])]
     if any(verdict.is_slow for verdict in verdicts):
         return SLOW

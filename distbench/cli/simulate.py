@@ -17,6 +17,7 @@ from distbench.cli.options import (
     mesh_option,
     refuse_with,
     say,
+    verbose_option,
     width_option,
 )
 from distbench.spec.errors import UserError
@@ -42,6 +43,7 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 @click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @format_option("table", "markdown", "json")
+@verbose_option
 @width_option
 def simulate(
     scenario: str | None,

@@ -14,6 +14,7 @@ from distbench.cli.options import (
     make_folder,
     say,
     scenario_names,
+    verbose_option,
     width_option,
     write,
 )
@@ -44,6 +45,7 @@ from distbench.spec.errors import INTERRUPTED
 @click.option("--page", type=PATH, metavar="FILE", help="Write all of it as an HTML page.")
 @format_option("table", "markdown", "json")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
+@verbose_option
 @width_option
 @click.pass_context
 def sweep(

@@ -81,7 +81,7 @@ def python_at(text: str | None, option: str) -> str:
         return sys.executable
     interpreter = shutil.which(text)
     if interpreter is None:
-        raise UserError(f"{option} {text} is no program that can be started; give the path of a Python that has torch")
+        raise UserError(f"{option} {text} cannot be started; give the path of a Python that has torch")
     return str(Path(interpreter).absolute())
 
 
@@ -95,11 +95,11 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
     """
     here, root, commits = Path.cwd(), None, {}
     if refs := [side.ref for side in sides if side.ref != WORKING_TREE]:
-        error = "ab compares git revisions, and this folder is in no git repository; go to one, or give . twice"
+        error = "ab compares git revisions, but this folder is not in a git repository; change to one, or give . twice"
         root = Path(_git(["rev-parse", "--show-toplevel"], here, error))
         give = "give a branch, tag or commit, or . for the working tree"
         for ref in refs:
-            error = f"{ref!r} is no revision of this git repository; {give}"
+            error = f"{ref!r} is not a revision of this git repository; {give}"
             commits[ref] = _git(["rev-parse", "--verify", "--quiet", f"{ref}^{{commit}}"], root, error)
     with stopped_as_interrupt(), contextlib.ExitStack() as undo:
         folder = Path(undo.enter_context(tempfile.TemporaryDirectory(prefix="distbench-ab-")))
@@ -113,7 +113,9 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
             _git(["worktree", "add", "--detach", str(tree), commits[side.ref]], root, "git worktree failed: ")
             side_folder = tree / here.relative_to(root)
             if not side_folder.is_dir():
-                raise UserError(f"{side.ref} has no folder {here.relative_to(root)}; run ab from one it has")
+                raise UserError(
+                    f"{side.ref} has no folder {here.relative_to(root)}; run ab from a folder of both revisions"
+                )
             ready_sides.append(replace(side, folder=side_folder, commit=commits[side.ref]))
         yield ready_sides
 
@@ -160,8 +162,8 @@ def check_run_arguments(arguments: Sequence[str]) -> None:
     """Raise a UserError for options of `distbench run` that each launch gets from here."""
     for option in (argument.partition("=")[0] for argument in arguments):
         if option in ("--out", "--quiet"):
-            leave = "leave it out (ab takes --out before --)"
-            raise UserError(f"{option} stands after --, where each launch gets its own; {leave}")
+            leave = "leave it out (give --out before --)"
+            raise UserError(f"{option} is not allowed after --: ab sets it for each launch; {leave}")
 
 
 def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
@@ -217,17 +219,19 @@ def take_turns(
             if reason := settled_by(gated, terms.max_pairs - done):
                 return Settled(gated, done, reason)
         if done < terms.max_pairs and time.monotonic() - started_s + longest_s > terms.budget_s:
-            return Settled(_look(out, share), done, f"another pair would not end within {terms.budget_s:g} s")
+            return Settled(
+                _look(out, share), done, f"another pair would take longer than --max-time {terms.budget_s:g}"
+            )
     return Settled(_look(out, share), terms.max_pairs, f"all {terms.max_pairs} pairs were run")
 
 
 def _cost(pair_s: float, terms: Terms) -> str:
     """The time of the first look and of all pairs that the budget allows, by the first pair."""
     first, most = terms.looks[0], min(terms.max_pairs, max(1, int(terms.budget_s / pair_s)) if pair_s else math.inf)
-    look = f"the first look is after {first}, {_minutes(first * pair_s)} after the start"
+    look = f"first check of the verdict after {first} pairs ({_minutes(first * pair_s)})"
     if most < first:
-        look = f"--max-time {terms.budget_s:g} ends it after about {most:g}, before the first look after {first}"
-    return f"a pair takes {pair_s:.1f} s: {look}; at most {most:g} pairs take {_minutes(most * pair_s)}"
+        look = f"--max-time {terms.budget_s:g} allows about {most:g} pairs, fewer than the {first} of the first check"
+    return f"{pair_s:.1f} s per pair: {look}; at most {most:g} pairs take {_minutes(most * pair_s)}"
 
 
 def _minutes(seconds: float) -> str:
@@ -238,20 +242,20 @@ def settled_by(gated: Gated, num_left: int) -> str | None:
     """Why up to `num_left` more pairs would not change the outcome; None while they might."""
     counts = gated.counts
     if counts.get(REGRESSION):
-        return "a regression is found"
+        return "found a regression"
     if not counts:
         return None
     still_open = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
     if not still_open:
-        nothing = "nothing can be compared, and more launches would not change that"
-        return "every case is settled" if gated.num_judged else nothing
+        nothing = "nothing is comparable, and more launches would not help"
+        return "all cases are decided" if gated.num_judged else nothing
     # Nearly every case passed, and the pairs left would probably not settle the few that look no slower.
     allowed = max(1, int(MAX_OPEN_SHARE * gated.num_judged))
     may_end = bool(counts.get(PASS)) and len(still_open) <= allowed
     if not may_end or any(case.suspected or case.excess >= 0 or _needs(case) <= num_left for case in still_open):
         return None
     few = f"{count_text(len(still_open), 'case')} {'is' if len(still_open) == 1 else 'are'}"
-    return f"{few} open, looking no slower than the tolerance, and would need more than the {num_left} pairs left"
+    return f"{few} undecided, measured within the tolerance, and would need more than {num_left} further pairs"
 
 
 def _needs(case: CaseVerdict) -> float:
@@ -302,13 +306,13 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
     if launch.returncode < 0:
-        name, advice = signal.Signals(-launch.returncode).name, f"launches that ended before it are in {out}"
-        raise UserError(f"{side.text()}: its launch was killed by {name} (SIGKILL: memory may be short); {advice}")
+        name, advice = signal.Signals(-launch.returncode).name, f"earlier launches are in {out}"
+        raise UserError(f"{side.text()}: launch killed by {name} (SIGKILL: out of memory?); {advice}")
     if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier_files:
         # The last message with all of its lines, or the last line of other output.
         _, prefix, message = f"\n{output}".rpartition("\ndistbench: ")
         last = message if prefix else output.rpartition("\n")[2]
-        last = last or f"it ended with {launch.returncode}, no run file and no message"
+        last = last or f"exit code {launch.returncode}, without a run file or message"
         raise UserError(f"{side.text()}: {last}")
     return time.monotonic() - began
 

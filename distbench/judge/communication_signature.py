@@ -115,10 +115,10 @@ def parse(text: str, where: str) -> Signature:
     """Read the text of `Signature.to_text`; a UserError that begins with `where` for other text or a newer version."""
     lines = text.replace("\r\n", "\n").split("\n")
     if not lines[0].startswith(FIRST_LINE):
-        raise UserError(f"{where} is no signature; write one with distbench signature SCENARIO -o {where}")
+        raise UserError(f"{where} is not a signature; write one with distbench signature SCENARIO -o {where}")
     version = lines[0].removeprefix(FIRST_LINE).strip()
     if version != str(VERSION):
-        wrong = f"{where} is a signature of version {shown(version)}, not of {VERSION}, or newer than this distbench"
+        wrong = f"{where} has signature version {shown(version)}; this distbench reads version {VERSION}"
         raise UserError(f"{wrong}; update distbench, or write the file again")
     head = {line.partition(" ")[0]: line.partition(" ")[2] for line in lines[1:HEAD_LINES] if line.isprintable()}
     if lacking := [name for name in HEAD if name not in head]:
@@ -126,12 +126,12 @@ def parse(text: str, where: str) -> Signature:
     try:
         mesh = parse_mesh(head["mesh"])
     except UserError as error:
-        raise UserError(f"{where}: its line 'mesh' holds no mesh: {error}; write the file again") from error
+        raise UserError(f"{where}: its line 'mesh' is not valid: {error}; write the file again") from error
     cases: dict[str, dict[CommunicationPath, int]] = {}
     peaks: dict[str, int] = {}
     for number, line in enumerate(lines[HEAD_LINES:], start=HEAD_LINES + 1):
         if line not in ("", "nothing") and not _is_read(line, cases, peaks):
-            wrong = f"{where}, line {number} is no path, or one that its case has already: {shown(line)}"
+            wrong = f"{where}, line {number} is not a path, or repeats one of its case: {shown(line)}"
             raise UserError(f"{wrong}; write the file again")
     return Signature(head["scenario"], mesh, head["torch"], cases, peaks)
 
@@ -170,11 +170,11 @@ def of_run_file(file: Path) -> Signature:
     traces = {str(trace["case_id"]): _collectives(trace) for trace in run.traces if not trace.get("error")}
     if not traces:
         how = "trace a step with distbench run SCENARIO --trace-paths, or simulate it"
-        raise UserError(f"run file {file} holds no trace of a step, so nothing of what it communicates; {how}")
+        raise UserError(f"run file {file} has no trace of a step; {how}")
     try:
         cases = {case: counted(rows) for case, rows in traces.items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"run file {file}: a trace lacks {error}; trace it anew with this distbench") from error
+        raise UserError(f"run file {file}: a trace lacks {error}; trace it again with this distbench") from error
     return Signature(
         run.scenario, run.about.mesh or {}, run.about.environment.torch or "unknown", cases, has_peaks=False
     )
@@ -364,7 +364,7 @@ def update(base: Path, new: Path) -> list[Path]:
                 target = stored.with_name(f"{stored.stem}.torch-{'.'.join(map(str, release(after.torch)))}{SUFFIX}")
         try:
             if target.exists() and not target.is_file():
-                raise UserError(f"{target} cannot be written: it is no file; give another file")
+                raise UserError(f"{target} cannot be written: it is not a file; give another file")
             # By bytes: the old file may be no text at all.
             if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -379,13 +379,27 @@ MAX_LINES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
 MORE_LINES = f"\n... {{}} more lines: {TOOL} --signature --format json"
 
 
+def answer(comparison: SignatureComparison) -> str:
+    """The finding after its severity."""
+    num_same, num_changed = len(comparison.same), len(comparison.changed)
+    count = count_text(num_same + num_changed, "signature")
+    if comparison.changed:
+        num_differences = sum(map(len, comparison.changed.values()))
+        return f"FAIL: {num_changed} of {count} changed ({count_text(num_differences, 'difference')})"
+    if comparison.uncompared:
+        return f"UNKNOWN: {len(comparison.uncompared)} not compared, {num_same} unchanged"
+    if not comparison.num_paths:
+        return "UNKNOWN: neither side communicates, so nothing was compared"
+    return f"PASS: {count} unchanged"
+
+
 def text(comparison: SignatureComparison) -> str:
     """For a terminal."""
     lines = []
     for name, sentences in comparison.changed.items():
         count = count_text(len(sentences), "difference")
         lines += [f"{name}: {count}", *(f"  {sentence}" for sentence in sentences)]
-    lines += [*comparison.uncompared, *comparison.shown, comparison.headline]
+    lines += [*comparison.uncompared, *comparison.shown, answer(comparison)]
     return printable("\n".join(part for line in lines for part in wrap(line, width_here(), "    ")))
 
 
@@ -394,7 +408,7 @@ def markdown(comparison: SignatureComparison) -> str:
     changed: list[str] = []
     for name, sentences in comparison.changed.items():
         changed += ["", f"**{markdown_text(name)}**", "", *(f"- {code_span(sentence)}" for sentence in sentences)]
-    lines = [f"# exact gate: {comparison.headline}", *capped_lines(changed, MAX_LINES, MORE_LINES)]
+    lines = [f"# exact gate: {answer(comparison)}", *capped_lines(changed, MAX_LINES, MORE_LINES)]
     notes = [f"- {markdown_text(sentence)}" for sentence in (*comparison.uncompared, *comparison.shown)]
     lines += ["", *notes] if notes else []
     return "\n".join(lines)
@@ -446,7 +460,7 @@ def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[S
         "signatures",
         given=[job.to_record() for job in jobs],
         timeout_s=timeout_s,
-        failure=f"no signature of {names}: {{why}}; see whether distbench run runs it, or give --quick",
+        failure=f"no signature of {names}: {{why}}; check that distbench run works, or give --quick",
     )
     job_answers = list(zip(jobs, answers, strict=True))
     errors = [(job.scenario, answer["user_error"]) for job, answer in job_answers if "user_error" in answer]

@@ -15,8 +15,19 @@ from distbench.judge.launch_pairs import MAX_LISTED, TURNS, Pairing
 from distbench.records.dataframe import Row, frame_of, records_of
 from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
-from distbench.show.blocks import Block, Heading, Lines, Table, TableColumn, TableColumns, capped, changes_in, table_of
-from distbench.show.units import decimal_text, spread_of, time_text
+from distbench.show.blocks import (
+    Block,
+    Heading,
+    Lines,
+    Notes,
+    Table,
+    TableColumn,
+    TableColumns,
+    capped,
+    changes_in,
+    table_of,
+)
+from distbench.show.units import decimal_text, spread_of, time_text, times_text
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import median
@@ -40,7 +51,7 @@ if TYPE_CHECKING:
 
 # Of the gate's verdicts, without a tolerance: b against a.
 WORDS = {REGRESSION: SLOWER, IMPROVEMENT: FASTER, PASS: WITHIN_NOISE, INCONCLUSIVE: WITHIN_NOISE}
-NOT_TOLD = "not told"
+NOT_TOLD, UNDECIDED = "not told", "undecided"  # in data; in text
 ALONE = {MISSING: "only in A", NEW: "only in B"}
 PREDICTED = "predicted"
 LAUNCH_COLUMNS = ("median_s", "q1_s", "q3_s", "ci_low_s", "ci_high_s")
@@ -277,48 +288,52 @@ def _origins(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
 MAX_ROWS = 60
 MORE = "more cases: --format csv"
 ONE_LAUNCH = (
-    "One launch a side cannot say which is faster: a launch has a level of its own, that of its processes, memory and "
-    "neighbours. Neighbouring launches of unchanged code lay 5 to 17 % apart where that was measured (standard "
-    "deviation, docs/statistics.md), and more on a busy machine. An interval is that of the passes within its launch, "
-    "and says nothing of the next one.",
-    "It does tell what failed, what is missing, what differs in the environment, and a ratio far beyond that spread. "
-    "To know more, launch both in turn: distbench ab; or give distbench compare 5 launches a side and more.",
+    "One launch per side does not show which is faster: launches of unchanged code differ by 5 to 17 % (standard "
+    "deviation, docs/statistics.md), more on a busy machine. Each interval covers the passes within its launch only. "
+    "It does not cover the next launch.",
 )
 
-TAIL = "Times are latencies of a forward pass; a tail (p90, p99) is not compared: distbench report prints each run's."
+TAIL = "Times are latencies of a forward pass. Tails (p90, p99) are not compared; distbench report prints them."
 
 
 def blocks_of(comparison: SideBySide) -> list[Block]:
-    """The comparison as blocks."""
+    """The comparison as blocks; the answer is last."""
     if any(case.of == PREDICTED for case in comparison.cases):
         return _predicted_blocks(comparison)
     gated, (a, b) = comparison.gated, comparison.names
-    lines = [f"A, the baseline: {a} ({count_text(gated.num_baseline, 'run file')})"]
-    lines += [f"B, the candidate: {b} ({count_text(gated.num_candidate, 'run file')})"]
-    differing = filter(None, [*gated.stamps, *gated.shown, comparison.load])
-    lines += [f"differs: {sentence}" for sentence in differing] or ["the environments agree"]
-    lines += [f"warning: {sentence}" for sentence in gated.warnings]
-    blocks: list[Block] = [Heading(f"compare: {_headline(comparison)}", 1), Lines(tuple(lines))]
+    lines = (
+        f"A, the baseline: {a} ({count_text(gated.num_baseline, 'run file')})",
+        f"B, the candidate: {b} ({count_text(gated.num_candidate, 'run file')})",
+    )
+    blocks: list[Block] = [Heading(f"compare: {_span(comparison)}", 1), Lines(lines)]
     blocks += [_uncompared(comparison.uncompared)] if comparison.uncompared else []
-    of_tail = [TAIL] if any(sentence.endswith(OF_LATENCIES) for sentence in gated.designs) else []
-    blocks += [_single(comparison.single), Lines((*ONE_LAUNCH, *of_tail))] if comparison.single else []
+    notes = [f"warning: {sentence}" for sentence in gated.warnings]
+    differing = filter(None, [*gated.stamps, *gated.shown, comparison.load])
+    notes += [f"differs: {sentence}" for sentence in differing] or ["the environments agree"]
+    if comparison.single:
+        blocks.append(_single(comparison.single))
+        notes += ONE_LAUNCH
+        notes += [TAIL] if any(sentence.endswith(OF_LATENCIES) for sentence in gated.designs) else []
     if comparison.repeated:
         reasons = Counter(case.why for case in comparison.repeated if case.verdict == NOT_TOLD and case.why)
-        untold = [f"not told ({count}): {reason}" for reason, count in reasons.items()]
-        blocks += [_repeated(comparison), Lines((*gated.designs, *untold))]
-    return blocks
+        untold = [f"{UNDECIDED} ({count}): {reason}" for reason, count in reasons.items()]
+        blocks += [_repeated(comparison), *([Lines(tuple(untold))] if untold else [])]
+        notes += gated.designs
+    return [*blocks, Notes(tuple(notes)), Lines(answer(comparison))]
 
 
 def _predicted_blocks(comparison: SideBySide) -> list[Block]:
     cases = [case for case in comparison.cases if case.num_launches]
-    notes = ["a simulation predicts a time and no interval, so there is no verdict; docs/simulation.md says how well"]
+    notes = ("A simulation predicts times without intervals; docs/simulation.md shows how accurate they are.",)
     title = "predicted times, and medians where a side is measured:"
     lines = [f"{letter}: {name}" for letter, name in zip("AB", comparison.names, strict=True)]
     return [
-        Heading(f"compare: {_span(cases)}; predicted, so none is called faster or slower", 1),
+        Heading(f"compare: {_span(comparison)}", 1),
         Lines((*lines, *comparison.gated.warnings)),
         *([_uncompared(comparison.uncompared)] if comparison.uncompared else []),
-        _table(title, (CASE, A, B, RATIO), cases, notes),
+        _table(title, (CASE, A, B, RATIO), cases),
+        Notes(notes),
+        Lines(answer(comparison)),
     ]
 
 
@@ -335,21 +350,39 @@ def _table(
     return capped(table_of(title, columns, cases, notes, breaks, optional), MAX_ROWS, MORE)
 
 
-def _headline(comparison: SideBySide) -> str:
-    all_cases = [*comparison.single, *comparison.repeated]
-    cases = _span(all_cases)
-    if not comparison.repeated:
-        return f"{cases}; one launch a side, so none is called faster or slower"
-    counts = Counter(case.verdict for case in all_cases)
-    words = [f"{counts[word]} {word}" for word in (SLOWER, FASTER, WITHIN_NOISE, NOT_TOLD) if counts[word]]
-    return f"{cases}: {', '.join(words)}"
-
-
-def _span(cases: Sequence[ComparedCase]) -> str:
+def _span(comparison: SideBySide) -> str:
     """`30 cases on both sides, B/A 0.81 to 1.20`."""
+    cases = [case for case in comparison.cases if case.num_launches]
     ratios = [case.ratio for case in cases if math.isfinite(case.ratio)]
     span = f", B/A {min(ratios):.2f} to {max(ratios):.2f}" if ratios else ""
     return f"{count_text(len(cases), 'case')} on both sides{span}"
+
+
+def answer(comparison: SideBySide) -> tuple[str, str]:
+    """The finding after its severity, and the next command."""
+    cases = [case for case in comparison.cases if case.num_launches]
+    counts = Counter(case.verdict for case in cases)
+    worst = max(cases, key=lambda case: (case.verdict == SLOWER, abs(case.ratio - 1)))
+    ratio = f"{worst.case_id}: B {times_text(worst.ratio, 'A', worst.ratio_low, worst.ratio_high)}"
+    scenario = worst.scenario.partition(" (")[0]
+    launch_both = f"Next: distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
+    if counts[PREDICTED]:
+        finding = f"UNKNOWN: {count_text(len(cases), 'case')} predicted, without intervals. Largest difference: {ratio}"
+        return finding, f"Next: distbench run {scenario}   (measures it on the real hardware)"
+    if not comparison.repeated:
+        finding = f"INCONCLUSIVE: one launch per side gives no verdict on {count_text(len(cases), 'case')}."
+        return f"{finding} Largest difference: {ratio}", launch_both
+    words = {SLOWER: SLOWER, FASTER: FASTER, WITHIN_NOISE: WITHIN_NOISE, NOT_TOLD: UNDECIDED}
+    summary = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
+    if counts[SLOWER]:
+        return f"FAIL: {summary}. Worst: {ratio}", launch_both
+    if counts[NOT_TOLD]:
+        return f"INCONCLUSIVE: {summary}. Largest difference: {ratio}", launch_both
+    least_sure = max(cases, key=lambda case: case.ratio_high)
+    finding = (
+        f"PASS: {summary}. B is at most {least_sure.ratio_high:.3g}x as slow as A (upper end of the widest 95 % CI)"
+    )
+    return finding, f"Next: distbench history {scenario}   (shows earlier launches)"
 
 
 def _uncompared(cases: Sequence[ComparedCase]) -> Table:
@@ -364,7 +397,7 @@ def _uncompared(cases: Sequence[ComparedCase]) -> Table:
 def _single(cases: Sequence[ComparedCase]) -> Table:
     spread, text_of = spread_of([launch for case in cases for launch in (case.a, case.b) if launch])
     spread_a, spread_b = (spread, lambda case: text_of(case.a)), (spread, lambda case: text_of(case.b))
-    return _table("one launch a side, median of each:", (CASE, A, spread_a, B, spread_b, RATIO), cases, (), spread)
+    return _table("one launch per side, median of each:", (CASE, A, spread_a, B, spread_b, RATIO), cases, (), spread)
 
 
 def _repeated(comparison: SideBySide) -> Table:
@@ -372,8 +405,11 @@ def _repeated(comparison: SideBySide) -> Table:
         is_known = math.isfinite(case.ratio_low + case.ratio_high)
         return f"[{case.ratio_low:.2f}, {case.ratio_high:.2f}]" if is_known else "-"
 
-    of, verdict = ("<of", lambda case: case.of), ("<verdict", lambda case: case.verdict)
+    of, verdict = (
+        ("<of", lambda case: case.of),
+        ("<verdict", lambda case: UNDECIDED if case.verdict == NOT_TOLD else case.verdict),
+    )
     columns: TableColumns = (CASE, of, A, B, RATIO, ("95 % interval", interval), verdict)
-    notes = ["B against A; verdicts hold for all cases together, with 5 % chance of any false one"]
+    notes = ["B compared with A; 5 % chance of any false verdict in the table"]
     optional = "of", "A", "B", "95 % interval"
-    return _table("several launches a side:", columns, comparison.repeated, notes, *optional)
+    return _table("several launches per side:", columns, comparison.repeated, notes, *optional)

@@ -200,8 +200,10 @@ def recorded(folder: Path) -> RecordedSeries:
     finished = [runs for runs in invocations.values() if all(launch.complete for launch, _ in runs)]
     finished.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
     if len(finished) < MIN_LAUNCHES:
-        failed = f" that ran to their end, and {num} that did not" if (num := len(invocations) - len(finished)) else ""
-        raise UserError(f"{folder} holds {len(finished)} launches{failed}; record at least {MIN_LAUNCHES}, better 60")
+        failed = f" that finished, and {num} that did not" if (num := len(invocations) - len(finished)) else ""
+        raise UserError(
+            f"{folder} holds {len(finished)} launches{failed}; record at least {MIN_LAUNCHES}, preferably 60"
+        )
     measured = [
         {
             (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
@@ -269,7 +271,7 @@ def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: in
     changes = [name for name, change in CHANGES.items() if change.factor != 1.0]
     lines = [
         f"{series.name}: {num_pairs} pairs, {len(series.case_ids)} cases, {series.num_launches} "
-        f"launches: {num_comparisons} comparisons a column, in windows from {series.num_starts(num_pairs)} starts",
+        f"launches: {num_comparisons} comparisons per column, in windows from {series.num_starts(num_pairs)} starts",
         "",
         "| rule | any false alarm | "
         + " | ".join(f"{change} found" for change in changes)

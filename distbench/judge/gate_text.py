@@ -1,4 +1,7 @@
-"""A comparison and a stored baseline as text, Markdown, JSON, JUnit and annotations; the worst case first."""
+"""A comparison and a stored baseline as text, Markdown, JSON, JUnit and annotations; the worst case first.
+
+Text ends with the answer: severity, finding, next command.
+"""
 
 import json
 import math
@@ -13,13 +16,23 @@ from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.records.baselines import launches_of, load_baseline
 from distbench.records.launches import Value
 from distbench.records.run_file import MUST_AGREE
-from distbench.show.blocks import Block, Heading, Lines, Rows, Table, capped, markdown_of
+from distbench.show.blocks import Block, Heading, Lines, Notes, Rows, Table, capped, markdown_of
 from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml
 from distbench.show.ci_formats import annotations as annotation_lines
 from distbench.show.terminal import text_of
-from distbench.show.units import NOTHING, time_text
+from distbench.show.units import NOTHING, time_text, times_text
 from distbench.spec.printable_text import capped_lines, clean, count_text
-from distbench.statistics.verdicts import BROKEN, INCONCLUSIVE, JUDGED, METRICS, NEW, PASS, REGRESSION
+from distbench.statistics.verdicts import (
+    BROKEN,
+    INCOMPARABLE,
+    INCONCLUSIVE,
+    JUDGED,
+    METRICS,
+    MISSING,
+    NEW,
+    PASS,
+    REGRESSION,
+)
 
 PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
@@ -62,22 +75,95 @@ MAX_NAMED = 20
 MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
 MORE, MORE_LINES = "more: --format json", "... {} more such lines: --format json"
 SCENARIO = ("<scenario",)  # where there are several
-OPTIONAL = ("more", "finds", "scenario", "of", "baseline")
-COLUMNS = ("<verdict", "<case", "<of", "baseline", "change", "95 % interval", "finds", "more")
+OPTIONAL = ("pairs needed", "scenario", "metric", "detectable", "baseline")
+COLUMNS = (
+    *("<verdict", "<case", "<metric", "baseline", "candidate", "change", "95 % interval", "detectable"),
+    "pairs needed",
+)
 NOTES = (
-    "change: of the geometric mean over launches; finds: the smallest slowdown that these launches would have found "
-    "four times in five; more: further launches a side (pairs) that would settle it, were the change the truth."
+    "baseline, candidate: geometric mean over launches",
+    "detectable: the smallest slowdown that these launches detect four times in five",
+    "pairs needed: further pairs of launches (or launches per side) that would decide the case, if the true change is "
+    "the measured one",
 )
 
 
 def text(gated: Gated, strict: bool = False) -> str:
-    """The comparison as text."""
-    return text_of(_blocks(gated, strict))
+    """The comparison as text; the answer is at the end."""
+    title = Heading(f"gate: {_sides(gated)}", 1)
+    table_notes = [f"note: {note}" for note in NOTES] if any(case.metrics for case in gated.cases) else []
+    notes = Notes((*_notes(gated), *table_notes))
+    return text_of([title, *_tables(gated), *_bottom(gated), notes, Lines(answer(gated, strict))])
+
+
+def answer(gated: Gated, strict: bool = False) -> tuple[str, str]:
+    """The finding after its severity, and the next command."""
+    summary = ", ".join(f"{count} {verdict}" for verdict, count in gated.counts.items()) or "no case"
+    scenario = gated.cases[0].scenario.partition(" (")[0] if gated.cases else "SCENARIO"
+    code = gated.exit_code(strict)
+    if code == 1:
+        severity, (finding, command) = "FAIL", _of_regression(gated.cases[0], scenario)
+    elif code == 4:
+        severity, (finding, command) = "UNKNOWN", _of_unknown(gated, scenario)
+    elif code == 3 or gated.is_open:
+        severity, (finding, command) = "INCONCLUSIVE", _of_undecided(gated, scenario)
+    else:
+        severity, (finding, command) = "PASS", _of_pass(gated)
+    return f"{severity}: {summary}. {finding}", f"Next: {command}"
+
+
+def _of_regression(worst: CaseVerdict, scenario: str) -> tuple[str, str]:
+    command = f"distbench ab REF_A REF_B -- {scenario}   (measures both revisions again)"
+    if worst.case_id.startswith("step/"):
+        command = f"distbench run {scenario} --trace-paths   (shows where a step communicates)"
+    return f"Worst: {_ratio(worst)}", command
+
+
+def _of_unknown(gated: Gated, scenario: str) -> tuple[str, str]:
+    broken = next((case for case in gated.cases if case.verdict in BROKEN), None)
+    if broken is None:
+        why = gated.why_nothing
+        return f"{why[:1].upper()}{why[1:]}", f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
+    command = "distbench report CANDIDATE   (shows its failed cases)"
+    if broken.verdict == MISSING:
+        command = f"distbench run {scenario} --out CANDIDATE   (measures what is missing)"
+    if broken.verdict == INCOMPARABLE:
+        field_name = broken.reason.partition(":")[0]
+        command = f"distbench gate --allow-different {field_name} ...   (if the difference is intended)"
+    return f"{broken.case_id}: {broken.reason}", command
+
+
+def _of_undecided(gated: Gated, scenario: str) -> tuple[str, str]:
+    undecided = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
+    needed = [metric.num_launches + metric.num_more for case in undecided for metric in case.metrics if metric.num_more]
+    command = f"distbench ab REF_A REF_B --pairs {max(needed, default=0)} -- {scenario}"
+    if not needed or any(case.suspected for case in undecided):
+        command = f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
+    if slower := gated.look_slower:
+        return f"{len(slower)} measured slower than the tolerance. Worst: {_ratio(slower[0])}", command
+    return f"Undecided: {_ratio(undecided[0])}", command
+
+
+def _of_pass(gated: Gated) -> tuple[str, str]:
+    finding = "No case is slower than the baseline by more than the tolerance"
+    metrics = [metric for case in gated.cases for metric in case.metrics]
+    if detectable := max((metric.detectable or 0.0 for metric in metrics), default=0.0):
+        finding += f". Detectable: slowdowns of {100 * detectable:.0f} % or more in every case"
+    return finding, "distbench baseline save CANDIDATE   (to compare later runs)"
+
+
+def _ratio(case: CaseVerdict) -> str:
+    """`step/x: mean 1.7x slower than the baseline (95 % CI 1.5-1.9x)`."""
+    metric = max(case.metrics, key=lambda metric: metric.change) if case.verdict == INCONCLUSIVE else case.metrics[0]
+    low, high = (None if end is None else 1 + end for end in (metric.low, metric.high))
+    return f"{case.case_id}: {metric.metric} {times_text(1 + metric.change, 'the baseline', low, high)}"
 
 
 def markdown(gated: Gated, strict: bool = False) -> str:
     """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded away."""
-    page = markdown_of(_blocks(gated, strict))
+    finding, next_command = answer(gated, strict)
+    blocks: list[Block] = [Heading(f"gate: {finding}", 1), Lines((next_command, _sides(gated), *_notes(gated)))]
+    page = markdown_of([*blocks, *_tables(gated), *_bottom(gated), Lines(NOTES)])
     head, tail = "\n\n<details><summary>Every case and metric</summary>\n\n```\n", "\n```\n\n</details>\n"
     room = MAX_MARKDOWN_BYTES - len((page + head + tail).encode()) - 100
     folded = [_all_cases(case) for case in gated.cases]
@@ -86,16 +172,17 @@ def markdown(gated: Gated, strict: bool = False) -> str:
     return page + head + "\n".join(kept) + tail
 
 
-def _blocks(gated: Gated, strict: bool) -> list[Block]:
+def _sides(gated: Gated) -> str:
     sides = (gated.num_baseline, "baseline"), (gated.num_candidate, "candidate")
-    counts = ", ".join(f"{count} {side} launch{'es' * (count != 1)}" for count, side in sides)
-    lines = [f"{counts}; {_terms(gated)}"]
+    return ", ".join(f"{count} {side} launch{'es' * (count != 1)}" for count, side in sides)
+
+
+def _notes(gated: Gated) -> list[str]:
+    lines = [f"warning: {sentence}" for sentence in gated.warnings]
     lines += gated.designs
     lines += [f"allowed to differ: {stamp}" for stamp in gated.stamps]
     lines += [f"differs: {sentence}" for sentence in gated.shown]
-    lines += [f"warning: {sentence}" for sentence in gated.warnings]
-    heading = Heading(f"gate: {gated.headline(strict)}", 1)
-    return [heading, Lines(tuple(capped_lines(lines, MAX_NAMED, MORE_LINES))), *_tables(gated), *_bottom(gated)]
+    return capped_lines([*lines, _terms(gated)], MAX_NAMED, MORE_LINES)
 
 
 def _terms(gated: Gated) -> str:
@@ -122,20 +209,21 @@ def _tables(gated: Gated) -> list[Block]:
         rows = Rows(worth, lambda case: _row(case, several))
         title = f"{len(worth)} of {len(timed)} compared cases:"
         columns = (*COLUMNS[:2], *SCENARIO[:several], *COLUMNS[2:])
-        blocks.append(capped(Table(title, columns, rows, [NOTES], optional=OPTIONAL), cap, MORE))
+        blocks.append(capped(Table(title, columns, rows, optional=OPTIONAL), cap, MORE))
     return blocks
 
 
 def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
     first = case.metrics[0]
     verdict = f"{case.verdict} ({case.suspected}?)" if case.suspected else case.verdict
-    finds = NOTHING if first.detectable is None else f"{100 * first.detectable:.0f} %"
+    times = time_text(first.baseline_s), time_text(first.candidate_s)
+    detectable = NOTHING if first.detectable is None else f"{100 * first.detectable:.0f} %"
     names = (case.case_id, case.scenario) if several else (case.case_id,)
     change = f"{100 * first.change:+.1f} %", _interval_text(first)
     more = "> 1000" if first.num_more is None else f"+{first.num_more}"
     if first.verdict != INCONCLUSIVE or first.suspected:
         more = NOTHING if first.verdict == INCONCLUSIVE else ""  # more launches would not settle a suspected change
-    return verdict, *names, first.metric, time_text(first.baseline_s), *change, finds, more
+    return verdict, *names, first.metric, *times, *change, detectable, more
 
 
 def _interval_text(metric: MetricVerdict) -> str:
@@ -152,7 +240,7 @@ def _bottom(gated: Gated) -> list[Block]:
     passed = [case for case in gated.cases if case.verdict == PASS]
     if passed:
         worst = max(metric.high or 0.0 for case in passed for metric in case.metrics)
-        lines.append(f"{len(passed)} pass; the least certain of them is at most {100 * worst:.1f} % slower")
+        lines.append(f"pass ({len(passed)}): at most {100 * worst:.1f} % slower (upper end of the widest interval)")
     if gated.num_not_run:
         lines.append(f"{count_text(gated.num_not_run, 'case')} skipped or unsupported on both sides")
     return [Lines(tuple(capped_lines(lines, MAX_NAMED, MORE_LINES)))] if lines else []

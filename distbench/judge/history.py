@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from distbench.records.launches import Launch
 from distbench.records.run_file import MUST_AGREE
-from distbench.show.blocks import Block, Heading, Lines, Table
+from distbench.show.blocks import Block, Heading, Lines, Notes, Table
 from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
 from distbench.show.terminal import text_of
-from distbench.show.units import time_text
+from distbench.show.units import time_text, times_text
 from distbench.spec.printable_text import count_text
 from distbench.statistics.change_points import (
     BLOCK,
@@ -32,9 +32,7 @@ from distbench.statistics.change_points import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OF_LATENCIES = (
-    "latencies of a forward pass by their fast end (p10); a change of their tail (p90, p99) is not looked for"
-)
+OF_LATENCIES = "latencies of a forward pass, by their fast end (p10); changes of the tail (p90, p99) are not detected"
 
 
 @dataclass(frozen=True)
@@ -66,12 +64,19 @@ class Level:
 
 @dataclass(frozen=True)
 class Series:
-    """One case on one machine: points oldest first, and the levels that they fall into, in order."""
+    """One case on one machine.
+
+    Args:
+        points: oldest first.
+        levels: that the points fall into, in order.
+        is_tested: whether there are enough launches to detect a change.
+    """
 
     scenario: str
     case_id: str
     points: tuple[Point, ...]
     levels: tuple[Level, ...]
+    is_tested: bool = True
 
     @property
     def changes(self) -> list[tuple[Point, float]]:
@@ -96,8 +101,8 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
         for launch in ordered
         if all(launch.facts.get(name) == newest[launch.scenario].facts.get(name) for name in MUST_AGREE)
     ]
-    left_out = f"{len(ordered) - len(kept)} of {count_text(len(ordered), 'launch', 'launches')} were left out"
-    notes = [f"{left_out}: made on another machine, mesh or device than the newest"] if len(kept) < len(ordered) else []
+    left_out = f"{len(ordered) - len(kept)} of {count_text(len(ordered), 'launch', 'launches')} left out"
+    notes = [f"{left_out}: not the newest launch's machine, mesh or device"] if len(kept) < len(ordered) else []
     all_series: list[Series] = []
     for scenario in dict.fromkeys(launch.scenario for launch in kept):
         series, sentences = _of_scenario(scenario, [one for one in kept if one.scenario == scenario], pattern)
@@ -146,16 +151,17 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
         shown_rows.insert(0, (f"all {len(ids)} cases, the median", typical, points.shared))
     notes = [f"{scenario}: {sentence}" for sentence in _rule(points, len(ids), len(by_commit))]
     if by_commit != [one for one in launches if one in by_commit]:
-        notes.append(f"{scenario}: launches of a commit are shown together, though commits took turns")
-    return [_series(scenario, case_id, row, cuts, by_commit) for case_id, row, cuts in shown_rows], notes
+        notes.append(f"{scenario}: launches of one commit are shown together, although commits alternated")
+    is_tested = not math.isnan(points.own_share)
+    return [_series(scenario, case_id, row, cuts, by_commit, is_tested) for case_id, row, cuts in shown_rows], notes
 
 
 def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
     """The share that a split must explain to be a change, as sentences."""
     alone, shared = num_cases < MIN_CASES, points.shared_share
-    few = f"{num_launches} launches are too few to tell {{}} from the machine's drift, {MIN_BLOCKS * BLOCK} are needed"
+    few = f"{num_launches} launches cannot separate {{}} from the machine's drift; {MIN_BLOCKS * BLOCK} are needed"
     if math.isnan(points.own_share):
-        least = f"{num_launches} launches are too few for a change, {2 * MIN_LAUNCHES} are needed"
+        least = f"{num_launches} launches are too few to detect a change; {2 * MIN_LAUNCHES} are needed"
         return [few.format("a change") if alone and num_launches >= 2 * MIN_LAUNCHES else least]
     of_all = "" if math.isnan(shared) else f", or over {100 * shared:.0f} % of that of the median of all cases"
     rule = f"penalty: a split is a change if it explains over {100 * points.own_share:.0f} % of a case's sum of squares"
@@ -165,7 +171,12 @@ def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
 
 
 def _series(
-    scenario: str, case_id: str, logs: NDArray[np.float64], cuts: Sequence[int], launches: Sequence[Launch]
+    scenario: str,
+    case_id: str,
+    logs: NDArray[np.float64],
+    cuts: Sequence[int],
+    launches: Sequence[Launch],
+    is_tested: bool,
 ) -> Series:
     """One case's points and levels; `cuts` are the columns of `logs` at which a further level begins."""
     is_known = np.isfinite(logs)
@@ -184,7 +195,7 @@ def _series(
     bounds = [0, *(int(is_known[:cut].sum()) for cut in cuts), len(points)]
     seconds = [point.seconds for point in points]
     levels = (Level(*ends, float(np.exp(np.median(np.log(seconds[slice(*ends)]))))) for ends in pairwise(bounds))
-    return Series(scenario, case_id, points, tuple(levels))
+    return Series(scenario, case_id, points, tuple(levels), is_tested)
 
 
 MAX_CASES, MAX_STEADY = 40, 60
@@ -194,21 +205,35 @@ STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<
 
 
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
-    """The cases that changed their level, the largest change first; then those that did not, a line each."""
+    """The cases whose time changed, the largest change first; the others, a line each; the answer."""
     changed = [case_series for case_series in series if case_series.changes]
     steady = [case_series for case_series in series if not case_series.changes]
-    first_line = f"{count_text(len(series), 'case')}, {len(changed)} of them changed their level"
-    blocks: list[Block] = [Heading("history", 1), Lines((first_line, *notes))]
+    blocks: list[Block] = [Heading(f"history: {count_text(len(series), 'case')}", 1)]
     blocks += map(_changed, changed[:MAX_CASES])
     left_out = max(len(changed) - MAX_CASES, 0) + max(len(steady) - MAX_STEADY, 0)
     if steady:
         rows = [_steady_row(case_series) for case_series in steady[:MAX_STEADY]]
-        blocks.append(Table("no change of their own:", STEADY_COLUMNS, rows, optional=("commit", "from", "scenario")))
+        blocks.append(Table("no change:", STEADY_COLUMNS, rows, optional=("commit", "from", "scenario")))
     if left_out:
         blocks.append(Lines((f"... {left_out} more cases: narrow the pattern, e.g. distbench history SCENARIO",)))
+    return text_of([*blocks, Notes(tuple(notes)), Lines(answer(series))])
+
+
+def answer(series: Sequence[Series]) -> tuple[str, str]:
+    """The finding after its severity, and the next command."""
+    slower = [change for one in series for _, change in one.changes if change > 0]
+    changed = [one for one in series if one.changes]
+    cases = count_text(len(series), "case")
     if changed:
-        blocks.append(Lines((_next_step(changed[0]),)))
-    return text_of(blocks)
+        point, change = max(changed[0].changes, key=lambda item: abs(item[1]))
+        since = f"{times_text(1 + change, 'before')} since {' '.join(_origin(point))}"
+        finding = f"{len(changed)} of {cases} changed. Largest change: {changed[0].case_id}: {since}"
+        return f"{'FAIL' if slower else 'PASS'}: {finding}", _next_step(changed[0])
+    launches = count_text(max(len(one.points) for one in series), "launch", "launches")
+    launch_both = f"Next: distbench ab REF_A REF_B -- {series[0].scenario}"
+    if not any(one.is_tested for one in series):
+        return f"UNKNOWN: {launches} of {cases} are too few to detect a change", f"{launch_both}   (compares revisions)"
+    return f"PASS: no performance change in {cases} ({launches})", f"{launch_both}   (detects smaller changes)"
 
 
 def _next_step(series: Series) -> str:
@@ -218,10 +243,9 @@ def _next_step(series: Series) -> str:
     before, after = series.points[before_level.stop - 1], series.points[after_level.start]
     if before.commit and after.commit and before.commit != after.commit:
         revisions = f"{before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]}"
-        why = "launches both in turn and decides whether the commit or the machine changed"
-        return f"next: distbench ab {revisions} -- {series.scenario}   {why}"
-    why = "the commit is the same before and after the change" if before.commit else "no commit is recorded"
-    return f"next: distbench ab A B -- {series.scenario}   with the revisions to compare; here {why}"
+        return f"Next: distbench ab {revisions} -- {series.scenario}   (is it the commit or the machine?)"
+    why = "the commit is the same before and after" if before.commit else "no commit is recorded"
+    return f"Next: distbench ab REF_A REF_B -- {series.scenario}   ({why})"
 
 
 def _changed(series: Series) -> Table:

@@ -43,7 +43,7 @@ def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
     names = (*MUST_AGREE, DTYPE)
     for name in fields:
         if name not in names:
-            raise UserError(f"--allow-different {name!r} is no field that must agree ({nearest(name, names)})")
+            raise UserError(f"--allow-different {name!r} is not a field that must agree ({nearest(name, names)})")
     return tuple(dict.fromkeys(fields))
 
 

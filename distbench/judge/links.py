@@ -1,4 +1,4 @@
-"""Which rank, host or link is slow: each compared with the median of its like, pass by pass."""
+"""Which rank, host or link is slow: each is compared with the median of comparable ones, pass by pass."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,13 +18,13 @@ from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_e
 
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
 SMALL_BYTES = 4096  # messages up to this size show latency
-MIN_LIKE = 4  # among fewer things none can be called unlike the others
+MIN_LIKE = 4  # fewest comparable things among which one can be an outlier
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ComparisonGroup:
-    """Things that should take equally long.
+    """Ranks, pairs or groups that should take equally long.
 
     Args:
         quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
@@ -124,7 +124,7 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
         if before := earlier_groups.get((group.quantity, group.level, group.size_bytes, group.members)):
             groups.append(replace(group, times_s=group.times_s / np.exp(before.logs.mean(axis=0))))
     if not groups:
-        raise UserError("the earlier run measured nothing that this one did; give one with the same sizes")
+        raise UserError("the earlier run has no case of this run; give a run with the same sizes")
     return replace(links, alike=(*_few_together(groups),), is_relative=True)
 
 
@@ -153,7 +153,7 @@ def _by_pass(case: Mapping[str, Any]) -> Floats | None:
 def _columns(
     params: Mapping[str, Any], times: Floats, hosts: Sequence[str]
 ) -> Iterator[tuple[tuple[str, str, int], Ranks, Floats]]:
-    """Each pair, group or rank of a case: (quantity, level, size) of its like, its ranks, and their seconds by pass."""
+    """Each pair, group or rank of a case: (quantity, level, size), its ranks, and their seconds by pass."""
     size_bytes, op = int(params.get("size_bytes") or 0), params.get("op")
     name = {"matmul": "ranks", "send_recv": "pairs"}.get(str(op), "groups")
     sets = [params.get(name) or ()] if op == "matmul" else params.get(name) or ()
@@ -171,11 +171,11 @@ def _columns(
             yield key, members, times[:, list(members)].max(axis=1)
 
 
-# What is compared among links: hosts, ranks, pairs and groups, each with the median of its like in each pass.
+# Hosts, ranks, pairs and groups are each compared with the median of comparable ones in each pass.
 
 MIN_RANKS_OF_HOST, MIN_PAIRS_OF_HOST = 2, 3
 THRESHOLD = 0.2  # smaller slowdowns are not reported
-# Of a host's ranks and pairs, or pairs between two hosts, this share may be like others where the rest are not.
+# Of a host's ranks and pairs, or pairs between two hosts, this share may be as fast as others where the rest are slow.
 MAX_LIKE_OTHERS = 0.1
 TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
 # Of a fit by least absolute deviations: how often it is weighted again, and the residual that counts as none.
@@ -184,7 +184,7 @@ RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 
 
 class Effects(NamedTuple):
-    """Things of one kind and quantity: logarithms of times over the median of their like."""
+    """Things of one kind and quantity: logarithms of times over the median of comparable ones."""
 
     kind: str
     quantity: str
@@ -331,11 +331,11 @@ def _from_median(logs: Floats) -> Floats:
 
 
 def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...], against: Floats) -> Effects:
-    """Means over the passes of logarithms over those of their like, [passes, members], with standard errors."""
+    """Means over the passes of the logarithms relative to comparable ones, [passes, members], with standard errors."""
     num_passes = len(against)
     center = against.mean(axis=0)
     spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
-    # A variance of few passes is itself uncertain: that of its like counts as so many more of them.
+    # A variance of few passes is itself uncertain: that of comparable things counts as so many more of them.
     variances, freedom = against.var(axis=0, ddof=1), num_passes - 1
     moderated = moderated_variance(freedom * variances, float(np.median(variances)), freedom)
     # Scatter by noise alone is in the errors already; the scatter of few things shows nothing.
@@ -344,11 +344,11 @@ def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...]
     return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
 
 
-# Ranks, hosts and links that are slower than their like, by how much, and how sure that is.
+# Ranks, hosts and links that are slower than comparable ones, by how much, and how sure that is.
 #
-# A thing is compared with the median of its like within each pass, so that what slows all of them down does not count.
-# Its time over that median, as a logarithm, is an estimate with two errors: its own over the passes, and how far its
-# like scatter (median absolute deviation). It is reported where Student's t puts it above the threshold at a
+# A rank, host or link is compared with the median of comparable ones within each pass: a common slowdown cancels.
+# Its time over that median, as a logarithm, is an estimate with two errors: its own over the passes, and how far
+# comparable ones scatter (median absolute deviation). It is reported where Student's t puts it above the threshold at a
 # family-wise level of 5 % (Holm; hosts, ranks, and links with groups have a third of it each).
 
 LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
@@ -356,14 +356,14 @@ LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
 
 @dataclass(frozen=True)
 class Outlier:
-    """A thing that is slower than its like.
+    """A rank, host, link or group that is slower than comparable ones.
 
     Args:
         kind: RANK, HOST, HOSTS (the links between two), LINK or GROUP.
         ranks: its ranks.
         host: their host, or hosts.
         quantity: in which it is slow.
-        slowdown, low, high: times as long as its like, with the bounds of its 95 % interval.
+        slowdown, low, high: ratio to comparable ones, with the bounds of its 95 % interval.
         level: where its pairs' ranks are.
     """
 
@@ -383,9 +383,9 @@ class LinkVerdict:
 
     Args:
         outliers: slowest first.
-        num_compared: ranks, links and groups that were compared with their like.
+        num_compared: ranks, links and groups that were compared.
         num_passes: of the run.
-        detectable: by quantity, how many times as long as its like a thing must take to be found four times in five.
+        detectable: by quantity, the slowdown that is detected four times in five.
         why_not: why nothing could be compared; "" where it could.
         too_few: links that were left out, being too few of their kind: how many, and where.
     """
@@ -399,14 +399,14 @@ class LinkVerdict:
 
 
 def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
-    """What is slower than its like by more than `threshold` (0.2: takes 1.2 times as long)."""
+    """Return what is slower than comparable ones by more than `threshold` (0.2: takes 1.2 times as long)."""
     num_passes, why = min(len(group.times_s) for group in links.alike), ""
     if num_passes < MIN_PASSES:
         few = f"{count_text(num_passes, 'pass', 'passes')} {'is' if num_passes == 1 else 'are'} too few"
-        why = f"{few} to name anything; measure with --passes {MIN_PASSES} or more"
+        why = f"{few}; measure with --passes {MIN_PASSES} or more"
     elif (num_ranks := len(links.hosts)) < MIN_LIKE:
         few = f"{count_text(num_ranks, 'rank')} {'is' if num_ranks == 1 else 'are'} too few"
-        why = f"{few} to tell which is slower than the others; {MIN_LIKE} are needed"
+        why = f"{few} to compare; {MIN_LIKE} are needed"
     if why:
         return LinkVerdict((), 0, num_passes, {}, why)
     hosts, ranks = [*_of_hosts(links), *_of_host_links(links)], list(_of_ranks(links))

@@ -1,4 +1,4 @@
-"""A run's links for a reader: the verdict in sentences, the ranking, matrices of times and rates, heat maps."""
+"""The links of a run: the verdict in sentences, the ranking, matrices of times and rates, heat maps."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -9,11 +9,14 @@ import numpy as np
 from distbench.judge.links import (
     BANDWIDTH,
     COMPUTE,
+    GROUP,
     GROUPS,
     HOST,
     HOSTS,
     LATENCY,
     LINK,
+    MIN_LIKE,
+    MIN_PASSES,
     RANK,
     LinkRun,
     LinkVerdict,
@@ -26,7 +29,7 @@ from distbench.records.run_file import Run
 from distbench.show import plots as style
 from distbench.show.blocks import Table, table_of
 from distbench.show.plots import Spot, hover
-from distbench.show.units import bandwidth_text, brief_time_text, decimals_for, ratio_text
+from distbench.show.units import bandwidth_text, brief_time_text, decimals_for, ratio_text, times_text
 from distbench.spec import UserError
 from distbench.spec.devices import DRIVER_FIELDS
 from distbench.spec.printable_text import count_text, listed
@@ -37,15 +40,15 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-UNKNOWN = "UNKNOWN: "
 # Segments sent again, as a share and as a number, from which a host's network loses packets.
 MAX_LOSS, LEAST_AGAIN = 0.001, 20
 MAX_NAMED, MAX_MATRIX = 4, 16
-MAX_TOLD = 10.0  # times as long: a check that finds only more than that finds nothing
-UNNOTICED = 2.0  # times as long: a check that would have missed that has not shown that all is well
+MAX_SHOWN = 10.0  # a check that detects only larger slowdowns than this detects nothing
+UNNOTICED = 2.0  # a check that does not detect this slowdown is not conclusive
 # Fields of the environment, as a header has them.
 DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
 SLOW_IN = {LATENCY: "small messages", BANDWIDTH: "large messages", GROUPS: "all_reduce", COMPUTE: "computing"}
+PLURALS = {RANK: "ranks", HOST: "hosts", HOSTS: "pairs of hosts", LINK: "links", GROUP: "groups"}
 Pair = tuple[int, int]
 
 
@@ -61,29 +64,31 @@ def _name_of(outlier: Outlier, links: LinkRun) -> str:
 
 
 class LinksVerdict(NamedTuple):
-    """The verdict in sentences, whether anything is slow, and whether that could be decided."""
+    """The verdict in sentences, whether anything is slow, whether that could be decided, and the next command."""
 
     lines: tuple[str, ...]
     is_slow: bool
     is_conclusive: bool
+    next_command: str
 
 
 def link_lines(run: Run) -> Iterator[str]:
     """The verdict for the first screen; nothing where no links were measured."""
     if verdict := judged(run):
-        yield from verdict.lines
         yield from loss_lines(run)
+        yield from verdict.lines
+        yield verdict.next_command
 
 
 def loss_lines(run: Run) -> Iterator[str]:
-    """Sentences on hosts whose packets are lost: TCP sends them again, so a lossy link may look fast."""
+    """Warnings about hosts that lose packets: TCP sends packets again, so a lossy link may look fast."""
     links = link_run_of(run)
     for (host, interface), (sent, again) in links.segments.items() if links else ():
         if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
-            share = f"{again:,} of {sent:,} TCP segments again ({100 * again / sent:.1f} %)"
+            share = f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments sent again)"
             yield (
-                f"warning: host {host} sent {share} over {interface}: packets are lost. Run `ip -s link` and "
-                f"`ethtool -S {interface}` there, and check its cable and switch port"
+                f"warning: host {host} loses {share} on {interface}. Run `ip -s link` and "
+                f"`ethtool -S {interface}` there; check its cable and switch port"
             )
 
 
@@ -100,76 +105,77 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
             raise UserError(f"{earlier.path.name} measured no links; give a run file of scenario links")
         links = relative_to(links, before)
     verdict = verdict_of(links)
+    since = f"since {earlier.path.name}, " if earlier else ""
+    again = f"Next: distbench run {run.scenario} --passes {2 * max(verdict.num_passes, MIN_PASSES)}"
     if verdict.why_not:
-        return LinksVerdict((f"{UNKNOWN}{verdict.why_not}",), False, False)
+        return LinksVerdict((f"UNKNOWN: {since}{verdict.why_not}",), False, False, again)
     sentences = listed([_sentence_of(outlier, links) for outlier in verdict.outliers], MAX_NAMED, "; ")
     has_no_links = bool(verdict.too_few) and not verdict.detectable.keys() & {LATENCY, BANDWIDTH}
     is_conclusive = all(at <= UNNOTICED for at in verdict.detectable.values() or [np.inf]) and not has_no_links
-    if not sentences:
-        return LinksVerdict((f"{'' if is_conclusive else UNKNOWN}{_nothing(verdict)}",), False, is_conclusive)
-    return LinksVerdict((f"SLOW: {sentences}", _found_from(verdict)), True, is_conclusive)
+    heat_map = f"Next: distbench report {run.scenario} --page links.html   (heat map of all links)"
+    if sentences:
+        return LinksVerdict((f"FAIL: {since}{sentences}.", _detectable(verdict)), True, is_conclusive, heat_map)
+    checked = f"({verdict.num_compared} checked). {_detectable(verdict)}"
+    if is_conclusive:
+        return LinksVerdict((f"PASS: {since}no slow rank or link {checked}",), False, True, heat_map)
+    if has_no_links:
+        earlier_run = f"Next: distbench run {run.scenario} --against RUN   (compares each link with an earlier run)"
+        return LinksVerdict((f"UNKNOWN: {since}too few links {checked}",), False, False, earlier_run)
+    why = f"too noisy to detect every rank or link that is {UNNOTICED:g}x slower"
+    return LinksVerdict((f"UNKNOWN: {since}{why} {checked}",), False, False, f"{again}   (on an idle machine)")
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
-    """Sentences on other hosts, versions or drivers of the earlier run, whose ranks are compared by their numbers."""
+    """Warnings about other hosts, versions or drivers of the earlier run; ranks are compared by number."""
     names = [list(dict.fromkeys(links.hosts)) if (links := link_run_of(side)) else [] for side in (earlier, run)]
     if names[0] != names[1]:
         then, now = (f"host{'s' * (len(hosts) > 1)} {listed(hosts, MAX_NAMED)}" for hosts in names)
-        yield f"caution: it was measured on {then}, this run on {now}: other hardware may be compared"
+        yield f"warning: the earlier run is of {then}, this run of {now}: the hardware may differ"
     for name in DRIVEN_BY:
         was, is_now = (getattr(side.about.environment, name, None) for side in (earlier, run))
         if was and is_now and was != is_now:
-            difference = f"its {name.replace('_', ' ')} was {was}, this run's is {is_now}"
-            yield f"caution: {difference}: what differs need not be the hardware's fault"
+            yield f"warning: {name.replace('_', ' ')} was {was} in the earlier run and is {is_now} now"
 
 
 def _sentence_of(outlier: Outlier, links: LinkRun) -> str:
-    """`rank 5 takes 2.01 [1.90, 2.12] times as long as its like in large messages`."""
-    times = ratio_text(outlier.slowdown, outlier.low, outlier.high)
+    """`rank 5 is 2.01x slower than other ranks (95 % CI 1.9-2.12x) in large messages`."""
     level = f" {outlier.level}" if outlier.level else ""
-    verb, pronoun = ("take", "their") if outlier.kind == HOSTS else ("takes", "its")
-    peers = f"{pronoun} like in {SLOW_IN[outlier.quantity]}{level}"
-    return f"{_name_of(outlier, links)} {verb} {times} times as long as {peers}"
+    slower = times_text(outlier.slowdown, f"other {PLURALS[outlier.kind]}", outlier.low, outlier.high)
+    verb = "are" if outlier.kind == HOSTS else "is"
+    return f"{_name_of(outlier, links)} {verb} {slower} in {SLOW_IN[outlier.quantity]}{level}"
 
 
-def _nothing(verdict: LinkVerdict) -> str:
-    return f"no rank or link stands out among {verdict.num_compared} compared; {_found_from(verdict)}"
-
-
-def _found_from(verdict: LinkVerdict) -> str:
-    within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_TOLD}
-    slowdowns = [f"{at:.2g} times as long in {SLOW_IN[quantity]}" for quantity, at in within.items()]
-    untold = [SLOW_IN[quantity] for quantity in verdict.detectable if quantity not in within]
-    passes = count_text(verdict.num_passes, "pass", "passes")
-    if not slowdowns:
-        more = "told nothing more: what is alike" if verdict.outliers else "could have told nothing: what is alike"
-        sentences = [f"{passes} {more} differs too much, or the machine was busy; measure again, with more passes"]
-    else:
-        sentences = [f"{passes}: what takes {', '.join(slowdowns)} would have been found"]
-        if untold:
-            sentences.append(f"nothing could be told in {' and '.join(untold)}, where what is alike differs too much")
+def _detectable(verdict: LinkVerdict) -> str:
+    """`Detectable: slowdowns of 2.2x in computing, 3.1x in small messages (8 passes)`."""
+    within = {quantity: at for quantity, at in verdict.detectable.items() if at <= MAX_SHOWN}
+    slowdowns = [f"{at:.2g}x in {SLOW_IN[quantity]}" for quantity, at in within.items()]
+    too_noisy = [SLOW_IN[quantity] for quantity in verdict.detectable if quantity not in within]
+    detectable = f"slowdowns of {', '.join(slowdowns)}" if slowdowns else "nothing"
+    sentences = [f"Detectable: {detectable} ({count_text(verdict.num_passes, 'pass', 'passes')})"]
+    if too_noisy:
+        sentences.append(f"Too noisy: {', '.join(too_noisy)}")
     if verdict.too_few:
-        sentences.append(f"not compared are links of which there are too few of a kind: {', '.join(verdict.too_few)}")
-    return "; ".join(sentences)
+        sentences.append(f"Not compared, fewer than {MIN_LIKE} links of a kind: {', '.join(verdict.too_few)}")
+    return ". ".join(sentences)
 
 
 def link_tables(run: Run) -> list[Table]:
-    """The ranking, and what each pair reached."""
-    if (links := link_run_of(run)) is None:
+    """What each pair reached, and the ranking with the verdict."""
+    if (links := link_run_of(run)) is None or (judgement := judged(run)) is None:
         return []
     verdict = verdict_of(links)
     columns = [
         ("<what", lambda outlier: _name_of(outlier, links)),
         ("<slow in", lambda outlier: SLOW_IN[outlier.quantity]),
         ("<where", lambda outlier: outlier.level or "-"),
-        ("time over its like's", lambda outlier: ratio_text(outlier.slowdown, outlier.low, outlier.high)),
+        ("slowdown", lambda outlier: ratio_text(outlier.slowdown, outlier.low, outlier.high)),
     ]
-    notes = [verdict.why_not or (_found_from(verdict) if verdict.outliers else _nothing(verdict))]
-    return [table_of("Slower than its like", columns, verdict.outliers, notes), *_matrices(links, verdict)]
+    notes = (*judgement.lines, judgement.next_command)
+    return [*_matrices(links, verdict), table_of("Slow ranks, hosts and links", columns, verdict.outliers, notes)]
 
 
 def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
-    """Each pair's median, rank by rank, where they fit a screen; what stands out has a mark."""
+    """Each pair's median, rank by rank, where they fit a screen; slow links have a mark."""
     if len(links.hosts) > MAX_MATRIX:
         return
     for quantity, title in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
@@ -186,13 +192,13 @@ def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
             )
             for rank in ranks
         ]
-        note = "!: slower than its like" if slow else "none is slower than its like"
+        note = "!: slower than the other links" if slow else "no slow link"
         yield Table(title, ("<rank", *map(str, ranks)), rows, [note])
 
 
 def _pair_values(links: LinkRun, quantity: str, is_relative: bool = False) -> dict[Pair, float]:
     """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds; or the logarithm of its time over
-    the median of its like."""
+    the median of comparable pairs."""
     values: dict[Pair, float] = {}
     for group in links.alike:
         if group.quantity == quantity:
@@ -214,9 +220,9 @@ def _slow_pairs(verdict: LinkVerdict, quantity: str) -> set[Pair]:
 # Of seconds or GB/s: what a unit is called, and how many of it there are.
 UNITS = {BANDWIDTH: (("GB/s", 1.0), ("MB/s", 1e3)), LATENCY: (("ms", 1e3), ("\u00b5s", 1e6))}
 WHAT = {BANDWIDTH: "Large messages: algbw each way", LATENCY: "Small messages: time each way"}
-# Times as long as its like: where colour begins, and where it is full.
+# Ratio to comparable links: where colour begins, and where it is full.
 PALEST, DARKEST = 1.0, 3.0
-PALE = 0.4  # how opaque the colour of what is not named is
+PALE = 0.4  # how opaque the colour of links without a verdict is
 MAX_HOSTS = 16  # whose names fit beside an axis
 
 
@@ -236,21 +242,21 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, extend="max")
     ticks = (1, 1.5, 2, 3)
     bar.set_ticks(np.log(ticks).tolist(), labels=[f"{tick:g}x" for tick in ticks])
-    bar.set_label("time over that of its like")
+    bar.set_label("time over that of comparable links")
     bar.outline.set_visible(False)  # type: ignore[operator]
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
     numbers = f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}"
-    style.caption(figure, f"{numbers}; framed: surely slower than its like; pale: may be chance")
+    style.caption(figure, f"{numbers}; framed: significantly slower than others; pale: may be chance")
     yield "links", figure
 
 
 def _found(verdict: LinkVerdict, links: LinkRun) -> str:
-    """`slow: rank 5 (on b), 2.0 times as long in large messages`; of several, the names."""
+    """`slow: rank 5 (on b), 2x in large messages`; of several, the names."""
     slow = verdict.outliers
     if not slow:
-        return "no rank or link stands out"
+        return "no slow rank or link"
     if len(slow) == 1:
-        return f"slow: {_name_of(slow[0], links)}, {slow[0].slowdown:.2g} times as long in {SLOW_IN[slow[0].quantity]}"
+        return f"slow: {_name_of(slow[0], links)}, {slow[0].slowdown:.2g}x in {SLOW_IN[slow[0].quantity]}"
     return f"slow: {', '.join(dict.fromkeys(_name_of(outlier, links) for outlier in slow))}"
 
 

@@ -27,7 +27,7 @@ SKIPPED = ("skipped",)
 NOT_OK = tuple(status for status in STATUSES if status not in ("ok", *SKIPPED))
 PASS, FAIL, INCONCLUSIVE, UNKNOWN = "PASS", "FAIL", "INCONCLUSIVE", "UNKNOWN"
 UNDECIDED = "undecided"
-OF_LINKS = ("SLOW: ", "PASS: ", "FAIL: ", "UNKNOWN: ")
+OF_LINKS = ("PASS: ", "FAIL: ", "UNKNOWN: ")
 
 
 def status_of(run: Run) -> str:

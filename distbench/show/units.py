@@ -85,8 +85,11 @@ def ratio_text(center: float, low: float, high: float) -> str:
 
 def times_text(ratio: float, than: str, low: float | None = None, high: float | None = None) -> str:
     """`1.7x slower than plain (95 % CI 1.5-1.9x)` of a ratio of times above 1, else `... faster than ...`."""
+    if not known(ratio) or ratio <= 0:
+        return NOTHING
     is_slower = ratio >= 1
-    words = f"{_times(ratio if is_slower else 1 / ratio)}x {'slower' if is_slower else 'faster'} than {than}"
+    times = _times(ratio if is_slower else 1 / ratio)
+    words = f"{times}x {'slower' if is_slower else 'faster'} than {than}" if times != "1" else f"as fast as {than}"
     if not (known(low) and known(high) and low > 0):
         return words
     ends = (low, high) if is_slower else (1 / high, 1 / low)

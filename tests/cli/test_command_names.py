@@ -64,9 +64,9 @@ def test_one_name_takes_one_kind_of_value(name: str) -> None:
     assert found and len({(option.type.name, option.is_flag, option.multiple) for option in found}) == 1
 
 
-def test_no_short_option_but_those_of_click_and_o() -> None:
+def test_short_options_are_few() -> None:
     short = {name for _, option in OPTIONS for name in option.opts if not name.startswith("--")}
-    assert short <= {"-o", "-h", "-k"}
+    assert short <= {"-o", "-h", "-k", "-v"}
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -41,9 +41,10 @@ def pair(tmp_path: Path, before: float = 1.0, after: float = 2.0, **changed: obj
 def test_one_launch_a_side_is_shown_and_not_judged_however_far_apart(tmp_path: Path) -> None:
     result = run(*pair(tmp_path))
     text = flat(result)
-    assert "1 case on both sides, B/A 2.00 to 2.00; one launch a side, so none is called faster or slower" in text
-    assert "One launch a side cannot say which is faster" in text and "distbench ab" in text
-    assert "slower" not in text.replace("faster or slower", "")
+    assert "compare: 1 case on both sides, B/A 2.00 to 2.00" in text and "note: -v shows" not in text
+    assert "INCONCLUSIVE: one launch per side gives no verdict on 1 case. Largest difference: " in text
+    assert text.endswith("Next: distbench ab REF_A REF_B -- collectives (launches both sides in turn)")
+    assert "One launch per side does not show which is faster" in flat(run(*pair(tmp_path), "-v"))
     assert max(map(len, result.output.splitlines())) <= 120
     row = frame(*pair(tmp_path)).loc[CASE]
     assert row["verdict"] == "not told" and row["ratio"] == pytest.approx(2.0) and row["of"] == "median"
@@ -77,14 +78,17 @@ def test_a_launch_of_many_passes_has_an_interval_of_its_own(tmp_path: Path) -> N
 def test_on_a_narrow_screen_intervals_go_before_the_ratio(tmp_path: Path) -> None:
     sides = [write(tmp_path / f"{name}.jsonl", records(name, 1.0, {CASE: case([1.0] * 9)})) for name in "ab"]
     done = CliRunner().invoke(main, ["compare", *map(str, sides), "--width", "60"])
-    table = done.output[done.output.index("one launch a side, median of each") :]
+    table = done.output[done.output.index("one launch per side, median of each") :]
     assert table.split("\n")[1].split() == ["case", "A", "B", "B/A"] and "columns left out: quartiles" in table
 
 
 def test_several_launches_that_took_turns_are_judged_as_the_gate_does(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1.0, 1.3)
-    text = flat(run(base, new))
-    assert "1 case on both sides, B/A 1.30 to 1.30: 1 slower" in text and "10 pairs of launches that took turns" in text
+    text = flat(run(base, new, "-v"))
+    assert (
+        f"FAIL: 1 slower. Worst: {CASE}: B 1.3x slower than A (95 % CI 1.2" in text
+        and "10 pairs of launches that took turns" in text
+    )
     row = frame(base, new).loc[CASE]
     assert row["verdict"] == "slower" and row["ratio_low"] < 1.3 < row["ratio_high"] and row["num_launches"] == 10
     back = frame(new, base).loc[CASE]
@@ -113,7 +117,7 @@ def test_what_differs_is_listed_and_what_stands_on_one_side_says_so(tmp_path: Pa
     second = records("b", 2000.0, {CASE: case(steady(1.0, 0)), "new": case(steady(1.0, 0))}, torch="2.12.0")
     second[0]["environment"]["load_at_start"] = [4.0, 4.0, 4.0]
     sides = write(tmp_path / "a.jsonl", first), write(tmp_path / "b.jsonl", second)
-    text = flat(run(*sides))
+    text = flat(run(*sides, "-v"))
     assert "differs: collectives: torch: 2.13.0 in the baseline, 2.12.0 in the candidate" in text
     assert "differs: foreign load differed: 10 % of the CPUs in the baseline, 100 % in the candidate" in text
     found = frame(*sides)["verdict"]

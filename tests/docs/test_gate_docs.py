@@ -92,7 +92,7 @@ def test_the_launch_loop_on_the_page_does_what_it_says(
     variables |= {"GITHUB_STEP_SUMMARY": str(summary)}
     done = children.run("bash", "-e", "-c", launch_loop(), cwd=tmp_path / "code", variables=variables)
     assert done.returncode == exit_code, done.stdout + done.stderr
-    assert "10 pairs of launches that took turns" in done.stdout
+    assert "gate: 10 baseline launches, 10 candidate launches" in done.stdout
     assert (tmp_path / "code" / "gate.xml").exists() and summary.exists()
 
 

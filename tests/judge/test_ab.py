@@ -95,8 +95,8 @@ def test_looks_begin_where_there_can_be_a_verdict_and_end_with_the_last_pair(
 
 def test_a_slowdown_of_a_third_is_found_at_the_first_look(repository: Path, tmp_path: Path) -> None:
     code, output = run_ab("base", "slow", "--seed", "8", "--out", str(tmp_path / "out"), "--", "scenario")
-    assert code == 1 and "FAIL: 1 regression" in output and "a regression is found" in output
-    assert "the order of each pair is drawn with --seed 8\n" in output
+    assert code == 1 and "FAIL: 1 regression" in output and "found a regression" in output
+    assert "random order within each pair: --seed 8\n" in output
     assert (tmp_path / "out" / "order").read_text() == drawn(8, 7)
     assert "a: base (" in output and "b: slow (" in output
     # The worktrees are gone, and the repository is as it was.
@@ -106,7 +106,7 @@ def test_a_slowdown_of_a_third_is_found_at_the_first_look(repository: Path, tmp_
 
 def test_no_change_passes(repository: Path, tmp_path: Path) -> None:
     code, output = run_ab("base", "same", "--out", str(tmp_path / "out"), "--tolerance", "20%", "--", "scenario")
-    assert code == 0 and "PASS" in output and "every case is settled" in output
+    assert code == 0 and "PASS" in output and "all cases are decided" in output
 
 
 def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> None:
@@ -118,7 +118,7 @@ def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> Non
 def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: Path) -> None:
     sides = [Side(name, ".", repository) for name in "ab"]
     settled = take_turns(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
-    assert settled.num_pairs == 1 and "would not end within" in settled.reason
+    assert settled.num_pairs == 1 and "would take longer than --max-time" in settled.reason
     assert settled.gated.exit_code() == 4
 
 
@@ -152,22 +152,22 @@ def looked(num_pass: int, *still_open: tuple[float, int | None, str | None]) -> 
 def test_it_ends_early_where_few_cases_are_open_and_would_stay_so(look: Gated, ends: bool) -> None:
     said = settled_by(look, num_left=13)
     assert (said is not None) == ends
-    assert said is None or "would need more than the 13 pairs left" in said
+    assert said is None or "would need more than 13 further pairs" in said
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (("nowhere", ".", "--", "x"), "'nowhere' is no revision"),
+        (("nowhere", ".", "--", "x"), "'nowhere' is not a revision"),
         ((".", ".", "--env-b", "NCCL", "--", "x"), "--env-b 'NCCL' is not NAME=VALUE"),
-        ((".", ".", "--", "x", "--out", "here"), "--out stands after --"),
-        ((".", ".", "--", "x", "--out=here"), "--out stands after --"),
-        ((".", ".", "--python-b", "/nowhere", "--", "x"), "--python-b /nowhere is no program"),
-        ((".", ".", "--python-a", "lines.json", "--", "x"), "--python-a lines.json is no program"),
+        ((".", ".", "--", "x", "--out", "here"), "--out is not allowed after --"),
+        ((".", ".", "--", "x", "--out=here"), "--out is not allowed after --"),
+        ((".", ".", "--python-b", "/nowhere", "--", "x"), "--python-b /nowhere cannot be started"),
+        ((".", ".", "--python-a", "lines.json", "--", "x"), "--python-a lines.json cannot be started"),
         ((".", ".", "--out", "lines.json", "--", "x"), "--out lines.json is no folder"),
         ((".", ".", "--out", "lines.json/x", "--", "x"), "--out lines.json/x cannot be written"),
         ((".", ".", "--env-b", "A=\0", "--", "x"), "cannot be started: embedded null byte"),
-        ((".", ".", "--allow-different", "colour", "--", "x"), "no field that must agree"),
+        ((".", ".", "--allow-different", "colour", "--", "x"), "not a field that must agree"),
     ],
 )
 def test_what_cannot_work_is_a_sentence(repository: Path, arguments: tuple[str, ...], says: str) -> None:
@@ -187,7 +187,7 @@ def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(reposi
 
 @pytest.mark.parametrize(
     ("ends", "says"),
-    [("os.kill(os.getpid(), 9)", "its launch was killed by SIGKILL"), ("sys.exit(1)", "it ended with 1, no run file")],
+    [("os.kill(os.getpid(), 9)", "launch killed by SIGKILL"), ("sys.exit(1)", "exit code 1, without a run file")],
 )
 def test_a_launch_that_leaves_no_run_file_is_no_pair_though_earlier_ones_did(
     repository: Path, tmp_path: Path, ends: str, says: str
@@ -202,13 +202,15 @@ def test_a_launch_that_leaves_no_run_file_is_no_pair_though_earlier_ones_did(
 
 def test_the_cost_is_printed_after_the_first_pair(repository: Path, tmp_path: Path) -> None:
     _, output = run_ab("base", "same", "--pairs", "8", "--out", str(tmp_path / "out"), "--", "x")
-    assert re.search(r"^pair 1 of 8: .*\na pair takes [0-9.]+ s: the first look is after 6, ", output, re.MULTILINE)
+    assert re.search(
+        r"^pair 1 of 8: .*\n[0-9.]+ s per pair: first check of the verdict after 6 pairs ", output, re.MULTILINE
+    )
     assert "at most 8 pairs take" in output
 
 
 def test_the_cost_says_where_the_time_ends_before_the_first_look() -> None:
     said = turns._cost(60.0, Terms(20, 240.0, (7, 11, 16, 20), 1))
-    assert "ends it after about 4, before the first look after 7" in said and said.endswith(
+    assert "allows about 4 pairs, fewer than the 7 of the first check" in said and said.endswith(
         "at most 4 pairs take 4 min"
     )
 
@@ -313,7 +315,7 @@ def test_outside_of_a_repository_only_the_working_tree_is_known(
     monkeypatch.chdir(tmp_path)
     with checked_out([Side("a", ".", tmp_path), Side("b", ".", tmp_path)]) as sides:
         assert [side.folder for side in sides] == [tmp_path, tmp_path]
-    with pytest.raises(UserError, match="in no git repository"), checked_out([Side("a", "main", tmp_path)]):
+    with pytest.raises(UserError, match="not in a git repository"), checked_out([Side("a", "main", tmp_path)]):
         pass
 
 

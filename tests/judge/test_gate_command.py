@@ -29,11 +29,18 @@ def run(*arguments: object, **environment: str) -> Result:
     return CliRunner().invoke(main, ["gate", *map(str, arguments)], env=environment)
 
 
+def answer(done: Result) -> str:
+    """The last paragraph."""
+    return done.output.strip().rpartition("\n\n")[2].replace("\n  ", " ")
+
+
 def test_exit_codes_as_a_user_meets_them(cli: Cli, tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1.2e-3)
     done = cli("gate", str(base), str(new))
     assert done.returncode == 1
-    assert done.stdout.splitlines()[0] == "gate: FAIL: 1 regression"
+    finding, command = done.stdout.splitlines()[-2:]
+    assert finding.startswith(f"FAIL: 1 regression. Worst: {CASE}: p10 1.2x slower than the baseline (95 % CI 1.17-1.")
+    assert command.startswith("Next: distbench ab REF_A REF_B -- collectives ")
     assert CASE.replace("/tp", "") in done.stdout.replace("\n", "") and "+20.0 %" in done.stdout
     assert cli("gate", str(base), str(new), "--tolerance", "50%").returncode == 0
     refused = cli("gate", str(base))
@@ -49,8 +56,9 @@ def test_strict_turns_what_could_not_be_told_into_exit_code_3(tmp_path: Path) ->
 def test_what_told_nothing_is_not_headed_pass_in_any_form(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1.045e-3)
     done = run(base, new)
-    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (0 of 1 case decided): 1 inconclusive\n")
-    assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE (0 of 1 case decided)")
+    assert done.exit_code == 0 and answer(done).startswith("INCONCLUSIVE: 1 inconclusive. Undecided: ")
+    assert "--pairs" in done.output.splitlines()[-1]
+    assert run(base, new, "--format", "markdown").output.startswith("# gate: INCONCLUSIVE: 1 inconclusive. Undecided")
     root = ElementTree.fromstring(run(base, new, "--format", "junit").output)
     tags = {one.get("name"): [child.tag for child in one] for one in root.iter("testcase")}
     assert tags == {CASE: ["skipped"], "the comparison is decided": ["skipped"]}
@@ -65,7 +73,8 @@ def test_a_pass_says_how_many_cases_were_told(tmp_path: Path) -> None:
     base = write_side(tmp_path / "base", lambda index: cases(index + 3, 1.0))
     done = run(base, write_side(tmp_path / "new", cases, start=1050.0))
     assert done.exit_code == 0
-    assert done.output.startswith("gate: PASS (1 of 2 cases decided): 1 inconclusive, 1 pass\n")
+    assert answer(done).startswith("PASS: 1 inconclusive, 1 pass. No case is slower than the baseline by more than ")
+    assert "Detectable: slowdowns of " in answer(done)
 
 
 def test_an_undecided_case_that_was_measured_slower_is_no_pass_in_any_form(tmp_path: Path) -> None:
@@ -78,7 +87,7 @@ def test_an_undecided_case_that_was_measured_slower_is_no_pass_in_any_form(tmp_p
     new = write_side(tmp_path / "new", cases, count=6, start=1050.0)
     done = run(base, new)
     first = json.loads(run(base, new, "--format", "json").output)["headline"]
-    assert done.exit_code == 0 and done.output.startswith("gate: INCONCLUSIVE (1 of 2 cases decided): ")
+    assert done.exit_code == 0 and answer(done).startswith("INCONCLUSIVE: 1 inconclusive, 1 pass. 1 measured slower ")
     assert first.startswith("INCONCLUSIVE")
     worst = [one for one in gate_cases(run(base, new, "--format", "json")) if one["verdict"] == "inconclusive"]
     [change] = {max(metric["change"] for metric in one["metrics"]) for one in worst}
@@ -95,7 +104,7 @@ def test_too_few_launches_are_the_reason_that_is_printed_over_cases_that_were_co
     base, new = taking_turns(tmp_path, 1e-3, 1e-3, count=2)
     junit = tmp_path / "gate.xml"
     done = run(base, new, "--write", f"junit={junit}")
-    assert done.exit_code == 4 and done.output.startswith("gate: NO VERDICT: 1 inconclusive; 2 pairs; no verdict below")
+    assert done.exit_code == 4 and answer(done).startswith("UNKNOWN: 1 inconclusive. 2 pairs; no verdict below")
     assert "1 of 1 compared cases" in done.output
     assert "nothing was measured" not in done.output + junit.read_text()
 
@@ -106,7 +115,8 @@ def test_an_empty_folder_is_no_pass(tmp_path: Path) -> None:
     for sides in ((base, tmp_path / "empty"), (tmp_path / "empty", base), (tmp_path / "empty",) * 2):
         done = run(*sides)
         assert done.exit_code == 4
-        assert "NO VERDICT" in done.output and "nothing was measured that could be compared" in done.output
+        assert answer(done).startswith("UNKNOWN: ")
+        assert "nothing was measured that could be compared" in run(*sides, "--format", "json").output
 
 
 def test_the_sides_are_two_paths_or_told_apart_by_vs(tmp_path: Path) -> None:
@@ -222,7 +232,7 @@ def test_text_fits_a_terminal_and_shows_the_worst_first(tmp_path: Path) -> None:
     done = run(*mixed(tmp_path))
     assert done.exit_code == 1
     assert max(map(len, done.output.splitlines())) <= 120
-    assert done.output.startswith("gate: FAIL: 1 regression, 1 invalid, 1 missing, 1 inconclusive, 1 new, 1 pass\n")
+    assert answer(done).startswith("FAIL: 1 regression, 1 invalid, 1 missing, 1 inconclusive, 1 new, 1 pass. Worst: ")
     for said in ("rank 1: 3 elements differ", "not measured in 10 of 10 launches", "in no baseline"):
         assert said in re.sub(r"\s+", " ", done.output) or said.split()[0] in done.output
     assert done.output.index("regression    ") < done.output.index("inconclusive  ")
@@ -295,7 +305,7 @@ def test_github_appends_to_the_step_summary_and_prints_annotations(tmp_path: Pat
     junit = tmp_path / "gate.xml"
     done = run(*mixed(tmp_path), "--github", "--write", f"junit={junit}", GITHUB_STEP_SUMMARY=str(summary))
     assert done.exit_code == 1
-    assert done.output.startswith("gate: FAIL") and "\n::error title=regression" in done.output
+    assert "\nFAIL: 1 regression" in done.output and "\n::error title=regression" in done.output
     assert summary.read_text().startswith("earlier step\n# gate: FAIL") and "<details>" in summary.read_text()
     assert ElementTree.parse(junit).getroot().tag == "testsuites"
 
@@ -303,7 +313,8 @@ def test_github_appends_to_the_step_summary_and_prints_annotations(tmp_path: Pat
 def test_what_may_differ_is_stamped_on_the_report(tmp_path: Path) -> None:
     base, new = taking_turns(tmp_path, 1e-3, 1e-3, machine="box-2", torch="2.12.0")
     assert "machine: box-1 in the baseline, box-2 in the" in run(base, new).output
-    done = run(base, new, "--allow-different", "machine")
+    assert "notes: -v shows them\n" in run(base, new, "--allow-different", "machine").output
+    done = run(base, new, "--allow-different", "machine", "-v")
     assert done.exit_code == 0
     assert "allowed to differ: collectives: machine: box-1 in the baseline, box-2 in the candidate" in done.output
     assert "differs: collectives: torch: 2.13.0 in the baseline, 2.12.0 in the candidate" in done.output

@@ -80,7 +80,7 @@ def test_recorded_launches_can_be_dropped_in(tmp_path: Path, capsys: pytest.Capt
     assert series.case_ids == (CASE, OTHER) and series.num_launches == 14
     assert main([f"night={folder}", "--pairs", "5", "--comparisons", "10"]) == 0
     printed = capsys.readouterr().out
-    assert "night: 5 pairs, 2 cases, 14 launches: 10 comparisons a column, in windows from 5 starts" in printed
+    assert "night: 5 pairs, 2 cases, 14 launches: 10 comparisons per column, in windows from 5 starts" in printed
     row = next(line for line in printed.splitlines() if line.startswith("| distbench gate"))
     assert len(row.split("|")) == 11
     many = "night has 14 launches"
@@ -135,9 +135,9 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     write_side(tmp_path / "failed" / "but", lambda index: {CASE: case([1.0])}, count=3)
     for arguments, says in (
         ([str(folder)], "holds 4 launches; record"),
-        ([str(failed)], "holds 3 launches that ran to their end, and 9 that did not"),
+        ([str(failed)], "holds 3 launches that finished, and 9 that did not"),
         (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
-        (["--", "tp_mlp", "--out=here"], "--out stands after --"),
+        (["--", "tp_mlp", "--out=here"], "--out is not allowed after --"),
     ):
         done = CliRunner().invoke(cli, ["gate", "--self-test", *arguments])
         assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and says in done.stderr

@@ -35,8 +35,8 @@ def typed(case: dict[str, Any]) -> dict[str, Any]:
     ("scenario", "earlier", "said"),
     [
         ("links", made_up, "--against: the earlier run has 8 ranks, this one 4; give a run with the same ranks"),
-        ("tp_mlp", made_up, "none would be measured; run scenario links"),
-        ("links", None, "it measured no links; give a run file of scenario links"),
+        ("tp_mlp", made_up, "which is not among the given scenarios; run scenario links"),
+        ("links", None, "has no links; give a run file of scenario links"),
     ],
 )
 def test_what_links_cannot_be_held_against_is_refused_before_measuring(
@@ -52,11 +52,11 @@ def test_what_links_cannot_be_held_against_is_refused_before_measuring(
 @pytest.mark.parametrize(
     ("slow", "passes", "earlier", "code", "said"),
     [
-        ({5: 2.0}, 16, None, 1, "distbench: links: SLOW: rank 5 (on b) takes "),
+        ({5: 2.0}, 16, None, 1, "FAIL: rank 5 (on b) is 2.02x slower "),
         ({}, 16, None, 0, ""),
-        ({}, 3, None, 3, "distbench: links: UNKNOWN: 3 passes are too few"),
-        ({5: 2.0}, 16, {5: 2.0}, 1, "distbench: links: SLOW: rank 5"),
-        ({(2, 7): 3.0}, 16, {}, 1, "distbench: links: since earlier.jsonl: SLOW: link 2-7"),
+        ({}, 3, None, 3, "UNKNOWN: 3 passes are too few"),
+        ({5: 2.0}, 16, {5: 2.0}, 1, "FAIL: rank 5"),
+        ({(2, 7): 3.0}, 16, {}, 1, "FAIL: since earlier.jsonl, link 2-7"),
     ],
 )
 def test_a_silent_check_before_a_job_says_what_is_slow_or_could_not_be_told(
@@ -78,20 +78,20 @@ def test_a_slow_rank_is_named_with_its_device() -> None:
         if case["case"]["params"]["op"] == "matmul":
             case["case"]["params"]["devices"] = [f"cuda:{rank % 4}" for rank in range(8)]
     found = judged(run)
-    assert found and found.lines[0].startswith("SLOW: rank 5 (cuda:1 on b) takes ")
+    assert found and found.lines[0].startswith("FAIL: rank 5 (cuda:1 on b) is 2.02x slower ")
 
 
 def test_an_earlier_run_of_other_hosts_is_said() -> None:
     now, then = made_up(1, {}), made_up(2, {}, [*["a"] * 4, *["c"] * 4])
     assert list(link_hosts_note(now, made_up(3, {}))) == []
     (note,) = link_hosts_note(now, then)
-    assert note.startswith("caution: it was measured on hosts a, c, this run on hosts a, b")
+    assert note.startswith("warning: the earlier run is of hosts a, c, this run of hosts a, b")
     later, before = (
         replace(run, header={**run.header, "environment": {"device": "cuda", "nccl": nccl}})
         for run, nccl in ((now, "2.27.5"), (then, "2.21.5"))
     )
     (_, driven) = link_hosts_note(later, before)
-    assert driven.startswith("caution: its nccl was 2.21.5, this run's is 2.27.5")
+    assert driven == "warning: nccl was 2.21.5 in the earlier run and is 2.27.5 now"
 
 
 @pytest.mark.parametrize(

@@ -56,13 +56,16 @@ def test_the_text_is_read_back_and_its_order_depends_on_nothing() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "is no signature"),
-        ("distbench signature, version 9\n", "newer than this distbench"),
-        ("distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\n4 y forward\n", "line 7 is no path"),
+        ("", "is not a signature"),
+        ("distbench signature, version 9\n", "this distbench reads version 1"),
+        (
+            "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\n4 y forward\n",
+            "line 7 is not a path",
+        ),
         ("distbench signature, version 1\nscenario a\n", "lacks its line 'mesh'"),
         (
             "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\npredicted peak memory x B\n",
-            "line 7 is no path",
+            "line 7 is not a path",
         ),
     ],
 )
@@ -335,7 +338,10 @@ def test_the_exact_gate_passes_the_same_and_fails_on_any_difference(tmp_path: Fi
     base.write_text(signature_of({GATHER: 4}).to_text())
     new.write_text(signature_of({GATHER: 4}).to_text().replace("torch 2.13.0", "torch 2.14.0"))
     torches = "torch: 2.13.0 in the baseline, 2.14.0 in the candidate"
-    assert gate(base, new) == (0, f"{torches}\nPASS: 1 of 1 signatures as in the baseline\n")
+    assert gate(base, new) == (
+        0,
+        f"{torches}\nPASS: 1 signature unchanged\nNext: distbench ab REF_A REF_B -- SCENARIO   (compares times)\n",
+    )
     new.write_text(signature_of({GATHER: 5}).to_text())
     code, output = gate(base, new)
     assert code == 1 and "layers.*.attention, forward: +1 all_gather over tp (tp), 8.01 MiB f32" in output
@@ -427,7 +433,7 @@ def test_what_ci_reads_of_the_exact_gate(tmp_path: FilePath, monkeypatch: pytest
     assert found["exit_code"] == 1 and found["same"] == ["same.signature"]
     assert [len(texts) for texts in found["changed"].values()] == [2] and len(found["uncompared"]) == 2
     page = summary.read_text()
-    assert page.startswith("# exact gate: FAIL: 1 of 2 signatures") and page.count("\n- ") == 4
+    assert page.startswith("# exact gate: FAIL: 1 of 2 signatures changed (2 differences)") and page.count("\n- ") == 4
 
 
 def test_an_exact_gate_that_compared_nothing_is_an_error_for_ci_too(tmp_path: FilePath) -> None:

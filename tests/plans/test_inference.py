@@ -277,7 +277,8 @@ def latencies(folder: Path, tail: float, start: float) -> Path:
     return folder
 
 
-def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path) -> None:
+def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distbench.show.terminal._shows_notes", [True])
     folders = latencies(tmp_path / "even", 1.0, 1000.0), latencies(tmp_path / "tail", 1.9, 1050.0)
     gated = gate(*map(launches, folders), Options())
     # 4 % of passes that take 1.9 times as long: a mean 3.6 % slower, less than the tolerance, and not a word of p99.
@@ -287,12 +288,13 @@ def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path) -> N
     several = side_by_side(*runs, ("even", "tail"), Options())
     single = side_by_side(*(some[:1] for some in runs), ("even", "tail"), Options())
     shown = [" ".join(text_of(blocks_of(found)).split()) for found in (several, single)]
-    assert "and not its tail" in shown[0] and "a tail (p90, p99) is not compared" in shown[1]
+    assert "and not its tail" in shown[0] and "Tails (p90, p99) are not compared" in shown[1]
     (series,), notes = series_of(launches(folders[0]), "*")
     assert len(series.points) == 6 and f"{series.scenario}: {OF_LATENCIES}" in notes
 
 
-def test_of_training_steps_no_tail_is_spoken_of(tmp_path: Path) -> None:
+def test_of_training_steps_no_tail_is_spoken_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("distbench.show.terminal._shows_notes", [True])
     gated = gate(*map(launches, taking_turns(tmp_path, 0.01, 0.01)), Options())
     assert "tail" not in text(gated)
 

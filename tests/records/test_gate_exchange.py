@@ -55,8 +55,11 @@ def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
     run("baseline", "save", base, "--out", tmp_path)
     late = write_side(tmp_path / "late", lambda index: {CASE: case(steady(1.5e-3, index))}, start=90_000.0)
     done = run("gate", tmp_path / "baselines", late)
-    assert done.exit_code == 0 and "INCONCLUSIVE (0 of 1 case decided): 1 inconclusive" in done.output
-    assert "1 measured slower than the tolerance, the worst +50.0 %" in " ".join(done.output.split())
+    assert (
+        done.exit_code == 0
+        and "INCONCLUSIVE: 1 inconclusive. 1 measured slower than the tolerance. Worst: " in done.output
+    )
+    assert "1.5x slower than the baseline (95 % CI 1.47-1.53x)" in " ".join(done.output.split())
     assert run("gate", tmp_path / "baselines", late, "--dedicated").exit_code == 1
 
 
@@ -211,7 +214,7 @@ def test_nccl_tests_files_are_read_as_runs(tmp_path: Path) -> None:
 
 def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
     base, new = write_nccl_side(tmp_path / "base", 1.0, 0), write_nccl_side(tmp_path / "new", 1.3, 5)
-    done = run("gate", base, new)
+    done = run("gate", base, new, "-v")
     assert done.exit_code == 1 and "FAIL: 4 regression" in done.output
     assert "6 pairs of launches that took turns" in done.output
     bad = write_nccl_side(tmp_path / "bad", 1.0, 5, wrong=7.0)
