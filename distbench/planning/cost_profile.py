@@ -386,8 +386,8 @@ def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] =
         )
         raise UserError(
             f"it was measured with {layout_text(profile.hosts)}, but this run has {layout_text(hosts)}, and it has no "
-            f"line for {lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run distbench "
-            "calibrate on these hosts"
+            f"line for {lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run "
+            "distbench calibrate on these hosts"
         ) from error
     return mesh_profile
 
