@@ -101,7 +101,7 @@ class Streams:
 
 
 class SimStream:
-    """A stream with the interface of torch's device modules; `number` is its name in a recording, 0 the default stream."""
+    """A stream like those of torch's device modules; `number` is its name in a recording, 0 the default stream."""
 
     def __init__(self, device: Any = None, priority: int = 0, of: Streams | None = None) -> None:
         self._of = of if of is not None else STREAMS
