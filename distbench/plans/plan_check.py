@@ -389,7 +389,7 @@ def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]
     if pipeline.split is None:
         layer_count = num_layers(model)
         if not layer_count:
-            yield "a pipeline is split at a ModuleList or ModuleDict, and the model has none; give PipelinePlan(split=...)"
+            yield "a pipeline splits a ModuleList or ModuleDict, but the model has none; give PipelinePlan(split=...)"
             return
         last = max(pipeline.first_layers, default=0)
         if layer_count < num_stages or last >= layer_count:

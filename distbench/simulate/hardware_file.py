@@ -302,7 +302,7 @@ def shipped_hardware() -> list[str]:
 
 
 def load_hardware(name: str) -> Hardware:
-    """Load a shipped hardware file by its name, or one by its path.
+    """Load a hardware file of distbench or of a plug-in by its name, or one by its path.
 
     Raises:
         UserError: there is no such file, or a figure of it is missing, absurd or without a source.
@@ -313,7 +313,7 @@ def load_hardware(name: str) -> Hardware:
     elif name in plugin_names("hardware"):
         path = Path(load_plugin("hardware", name))
     elif path.suffix != ".json":
-        suggestion = nearest(name, shipped_hardware())
+        suggestion = nearest(name, [*shipped_hardware(), *plugin_names("hardware")])
         raise UserError(f"--hardware {name!r} is unknown ({suggestion}); use one of those, or a path to a .json file")
     return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 

@@ -75,13 +75,13 @@ class Streams:
     """The streams of a process.
 
     Args:
-        tell: called with each event that is recorded or waited for; ignores it initially.
+        on_event: called with each event that is recorded or waited for; ignores it initially.
         stream_numbers, event_numbers: numbers of the next ones.
         entered: streams whose contexts are open, the current one last; the first is the default one.
     """
 
     def __init__(self) -> None:
-        self.tell: Callable[[Event], None] = lambda _: None
+        self.on_event: Callable[[Event], None] = lambda _: None
         self.stream_numbers, self.event_numbers = itertools.count(), itertools.count()
         self.entered = [SimStream(of=self)]
 
@@ -119,7 +119,7 @@ class SimStream:
     def wait_event(self, event: "SimEvent | None") -> None:
         """Delay later work on this stream until the event; ignored for an event that was never recorded."""
         if event is not None and event.number is not None:
-            self._of.tell(EventWaited(self.number, event.number))
+            self._of.on_event(EventWaited(self.number, event.number))
 
     def wait_stream(self, other: "SimStream") -> None:
         """Wait for all work issued to another stream."""
@@ -127,7 +127,7 @@ class SimStream:
 
     def synchronize(self) -> None:
         """Let the host wait for all work issued to this stream."""
-        self._of.tell(HostWaited(self.number))
+        self._of.on_event(HostWaited(self.number))
 
     def __enter__(self) -> "SimStream":
         self._of.entered.append(self)
@@ -152,7 +152,7 @@ class SimEvent:
     def record(self, stream: SimStream | None = None) -> None:
         """Let it happen when all work issued to the stream (default: the current one) has ended."""
         self.number = next(STREAMS.event_numbers)
-        STREAMS.tell(EventRecorded((stream or STREAMS.current).number, self.number))
+        STREAMS.on_event(EventRecorded((stream or STREAMS.current).number, self.number))
 
     def wait(self, stream: SimStream | None = None) -> None:
         """Make a stream (default: the current one) wait for it."""
@@ -462,7 +462,7 @@ class Recorder:
     def on(self) -> Iterator[None]:
         """Record the block. Tensors without values must be on around it."""
         with (
-            replaced(STREAMS, "tell", self.events.append),
+            replaced(STREAMS, "on_event", self.events.append),
             self._storages.resizing(),
             global_metadata(lambda: replaced(self, "_is_metadata", True)),
             waited_for_when_used(self._at_once) as unwaited,

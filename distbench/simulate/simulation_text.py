@@ -18,7 +18,7 @@ CALLED = {
     "optimizer": "optimizer state",
     "buffers": "buffers",
     "batch": "batch",
-    "cache": "kept keys and values",
+    "cache": "keys and values that are kept",
     "fsdp": "gathered parameters and reductions of FSDP",
     "activations": "activations of",
     "backward": "of backward:",
@@ -131,10 +131,10 @@ def _time(simulation: Simulation) -> Table:
     ]
     bubble = [("bubble (waits for another stage)", parts.bubble_s)] if head.pipeline is not None else []
     rows = [
-        ("compute", parts.compute_s),
+        ("compute: some operator runs", parts.compute_s),
         *exposed,
         *bubble,
-        ("idle (host-bound)", max(parts.idle_s, 0.0)),
+        ("idle: the host has issued nothing yet", max(parts.idle_s, 0.0)),
     ]
     names = {"memory": "memory-bound", "attention_backward": "attention's backward"}
     kinds = ", ".join(

@@ -172,18 +172,8 @@ class _WholeSequence(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> Any:
         from torch.distributed.tensor.experimental._context_parallel import _attention as module
 
-
-def _places(share: int, mesh: DeviceMesh, device: torch.device) -> torch.Tensor | None:
-    """Return the places of each rank's share of a balanced load in the sequence, (ranks, share).
-
-    A share is a chunk from the head and one at the same distance from the tail. None if shares are in order.
-    """
-    from torch.distributed.tensor.experimental._context_parallel import _attention as module
-
-    if not module._cp_options.enable_load_balance or share % 2:
-        return None
-    head, tail = torch.arange(share * mesh.size(), device=device).reshape(2, mesh.size(), -1)
-    return torch.cat([head, tail.flip(0)], dim=1)
+        grads: Any = module._context_parallel_buffers(ctx.mesh, [grad_outputs[0]], [ctx.seq_dim], ctx.balancer)
+        return grads[0] * ctx.mesh.size(), None, None
 
 
 @contextlib.contextmanager

@@ -98,7 +98,7 @@ class ForkPool:
         self._waiting.append(Question(data))
 
     def wait(self, files: Sequence[int] = ()) -> tuple[list[Question], bool]:
-        """Wait until a query is answered or one of `files` can be read; return queries and whether a file can be read."""
+        """Wait until a query is answered or one of `files` can be read; return queries and whether one can be read."""
         while self._waiting and len(self._running) < self._num_at_once:
             self._start(self._waiting.popleft())
         ready = wait([*self._running, *files])
