@@ -252,7 +252,7 @@ def _laid(tensor: Any) -> str:
 
 
 def _payment(issued: Communication) -> str:
-    """`S(0)R->RR: all_gather dp_shard`; explicit redistributions are marked."""
+    """`S(0)R->RR: all_gather dp_shard`; requested redistributions are marked."""
     moved = f"{issued.redistribution}: " if issued.redistribution else ""
-    mark = " (explicit)" if issued.explicit else ""
+    mark = " (asked for)" if issued.explicit else ""
     return f"{moved}{issued.kind} {issued.mesh_dim}{mark}"

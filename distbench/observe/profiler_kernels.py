@@ -431,8 +431,7 @@ def _differences(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -
         if ran is not None and ran.payload_bytes not in (None, row.payload_bytes)
     ]
     if num_messages := sum(ran is None for row, ran in zip(rows, kernels, strict=True) if row.kind in PEERS):
-        how = "have no kernel in the profiler's trace; they have no times"
-        sentences.append(f"of {num_messages} messages {how}")
+        sentences.append(f"{num_messages} messages have no kernel in the profiler's trace, and no times")
     return sentences
 
 

@@ -177,7 +177,7 @@ def check_picture(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
     if not path.parent.is_dir():
-        raise UserError(f"picture {path} cannot be written: folder {path.parent} does not exist; create it first")
+        raise UserError(f"picture {path} cannot be written: there is no folder {path.parent}; make it first")
 
 
 def save_picture(setting: Setting, advice: Advice, path: Path) -> str:

@@ -146,7 +146,7 @@ class ForkPool:
                 return None
             question.why = f"its process was {ended}, the second time"
         elif question.answer is None:
-            words = f" (last output: {last_words(stderr_lines)})" if last_words(stderr_lines) else ""
+            words = f" (its last words: {last_words(stderr_lines)})" if last_words(stderr_lines) else ""
             question.why = f"its process ended with exit code {code} and without an answer{words}"
         return question
 

@@ -229,7 +229,7 @@ class _ForwardTracker:
         self._at.append(f"{where}, given {given},")
         inner = getattr(style, "prepare_module_input", style)
         self.problems += [
-            f"{where} has a layout for input {key!r}, which is not passed by that name; its inputs are {given}"
+            f"{where} has a layout for input {key!r}, which is not passed by that name; it is given {given}"
             for key in getattr(inner, "input_kwarg_layouts", None) or ()
             if key not in keywords
         ]
