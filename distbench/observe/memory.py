@@ -50,8 +50,8 @@ class Peak:
         num_bytes: held then, including memory from before the call.
         by_kind: kind to bytes; "other" are activations, gathered parameters, and buffers of communication and
             operators.
-            owner: name of the module, empty for the model itself; "loss" for tensors computed from its output; None for
-                other memory.
+        owner: name of the module, empty for the model itself; "loss" for tensors computed from its output; None for
+            other memory.
     """
 
     num_bytes: int

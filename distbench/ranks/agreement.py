@@ -56,8 +56,8 @@ class Agreement:
         """Return when every rank has failed in `what` too.
 
         Raises:
-                RankFailed: only this rank failed, or another one that has left.
-                HostLost: on some host, no rank answers.
+            RankFailed: only this rank failed, or another one that has left.
+            HostLost: on some host, no rank answers.
         """
         keys = self._publish(what, message)
         if not self._all_set(keys):

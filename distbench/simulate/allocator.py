@@ -53,8 +53,8 @@ class CachingAllocator:
     """The allocator of one device.
 
     Args:
-            expandable: with `expandable_segments:True`, one segment per pool, which grows.
-            capacity_bytes: limit of reserved memory; None for no limit.
+        expandable: with `expandable_segments:True`, one segment per pool, which grows.
+        capacity_bytes: limit of reserved memory; None for no limit.
     """
 
     expandable: bool = False
@@ -222,12 +222,12 @@ class MemoryUse:
     """Memory of a recording on a device, bytes.
 
     Args:
-            reserved_bytes: by the allocator at its peak, of all steps.
-            allocated_bytes: rounded allocations at their peak.
-            live_bytes: requested bytes at their peak.
-            alive: memory alive at that peak: (held, owner) to bytes.
-            num_retries: how often the allocator had to release its cache.
-            out_of_memory: bytes that could not be allocated; None if all could.
+        reserved_bytes: by the allocator at its peak, of all steps.
+        allocated_bytes: rounded allocations at their peak.
+        live_bytes: requested bytes at their peak.
+        alive: memory alive at that peak: (held, owner) to bytes.
+        num_retries: how often the allocator had to release its cache.
+        out_of_memory: bytes that could not be allocated; None if all could.
     """
 
     reserved_bytes: int

@@ -45,9 +45,9 @@ def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None,
     """Return an operator's seconds: of its floating point operations or its bytes, whichever take longer.
 
     Args:
-            fused: bytes of the kernel that it became with others, 0 if another operator counts for it; None for its
-                own.
-            world_size: number of devices that wait for one another.
+        fused: bytes of the kernel that it became with others, 0 if another operator counts for it; None for its
+            own.
+        world_size: number of devices that wait for one another.
     """
     num_bytes = operator.num_bytes if fused is None else fused
     bytes_s = num_bytes / (hardware["memory_bytes_per_s"] * hardware["memory_share"])
@@ -251,10 +251,10 @@ class TimedStep:
     """A step on the simulated clock.
 
     Args:
-            step_s: until the device and the host are done; of a pipeline those of its last rank.
-            host_s: of the host's own work.
-            spans: in the order of issue; messages begin when both of their ends are ready.
-            awaited: (start, end) of waiting for another rank's end of a message, or for the last rank; in any order.
+        step_s: until the device and the host are done; of a pipeline those of its last rank.
+        host_s: of the host's own work.
+        spans: in the order of issue; messages begin when both of their ends are ready.
+        awaited: (start, end) of waiting for another rank's end of a message, or for the last rank; in any order.
     """
 
     step_s: float
@@ -277,12 +277,12 @@ class Parts:
     """Parts of a step's time; their sum is the step.
 
     Args:
-            compute_s: some operator runs.
-            exposed_s: communication runs and no operator, by its origin.
-            idle_s: neither runs, because the host has not issued anything yet.
-            bubble_s: neither runs, because another rank of the pipeline is not ready.
-            by_kind_s: of compute, seconds of operators per kind, summed over streams.
-            communication_s: durations of collectives by mesh dim, summed.
+        compute_s: some operator runs.
+        exposed_s: communication runs and no operator, by its origin.
+        idle_s: neither runs, because the host has not issued anything yet.
+        bubble_s: neither runs, because another rank of the pipeline is not ready.
+        by_kind_s: of compute, seconds of operators per kind, summed over streams.
+        communication_s: durations of collectives by mesh dim, summed.
     """
 
     compute_s: float

@@ -108,9 +108,9 @@ class Curve:
     """Seconds by an amount (floating point operations or bytes), with interpolation and extrapolation.
 
     Args:
-            points: (amount, seconds), ascending; times in between are interpolated on logarithmic scales, larger
-                amounts use the last point's rate.
-            has_floor: smaller amounts take the first point's time; otherwise they use its rate.
+        points: (amount, seconds), ascending; times in between are interpolated on logarithmic scales, larger
+            amounts use the last point's rate.
+        has_floor: smaller amounts take the first point's time; otherwise they use its rate.
     """
 
     points: tuple[tuple[float, float], ...]
@@ -137,8 +137,8 @@ class HostFigures:
         figures: one for each of HOST_FIGURES.
         operators: one for each of OPERATOR_CURVES.
         collectives: (kind, group size) to seconds by payload, in groups of neighbours.
-            hosts: each rank's host, in rank order; empty if the file does not have them, as for one host.
-            by_shape: (kind, a group's placement on those hosts in the notation of `spec.levels`) to seconds by payload.
+        hosts: each rank's host, in rank order; empty if the file does not have them, as for one host.
+        by_shape: (kind, a group's placement on those hosts in the notation of `spec.levels`) to seconds by payload.
     """
 
     num_ranks: int
@@ -261,8 +261,8 @@ class Hardware:
     """A machine to simulate.
 
     Args:
-            figures: of FIGURES; those of EXTRAPOLATED only if known. Their meanings are in docs/hardware-files.md.
-            host: times on a host that runs the operators itself; None for an accelerator.
+        figures: of FIGURES; those of EXTRAPOLATED only if known. Their meanings are in docs/hardware-files.md.
+        host: times on a host that runs the operators itself; None for an accelerator.
     """
 
     name: str

@@ -631,8 +631,8 @@ class Sent:
     """Messages that were requested together.
 
     Args:
-            event: happens when all of them have ended; None in a step that is not recorded.
-            tensors: kept by NCCL's work until it is waited for.
+        event: happens when all of them have ended; None in a step that is not recorded.
+        tensors: kept by NCCL's work until it is waited for.
     """
 
     def __init__(self, event: SimEvent | None, tensors: Sequence[torch.Tensor]) -> None:

@@ -79,8 +79,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
     """Record the second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
 
     Raises:
-            UserError: the scenario has no step, its plan cannot work, or the step depends on values.
-            Unsupported: this version of torch cannot simulate a device.
+        UserError: the scenario has no step, its plan cannot work, or the step depends on values.
+        Unsupported: this version of torch cannot simulate a device.
     """
     if scenario.build_model is None or scenario.make_batch is None:
         raise UserError(f"scenario {name!r} has no step to simulate; add build_model and make_batch")

@@ -46,11 +46,11 @@ class PipelineFacts:
     """Properties of a step's pipeline.
 
     Args:
-            mesh_dim: along which ranks have different stages.
-            schedule: by its name in `spec.pipeline_plan`.
-            num_stages: over all ranks.
-            microbatches: number of parts of a rank's batch.
-            least_idle_share: of a step, if stages take equally long and messages no time; None if unknown.
+        mesh_dim: along which ranks have different stages.
+        schedule: by its name in `spec.pipeline_plan`.
+        num_stages: over all ranks.
+        microbatches: number of parts of a rank's batch.
+        least_idle_share: of a step, if stages take equally long and messages no time; None if unknown.
     """
 
     mesh_dim: Name
@@ -72,8 +72,8 @@ class Head:
         microbatches: number of parts of a rank's batch.
         compiled: names of the modules that the plan compiles; their operators are recorded uncompiled.
         rank: the recorded rank.
-            case_id: of the case of a measured run of the same step; `params` are that case's.
-            pipeline: of the stages on its ranks, if it is one; all ranks along its mesh dim are recorded.
+        case_id: of the case of a measured run of the same step; `params` are that case's.
+        pipeline: of the stages on its ranks, if it is one; all ranks along its mesh dim are recorded.
     """
 
     scenario: Name
@@ -137,9 +137,9 @@ class Collective(NamedTuple):
         ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,
             8], [8, 1]] is 0 to 31; a group that is not such loops lists its ranks as [[1, rank], ...].
         op: torch's name, such as "c10d._allgather_base_"; empty in recordings of version 1.
-            peer: for a message, global rank of the other end; None for a collective. The nth message of a rank to
-                another is the nth one that the other receives from it.
-            batch: for a message: messages of a rank with the same number begin and end together; they are consecutive.
+        peer: for a message, global rank of the other end; None for a collective. The nth message of a rank to
+            another is the nth one that the other receives from it.
+        batch: for a message: messages of a rank with the same number begin and end together; they are consecutive.
     """
 
     stream: Count
@@ -389,8 +389,8 @@ def record_steps(
         ranks: None for rank 0 and those whose step may differ from it, such as with other shards.
 
     Raises:
-            UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model needs
-                values), or the process failed.
+        UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model needs
+            values), or the process failed.
     """
     names = ", ".join(job.scenario for job in jobs)
     with tempfile.TemporaryDirectory() as folder:

@@ -49,8 +49,8 @@ class Simulation:
 
     Args:
         expandable: whether the allocator runs with `expandable_segments:True`.
-            float8: patterns of the modules that were changed to float8 in the recording.
-            ranks: those of the rank's pipeline, including itself; None for a single rank.
+        float8: patterns of the modules that were changed to float8 in the recording.
+        ranks: those of the rank's pipeline, including itself; None for a single rank.
     """
 
     recording: Recording

@@ -39,8 +39,8 @@ class PassComparison:
         high: upper bound.
         num_passes: passes that both have.
         verdict: "baseline" (compared with itself or nothing), "faster", "slower", "within noise" or "too few passes".
-            detectable: the smallest slowdown, as a fraction, that is detected four times in five at the median row; nan
-                if no row could be tested.
+        detectable: the smallest slowdown, as a fraction, that is detected four times in five at the median row; nan
+            if no row could be tested.
     """
 
     ratio: Floats

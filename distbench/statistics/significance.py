@@ -233,8 +233,8 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
     """Test every row of every block as one family at level `alpha`, without rows of fewer pairs than `min_pairs`.
 
     Args:
-            blocks: differences of logarithms, each [tests, its pairs] with nan where a pair lacks the value; errors of
-                a block's tests moderate each other.
+        blocks: differences of logarithms, each [tests, its pairs] with nan where a pair lacks the value; errors of
+            a block's tests moderate each other.
     """
     signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
     tested_rows, flips = [], []

@@ -207,14 +207,14 @@ def calibrated_planning(
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
             ranks with different profiles would wait for each other forever.
-            max_bytes: limit on the bytes that a step of a plan holds on any rank, its local tensors before and after,
-                without a collective's own memory; the same on all ranks. The cheapest path within it is used; without
-                such a path, the path that holds least, with a warning (and `PlanCounts.above_max_bytes`).
+        max_bytes: limit on the bytes that a step of a plan holds on any rank, its local tensors before and after,
+            without a collective's own memory; the same on all ranks. The cheapest path within it is used; without
+            such a path, the path that holds least, with a warning (and `PlanCounts.above_max_bytes`).
 
     Raises:
         Unsupported: torch's planner has another interface than the one replaced here.
-            UserError: `max_bytes` is not a positive number; the ranks' profiles or limits differ; the file cannot be
-                read on some rank; inside, over ranks whose order torch does not keep (`mesh.unordered_groups`).
+        UserError: `max_bytes` is not a positive number; the ranks' profiles or limits differ; the file cannot be
+            read on some rank; inside, over ranks whose order torch does not keep (`mesh.unordered_groups`).
     """
     try:
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):

@@ -121,8 +121,8 @@ class Runner:
 
         Args:
             case_specs: the cases.
-                plan: the number of passes, and a case's part of each.
-                passes_done: id to the next pass's number, for cases whose first pass is in an earlier launch.
+            plan: the number of passes, and a case's part of each.
+            passes_done: id to the next pass's number, for cases whose first pass is in an earlier launch.
 
         Raises:
             UserError: a case is declared wrongly.

@@ -194,9 +194,9 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
         request: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and budget_s.
 
     Returns:
-            torch's version; why it makes no partial of a shard (None if it does); for each planner one answer per pair:
-            {"path": torch's own notation}, {"error": why there is none}, or None after the time limit. {"torch",
-            "unsupported"} for an unsupported version of torch.
+        torch's version; why it makes no partial of a shard (None if it does); for each planner one answer per pair:
+        {"path": torch's own notation}, {"error": why there is none}, or None after the time limit. {"torch",
+        "unsupported"} for an unsupported version of torch.
     """
     shape, dtype = request["shape"], TORCH_DTYPES[request["dtype"]]
     pairs = [tuple(parse_state(text, len(shape)) for text in pair) for pair in request["pairs"]]

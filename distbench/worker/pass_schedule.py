@@ -39,8 +39,8 @@ class PassPlan:
         is_compared: whether a report compares these cases with each other.
         group: its name: each group has its own order.
         max_passes: at most; 0 for MAX_PASSES.
-            run_id: of the launch, the same on all ranks. It is part of the seed of orders: with the same seed in every
-                launch, some case would precede another one in most passes of every launch.
+        run_id: of the launch, the same on all ranks. It is part of the seed of orders: with the same seed in every
+            launch, some case would precede another one in most passes of every launch.
     """
 
     def __init__(
@@ -71,9 +71,9 @@ class PassPlan:
 
         Args:
             estimate_s: seconds that an iteration takes.
-                is_touched: whether an untimed iteration precedes the samples.
-                most: maximum number of samples, if not 0.
-                num_samples: samples, if the budget allows them.
+            is_touched: whether an untimed iteration precedes the samples.
+            most: maximum number of samples, if not 0.
+            num_samples: samples, if the budget allows them.
         """
         settings = self._settings
         if not self.is_automatic:

@@ -62,8 +62,8 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
     """Measure every case of the job that has no row yet.
 
     Raises:
-            UserError: the scenario or its plan is invalid, or differs between ranks.
-            RankFailed: only this rank failed.
+        UserError: the scenario or its plan is invalid, or differs between ranks.
+        RankFailed: only this rank failed.
         StorageFailed: a result could not be written.
     """
     with stopwatch.on("set-up"):

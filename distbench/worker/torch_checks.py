@@ -97,9 +97,9 @@ def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dic
     """Compare the collectives that two methods report for each step of each job, on a fake process group.
 
     Returns:
-            For each job one entry per step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known
-            owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped"
-            or "failed" with a reason; none for a scenario without a model.
+        For each job one entry per step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known
+        owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped"
+        or "failed" with a reason; none for a scenario without a model.
     """
     jobs = [Job.from_record(record) for record in records]
     by_job: dict[int, list[dict[str, Any]]] = {}
