@@ -1,8 +1,8 @@
 """A recording of one rank's step, its file, and the child that makes it.
 
-It has the work that the rank issued to each stream, and its allocations, in program order. docs/hardware-files.md describes
-each field. The file is JSON line by line: the first line is its `Head`, each further line an event. Recordings of
-several ranks follow one another.
+It has the work that the rank issued to each stream, and its allocations, in program order. docs/hardware-files.md
+describes each field. The file is JSON line by line: the first line is its `Head`, each further line an event.
+Recordings of several ranks follow one another.
 
 History of recording_version; a reader of version N reads all older ones:
     1: first version.
