@@ -398,7 +398,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     notes = [f"every plan has the same global batch per step ({amount}), so step times rank the plans"]
     if hardware is None:
         if state.interrupted:
-            notes.insert(0, "it was interrupted: this is an intermediate result; continue with --resume")
+            notes.insert(0, "warning: the sweep was interrupted; --resume continues it")
         elif not state.final:
             unchecked = (
                 "warning: the recommended plan is unchecked: the last round, which checks results, has no correct plan"
@@ -406,7 +406,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
             notes.insert(0, unchecked)
         notes.append(
             f"measured: {len(state.measured)} of {count_text(count_of(state.space), 'plan')}, the best third of each "
-            "round in the next; those with a verdict shared all passes of the last"
+            "round in the next; plans with a verdict alternated in the last round"
         )
     else:
         order = "meshes as written, those that need the fewest fast links first, and changes of the best, one at a time"
@@ -429,7 +429,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     if state.predictions:
         notes += state.ranked_predictions[0].assumed
     if state.final and state.interrupted and hardware is not None:
-        notes.append("it was interrupted while it measured; continue with --resume")
+        notes.append("warning: the sweep was interrupted while measuring; --resume continues it")
     notes += [f"run file of a round: {file}" for file in state.run_files]
     if state.num_reused is not None:
         notes.append(f"rounds reused by --resume: {state.num_reused}")

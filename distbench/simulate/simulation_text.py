@@ -131,10 +131,10 @@ def _time(simulation: Simulation) -> Table:
     ]
     bubble = [("bubble (waits for another stage)", parts.bubble_s)] if head.pipeline is not None else []
     rows = [
-        ("compute: some operator runs", parts.compute_s),
+        ("compute", parts.compute_s),
         *exposed,
         *bubble,
-        ("idle: the host has issued nothing yet", max(parts.idle_s, 0.0)),
+        ("idle (host-bound)", max(parts.idle_s, 0.0)),
     ]
     names = {"memory": "memory-bound", "attention_backward": "attention's backward"}
     kinds = ", ".join(
@@ -184,7 +184,7 @@ def _memory(simulation: Simulation) -> Table:
 
 
 def assumptions(simulation: Simulation) -> tuple[str, ...]:
-    """Return what was guessed, fitted, extrapolated and left out."""
+    """Return the guessed, fitted, extrapolated and missing figures."""
     hardware = simulation.hardware
     sentences: list[str] = []
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):

@@ -255,8 +255,8 @@ def _plan_problems(job: Job) -> Iterator[dict[str, Any]]:
     """Yield `label` and `problems` of each variant.
 
     With problems, `works`: a mesh that was tried and has none, or null. Without, the reason `skipped`, or
-    `num_parameters`, `parameter_bytes` per rank, `advice` (sentences), and `not_tried` (why no step was tried, or
-    null).
+    `num_parameters`, `parameter_bytes` per rank, `advice` (sentences), `step` (the parts that run), and `not_tried`
+    (why no step was tried, or null).
     """
     find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
