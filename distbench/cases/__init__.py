@@ -1,4 +1,4 @@
-"""What can be timed."""
+"""The kinds of cases that can be timed."""
 
 from collections.abc import Iterator
 
@@ -16,7 +16,7 @@ from distbench.spec.plugins import load_plugin
 
 
 def cases_of(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
-    """Every case of one variant of a scenario; the label (scenario and axes) is its name in case ids."""
+    """Yield every case of one variant of a scenario; the label (scenario and axes) is its name in case ids."""
     yield from collective_cases(scenario, context)
     yield from redistribution_cases(scenario, context)
     yield from laboratory_cases(scenario, context)

@@ -1,5 +1,6 @@
-"""What `calibrate` times: each step of redistributions alone, for a cost profile; operators on every rank at once and
-collectives in groups of every size, for a hardware file."""
+"""Cases of `calibrate`: single steps of redistributions for a cost profile, and operators and collectives for a
+hardware file. Operators run on every rank at once, collectives in groups of every size.
+"""
 
 import contextlib
 import math
@@ -28,7 +29,7 @@ from distbench.spec.devices import is_accelerator
 from distbench.spec.mesh import dim_shape, flattened, groups_of
 from distbench.torch_private import ZERO_FILLS, lacks, partition
 
-# Op to the placements of its mesh dim before and after: tensor dim 0 is contiguous, tensor dim 1 must be copied round.
+# Op to the placements of its mesh dim before and after: tensor dim 0 is contiguous, tensor dim 1 needs copies.
 STEPS = {
     "all_gather": (("S(0)", "R"), ("S(1)", "R")),
     "reduce_scatter": (("P(sum)", "S(0)"), ("P(sum)", "S(1)")),
@@ -44,25 +45,26 @@ MATMUL_SIDES = {"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)}
 MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 50331648)
 ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, head dim
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
-# Up to what glibc takes from its heap: from 32 MiB on each buffer is mapped anew, page by page.
+# Up to the size that glibc takes from its heap: from 32 MiB on, each buffer is mapped again page by page.
 PAYLOAD_BYTES = (4096, 131072, 2097152, 8388608, 25165824)
-# What one call of a case shall do, so that it lasts some tens of milliseconds on a core of today.
+# Work of one call of a case, so that it lasts some tens of milliseconds on a current core.
 CALL_FLOPS, CALL_BYTES = 1e9, 2.5e8
 CALL_PAYLOAD_BYTES, MOST_REPEATS = 1 << 21, 8
 
 
 def calibration_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """Every step over every mesh dim of two ranks or more, and the exchange, at every size; in random order.
+    """Yield every step over every mesh dim of two or more ranks, and the exchange, at every size, in random order.
 
-    On several hosts also over groups that lie on them otherwise than those of any mesh dim here.
-
-    All groups of a mesh dim run at once. The order is random so that a machine that grows slower or faster over the
-    minutes does not favour an op or a size. UserError for an unknown dtype, or a mesh of one rank.
+    On several hosts also over groups that are spread over hosts in other ways than those of the mesh dims. All groups
+    of a mesh dim run at once. The order is random so that drift of the machine over minutes does not favour an op or a
+    size. Raises UserError for an unknown dtype, or a mesh of one rank.
     """
     for sweep in scenario.calibrations:
         check_planners((), sweep.dtype, context.profile)
         if context.mesh.size() == 1:
-            raise UserError("one rank has nobody to communicate with; give a mesh of two ranks or more, as --mesh tp=2")
+            raise UserError(
+                "one rank has no peer to communicate with; use a mesh of two or more ranks, such as --mesh tp=2"
+            )
         case_specs = list(_cases(sweep, context))
         random.Random(context.seed).shuffle(case_specs)
         yield from case_specs
@@ -81,7 +83,7 @@ def _cases(sweep: Calibration, context: RankContext) -> Iterator[CaseSpec]:
 
 
 def _on_other_meshes(context: RankContext) -> list[tuple[str, RankContext]]:
-    """Where there are several hosts: a mesh dim, called by its shape, and its mesh, for groups that this mesh lacks."""
+    """On several hosts, yield a mesh dim, named by its shape, and its mesh, for groups that this mesh lacks."""
     if len(set(context.hosts)) < 2:
         return []
     contexts = []
@@ -95,7 +97,7 @@ def _on_other_meshes(context: RankContext) -> list[tuple[str, RankContext]]:
 
 
 def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
-    """(op, mesh dim, pair) of every step over each mesh dim of two ranks or more, and exchanges that communicate."""
+    """Yield (op, mesh dim, pair) of every step over each mesh dim of two or more ranks, and of the exchanges."""
     for mesh_dim in context.mesh_dims:
         yield from _steps(mesh_dim, shape, context)
     for source, target in _exchange_sides(len(context.mesh_dims)):
@@ -105,10 +107,10 @@ def _pairs(shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, 
 
 
 def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Iterator[tuple[str, str, Pair]]:
-    """(op, mesh dim, pair) of every step over a mesh dim, if that has two ranks or more."""
+    """Yield (op, mesh dim, pair) of every step over a mesh dim of two or more ranks."""
     number = context.mesh_dims.index(mesh_dim)
     before, after = "R" * number, "R" * (len(context.mesh_dims) - number - 1)
-    # Only on CPU does DTensor run anything else than the native one.
+    # DTensor runs other collectives than the native ones only on CPU.
     left_out = {NATIVE_ALL_TO_ALL} if is_accelerator(context.device.type) else set()
     left_out |= {ZERO_FILL} if lacks(ZERO_FILLS) is not None else set()
     for op, sides in STEPS.items():
@@ -117,16 +119,16 @@ def _steps(mesh_dim: str, shape: tuple[int, int], context: RankContext) -> Itera
 
 
 def square_of(size_bytes: int, itemsize: int, num_ranks: int) -> tuple[int, int]:
-    """The shape nearest to a square of this size whose sides any set of mesh dims shards evenly."""
+    """Return the shape nearest to a square of this size whose sides any set of mesh dims shards evenly."""
     side = max(round(math.sqrt(size_bytes / itemsize) / num_ranks), 1) * num_ranks
     other_side = max(round(size_bytes / itemsize / side / num_ranks), 1) * num_ranks
     return side, other_side
 
 
 def _exchange_sides(mesh_ndim: int) -> list[tuple[str, str]]:
-    """Whole-mesh layouts before and after that differ in how much each rank receives, copies and adds.
+    """Return whole-mesh layouts before and after that differ in how much each rank receives, copies and adds.
 
-    From Partial only such as are moved by one exchange, whatever is predicted.
+    From Partial, only layouts that one exchange moves, independent of predictions.
     """
     rows, columns, replicated = "S(0)" * mesh_ndim, "S(1)" * mesh_ndim, "R" * mesh_ndim
     sides = [(rows, columns), (rows, replicated), (columns, rows), (columns, replicated)]
@@ -167,7 +169,7 @@ def _case_spec(dtype: str, op: str, mesh_dim: str, pair: Pair, held_out: bool, c
 def _fields(
     op: str, mesh_dim: str, experiment: Experiment, planned: PlannedRedistribution, context: RankContext
 ) -> dict[str, Any]:
-    """What the row of a step, or of the direct exchange, says besides its times."""
+    """Return the fields of the row of a step or the direct exchange, without its times."""
     num_messages = 0
     if op == DIRECT:
         payload_numel, num_copies, num_messages = _exchange(experiment.pair, context).load()
@@ -199,7 +201,7 @@ def _open_partition(experiment: Experiment, mesh_dim: str, fields_of: FieldsOf) 
 
 
 def compute_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """Matmuls by dtype and size, attention by shape, elementwise operators and collectives by bytes."""
+    """Yield matmuls by dtype and size, attention by shape, elementwise operators and collectives by bytes."""
     count = scenario.compute
     if not count:
         return
@@ -219,9 +221,9 @@ def compute_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec
 
 
 def _groups_measured(num_ranks: int, hosts: Sequence[str]) -> list[tuple[str, int, int]]:
-    """(how they lie on hosts, empty for one host; ranks, ranks apart) of the groups in which collectives are timed.
+    """Return (placement on hosts, "" for one host; ranks; stride) of the groups in which collectives are timed.
 
-    Neighbours of every size; on several hosts also groups that lie on them otherwise.
+    Neighbouring ranks of every size; on several hosts also groups with other placements.
     """
     neighbours = [(size, 1) for size in range(2, num_ranks + 1) if num_ranks % size == 0]
     if len(set(hosts)) < 2:
@@ -237,15 +239,15 @@ class Work(NamedTuple):
 
     call: Callable[[], object]
     amount: int  # floating point operations or bytes of one of them
-    num_operators: int  # how many they are
-    # Of all amounts of a call of the case. Ranks of one machine share its cores, caches and memory, so an operator's
-    # time is that of the slowest rank while all of them run it, and short ones are repeated for longer than the
-    # scheduler lets one process run.
+    num_operators: int  # number of operators per call
+    # Of one call of the case. Ranks of one machine share its cores, caches and memory, so an operator's time
+    # is that of the slowest rank while all ranks run it. Short operators repeat for longer than one time slice of the
+    # scheduler.
     most: float
 
 
 def _matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
-    """A linear layer's three matmuls: its output, and the gradients of its input and of its weight."""
+    """Make a linear layer's three matmuls: its output, and the gradients of its input and of its weight."""
     inputs, weight, gradient = (torch.randn(side, side, device=device).to(dtype) for _ in range(3))
 
     def call() -> None:
@@ -257,7 +259,7 @@ def _matmul(side: int, dtype: torch.dtype, device: torch.device) -> Work:
 
 
 def _elementwise(num_bytes: int, device: torch.device) -> Work:
-    """Four operators of a model and its optimizer, each of which touches so many bytes in all."""
+    """Make four operators of a model and its optimizer, each of which reads and writes `num_bytes` in total."""
     left, right = torch.randn(2, num_bytes // 12, device=device)
     tensor = torch.randn(num_bytes // 8, device=device)
 
@@ -285,7 +287,7 @@ def _attention_backward(shape: tuple[int, ...], device: torch.device) -> Work:
 
 
 def _attention_flops(shape: tuple[int, ...]) -> int:
-    """Floating point operations of causal attention's forward, counted half as recordings have them."""
+    """Return floating point operations of causal attention's forward, counted half as in recordings."""
     batch, heads, sequence, head_dim = shape
     return 2 * batch * heads * sequence * sequence * head_dim
 
@@ -313,7 +315,7 @@ def _collective_spec(
 
 @cache
 def _strided_group(group_size: int, stride: int, world_size: int) -> Any:
-    """This rank's group of so many ranks, so far apart; made once a process, by all ranks together."""
+    """Return this rank's group of `group_size` ranks, `stride` apart; collective, made once per process."""
     groups = [list(group) for group in groups_of(group_size, stride, world_size)]
     return dist.new_subgroups_by_enumeration(groups)[0] if len(groups) > 1 else dist.group.WORLD
 

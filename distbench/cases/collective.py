@@ -36,7 +36,7 @@ REDUCING = ("all_reduce", "reduce_scatter")
 
 
 class Sizes(NamedTuple):
-    """Elements of a case's buffers: S, what a rank gives and what it gets."""
+    """Elements of a case's buffers: S, a rank's input and its output."""
 
     total: int
     given: int
@@ -44,28 +44,28 @@ class Sizes(NamedTuple):
 
 
 def sizes_of(op: str, size_bytes: int, dtype: str, group_size: int) -> Sizes:
-    """Elements that S bytes come to, rounded down to a multiple of the group's size as nccl-tests does."""
+    """Elements of S bytes, rounded down to a multiple of the group's size as in nccl-tests."""
     total = max(size_bytes // DTYPE_BYTES[dtype] // group_size, 1) * group_size
     share = total // group_size
     return Sizes(total, given=share if op == "all_gather" else total, got=share if op == "reduce_scatter" else total)
 
 
 def tag_period(op: str, group_size: int) -> int:
-    """A prime for the tags of `group_size` ranks, so that their sum stays exact in bfloat16 (integers up to 256).
+    """Return a prime for the tags of `group_size` ranks, so that their sum is exact in bfloat16 (integers up to 256).
 
-    Beyond 51 ranks no period of 5 or more keeps a sum exact in bfloat16; the check then allows for rounding.
+    Beyond 51 ranks no period of 5 or more keeps a sum exact in bfloat16; then the check allows for rounding.
     """
     limit = 256 // group_size + 1 if op in REDUCING else 251
     return next(prime for prime in (251, 127, 83, 61, 41, 31, 23, 17, 13, 11, 7, 5) if prime <= limit or prime == 5)
 
 
 def tag(op: str, rank: int, numel: int, group_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `rank` of a group gives: element i is (i + 3 rank) mod a prime, so a wrong rank or offset shows."""
+    """Return the input of `rank` of a group: element i is (i + 3 rank) mod a prime, so a wrong rank or offset shows."""
     return tagged((numel,), dtype, tag_period(op, group_size), shift=3 * rank)
 
 
 def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dtype) -> torch.Tensor:
-    """What `rank` of the group must hold afterwards, worked out from the tags alone."""
+    """Return the expected output of `rank` of the group, computed from the tags alone."""
     give = partial(tag, op, group_size=group_size, dtype=dtype)
     share = sizes.total // group_size
     if op == "all_gather":
@@ -83,14 +83,14 @@ def expected(op: str, rank: int, sizes: Sizes, group_size: int, dtype: torch.dty
 
 
 def collective_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """One case for each op, dtype, mesh dim and size of the scenario's sweeps; UserError for an unknown op or dtype."""
+    """One case per op, dtype, mesh dim and size of the scenario's sweeps; UserError for an unknown op or dtype."""
     for sweep in scenario.collectives:
         for label, names, known_names in (("collective", sweep.ops, OPERATIONS), ("dtype", sweep.dtypes, TORCH_DTYPES)):
             if unknown := [name for name in names if name not in known_names]:
                 raise UserError(f"{label} {unknown[0]!r} is unknown; use {', '.join(known_names)}")
         for size in sweep.sizes_bytes:
             if type(size) is not int or size < 1:
-                raise UserError(f"collective size {size!r} is no number of bytes; use whole numbers from 1 on")
+                raise UserError(f"collective size {size!r} is not a number of bytes; use whole numbers, 1 or more")
         for op, dtype, mesh_dim in itertools.product(sweep.ops, sweep.dtypes, context.mesh_dims):
             for size_bytes in sweep.sizes_bytes:
                 sizes = sizes_of(op, size_bytes, dtype, context.size(mesh_dim))

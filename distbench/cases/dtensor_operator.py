@@ -1,4 +1,4 @@
-"""An operator on DTensors under placements of its inputs: what redistribution it pays, forward and backward."""
+"""An operator on DTensors under placements of its inputs, and the redistributions that it causes."""
 
 import contextlib
 import math
@@ -25,18 +25,18 @@ from distbench.spec.placements import TORCH_PLANNERS
 from distbench.torch_private import SHARDED_INDICES, Skipped, require
 
 PHASES = ("forward", "backward")
-# Of the largest value of what is compared.
+# Relative to the largest value that is compared.
 TOLERANCES = {torch.float64: 1e-12, torch.float32: 1e-5}
 TOLERANCE_OF_OTHERS = 2e-2
-# How torch's min_cost begins where its graph lacks a placement: the masked Partial of an embedding, for one.
+# Begin of min_cost's error where its graph lacks a placement, such as the masked Partial of an embedding.
 NO_PATH = "No path found"
-# How backward of indexing begins on torch 2.11, where the indices are sharded.
+# Begin of the error of indexing's backward on torch 2.11 with sharded indices.
 UNEVEN_VALUES = "shape mismatch: value tensor"
 
 
 @dataclass(frozen=True)
 class OneDevice:
-    """What an operator gives on one device: its result, and with `gradient` of that the gradients of its inputs."""
+    """Result of an operator on one device, and the gradients of its inputs for a given `gradient` of the result."""
 
     inputs: tuple[torch.Tensor, ...]
     result: torch.Tensor
@@ -45,9 +45,9 @@ class OneDevice:
 
 
 def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """One case for each operator, placements of its inputs and planner; planners next to each other, in random order.
+    """Yield one case per operator, placements of its inputs and planner; planners adjacent, in random order.
 
-    UserError for inputs that are no tensors, and for placements that do not fit them or the mesh.
+    Raises UserError for inputs that are not tensors, and for placements that do not fit them or the mesh.
     """
     order = random.Random(context.seed)
     for operator in scenario.operators:
@@ -64,7 +64,7 @@ def operator_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpe
             for planner in planners:
                 params = {"op": operator.name, "source": laid, "planner": planner, "dtype": dtype}
                 case = Case(f"{group}/{planner}", "operator", params)
-                # Of no group: what planners pay is compared, and their times stand side by side without a verdict.
+                # Without a group: the redistributions of planners are compared, and times are shown without a verdict.
                 yield CaseSpec(case, partial(_open, operator, layouts, planner, context))
 
 
@@ -126,11 +126,11 @@ def _open(
 
 
 def try_once(run: "OperatorRun", planner: str) -> None:
-    """Run once.
+    """Run the operator once.
 
     Raises:
         Skipped: the planner has no path to the placements that the operator requires of an input.
-        Unsupported: this torch is too old for the operator.
+        Unsupported: this version of torch is too old for the operator.
     """
     try:
         run(no_stamp)
@@ -138,12 +138,12 @@ def try_once(run: "OperatorRun", planner: str) -> None:
         if str(error).startswith(NO_PATH):
             raise Skipped(f"torch's {planner} cannot run this operator: {one_line(error)}") from error
         if str(error).startswith(UNEVEN_VALUES):
-            require(SHARDED_INDICES)  # torch 2.11 shards the gradient of the result and not the indices
+            require(SHARDED_INDICES)  # torch 2.11 shards the gradient of the result but not the indices
         raise
 
 
 class OperatorRun:
-    """Forward, then the gradients of the inputs, from a known gradient of the result, laid out as the result is."""
+    """Run forward, then the gradients of the inputs for a given gradient of the result in the result's layout."""
 
     def __init__(self, call: Callable[..., Any], leaves: Sequence[Any], gradient: torch.Tensor) -> None:
         self._call, self._leaves, self._whole_gradient = call, leaves, gradient
@@ -153,7 +153,7 @@ class OperatorRun:
         self.gradients: tuple[Any, ...] = ()
 
     def __call__(self, stamp: Stamp) -> None:
-        """One call; stamps the end of forward and of backward."""
+        """Run once; stamps the end of forward and of backward."""
         self.result, self.gradients = None, ()
         result = self._call(*self._leaves)
         stamp()
@@ -165,7 +165,7 @@ class OperatorRun:
 
 
 def _gradient_like(result: Any, whole: torch.Tensor) -> Any:
-    """The gradient of a result, as a neighbour that works on it without redistribution would send it back."""
+    """Return the gradient of a result in the layout that a following operator without redistribution would produce."""
     if not isinstance(result, DTensor):
         return whole.to(result.device)
     mesh, placements = result.device_mesh, _reduced(result)
@@ -178,7 +178,7 @@ def _reduced(tensor: DTensor) -> list[Any]:
 
 
 def _one_device(operator: DTensorOperator, seed: int) -> OneDevice:
-    """The operator on whole tensors on the CPU; the same on every rank."""
+    """Run the operator on whole tensors on the CPU, the same on every rank."""
     inputs = _inputs_of(operator, seed)
     leaves = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in inputs]
     call = operator.one_device or operator.call
@@ -192,12 +192,12 @@ def _one_device(operator: DTensorOperator, seed: int) -> OneDevice:
 
 
 def _difference(run: OperatorRun, whole: OneDevice) -> str | None:
-    """What is wrong with this rank's part of one more call's result and gradients; None when they are right."""
+    """Run once more and return the problem of this rank's part of the result and gradients; None if correct."""
     run(no_stamp)
     parts = [("the result", run.result, whole.result)]
     for place, gradients in enumerate(zip(run.gradients, whole.gradients, strict=True)):
         parts.append((f"the gradient of input {place}", *gradients))
-    # All of them, as reducing a part is collective.
+    # Compare all parts on every rank, as reducing a part is collective.
     differences = [_part_difference(*part) for part in parts]
     return next(filter(None, differences), None)
 
@@ -205,7 +205,7 @@ def _difference(run: OperatorRun, whole: OneDevice) -> str | None:
 def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     if isinstance(got, DTensor):
-        # What is still to be reduced is reduced by DTensor; which part a rank holds is worked out here.
+        # DTensor reduces pending partial values; the part of each rank is computed here.
         placements = _reduced(got)
         if list(got.placements) != placements:
             got = got.redistribute(got.device_mesh, placements)
@@ -213,7 +213,7 @@ def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
         got = got.to_local()
     got = got.cpu()
     if got.shape != expected.shape:
-        return f"{what} has shape {tuple(got.shape)} on this rank, {tuple(expected.shape)} was expected"
+        return f"{what} has shape {tuple(got.shape)} on this rank, expected {tuple(expected.shape)}"
     error = float((got - expected).abs().max()) if got.numel() else 0.0
     allowed = TOLERANCES.get(expected.dtype, TOLERANCE_OF_OTHERS) * max(largest, torch.finfo(torch.float32).tiny)
     if math.isfinite(error) and error <= allowed:
@@ -222,7 +222,7 @@ def _part_difference(what: str, got: Any, expected: torch.Tensor) -> str | None:
 
 
 def _row_fields(run: OperatorRun, issued: Sequence[Communication], context: RankContext) -> dict[str, Any]:
-    """What an operator's row says besides its times: where its result lies, and what it pays on the way."""
+    """Return an operator's row without its times: the layout of its result, and the redistributions on the way."""
     counters: dict[str, Any] = {
         "result": _laid(run.result),
         "gradients": ", ".join(map(_laid, run.gradients)),
@@ -246,13 +246,13 @@ def _row_fields(run: OperatorRun, issued: Sequence[Communication], context: Rank
 def _laid(tensor: Any) -> str:
     if not isinstance(tensor, DTensor):
         return "whole"
-    # A masked Partial says its shape as well, which is nobody's placement.
+    # The text of a masked Partial includes its shape, which is not part of the placement.
     texts = (str(placement).partition(", ") for placement in tensor.placements)
     return "".join(f"{text})" if more else text for text, more, _ in texts)
 
 
 def _payment(issued: Communication) -> str:
-    """`S(0)R->RR: all_gather dp_shard`; a redistribution that was asked for is marked."""
+    """`S(0)R->RR: all_gather dp_shard`; requested redistributions are marked."""
     moved = f"{issued.redistribution}: " if issued.redistribution else ""
     mark = " (asked for)" if issued.explicit else ""
     return f"{moved}{issued.kind} {issued.mesh_dim}{mark}"

@@ -1,8 +1,8 @@
-"""Links between ranks: pairs in rounds, groups of each mesh dim, and what each rank computes alone.
+"""Links between ranks: pairs in rounds, groups of each mesh dim, and computing on each rank alone.
 
-Ranks that have a host's CPUs to themselves, and all accelerators, compute at once, as in training: then they also share
-its power and heat. Where there are fewer CPUs than the ranks' threads, as many compute at a time as have CPUs of their
-own, or each would be as slow as the others, however slow it is.
+All ranks compute at once, as in training, on accelerators and on hosts with a CPU for each thread; then they share the
+host's power and heat. With fewer CPUs than threads, only as many ranks compute at a time as have their own CPUs.
+Otherwise every rank would be as slow as the slowest one.
 """
 
 import contextlib
@@ -30,30 +30,30 @@ from distbench.redistribute.expected_shards import tagged
 from distbench.spec import Scenario
 from distbench.spec.devices import is_accelerator
 
-# TCP segments that this rank's connections sent, and sent again: a lossy link may be fast, and only this shows it.
+# TCP segments that this rank's connections sent and retransmitted: a lossy link may be fast, and only this shows loss.
 #
 # The kernel counts retransmissions per network namespace and per connection, not per interface. A connection's counts
 # are in its `struct tcp_info` (Linux 4.2 or newer, linux/tcp.h); its local address belongs to one interface.
 TCP_INFO_BYTES, TOTAL_RETRANS_AT, SEGS_OUT_AT = 140, 100, 136
 SIOCGIFADDR = 0x8915  # linux/sockios.h
-# Name of an interface to the TCP segments sent there, and of these the ones that were sent again.
+# Name of an interface to (TCP segments sent, segments retransmitted).
 Segments = dict[str, tuple[int, int]]
 WITHIN, SAME_PLACE, ACROSS = "within a host", "across hosts, same local rank", "across hosts"
 Pairs = tuple[tuple[int, int], ...]
 TRIES = 3
-RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products stay below 2^24, so that float32 has them exactly
+RIGHT_PERIOD, LEFT_PERIOD = 251, 3  # sums of products stay below 2^24, so that float32 is exact
 GROUP, MAX_PASSES = "links", 10
 DTYPE, PERIOD = "f32", 251
-# A message that takes long enough to tell bandwidth, and a product that takes long enough to tell a rank's speed.
+# A message long enough to measure bandwidth, and a product long enough to measure a rank's speed.
 SIZE_BYTES, MATMUL_SIZE = {"cpu": 1 << 20}, {"cpu": 512}
 SIZE_BYTES_ELSEWHERE, MATMUL_SIZE_ELSEWHERE = 1 << 26, 4096
 SMALL_BYTES = 4
-# Of a turn: a stretch has a level of its own, which further samples do not tell.
+# Per pass: samples of one period drift together, so more of them would not add information.
 SMALL_SAMPLES, LARGE_SAMPLES = 10, 2
 
 
 def segments_so_far() -> Segments | None:
-    """Return the counts of this process's open connections by interface; None where the system has no such counts."""
+    """Return the counts of this process's open connections by interface; None if the system has no such counts."""
     if not hasattr(socket, "TCP_INFO"):
         return None
     interfaces = _interface_addresses()
@@ -73,7 +73,7 @@ def segments_so_far() -> Segments | None:
 
 
 def _interface_addresses() -> dict[str, str]:
-    """Return the name of the interface that has each IPv4 address. An IPv6 address stays as it is."""
+    """Map each IPv4 address to the name of its interface. An IPv6 address stays as it is."""
     names = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as any_socket:
         for _, name in socket.if_nameindex():
@@ -84,19 +84,19 @@ def _interface_addresses() -> dict[str, str]:
 
 
 class LinkRound(NamedTuple):
-    """Pairs of ranks that send to each other at the same time; no rank is in two of them."""
+    """Pairs of ranks that send to each other at the same time; each rank is in at most one pair."""
 
-    level: str  # out of WITHIN, SAME_PLACE and ACROSS; "" for pairs of several levels
+    level: str  # one of WITHIN, SAME_PLACE and ACROSS; "" for pairs of several levels
     pairs: Pairs
 
 
 def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
-    """Rounds that have every pair of ranks once; `hosts` has each rank's host.
+    """Return rounds with every pair of ranks once; `hosts` has each rank's host.
 
-    Where all hosts have the same even number of ranks, and there is one host or an even number, a round has pairs of
-    one level, all ranks take part, and N ranks need N - 1 rounds. Pairs that cross from one host to another then share
-    its links with as many others in each round. Otherwise levels may mix, and an odd number of ranks takes N rounds in
-    which one waits.
+    If all hosts have the same even number of ranks, and there is one host or an even number, a round has pairs of one
+    level, all ranks take part, and N ranks need N - 1 rounds. Pairs between two hosts then share the hosts' links with
+    the same number of other pairs in each round. Otherwise levels may mix, and an odd number of ranks takes N rounds
+    with one waiting rank each.
     """
     ranks_of: dict[str, list[int]] = {}
     for rank, host in enumerate(hosts):
@@ -117,8 +117,10 @@ def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
 
 
 def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tuple[int, ...]]:
-    """The ranks that compute at the same time, turn by turn, each rank once: all hosts at a time, and of a host as many
-    ranks in each turn, so that one finds what the others do. `at_once` has how many ranks each host has room for.
+    """Return the groups of ranks that compute at the same time; each rank is in one group.
+
+    All hosts compute at a time, with the same number of ranks per host in each group, so that all groups see equal
+    conditions. `at_once` has the number of ranks that can compute at the same time on each host.
     """
     queues = []
     for host in dict.fromkeys(hosts):
@@ -131,7 +133,7 @@ def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tupl
 
 
 def tournament(num_players: int) -> list[Pairs]:
-    """Each player against each other once: the circle method, n - 1 rounds for an even number, n for an odd one.
+    """Return rounds in which each player meets each other once (circle method): n - 1 rounds if n is even, else n.
 
     Source: E. Lucas, "Recreations mathematiques" (1883), volume 2; the schedule of a round-robin tournament.
     """
@@ -148,19 +150,19 @@ def tournament(num_players: int) -> list[Pairs]:
 
 @dataclass
 class Bursts:
-    """How many products of `size` rows and columns a burst has: as many on every rank, in every case of a launch."""
+    """Number of products of `size` rows and columns per burst: the same on every rank and in every case of a launch."""
 
     size: int
-    seconds: float  # that a burst lasts on the middle rank
-    turns: Sequence[tuple[int, ...]]  # who computes at the same time
+    seconds: float  # of a burst on the median rank
+    turns: Sequence[tuple[int, ...]]  # ranks that compute at the same time
     num_products: int = 0
 
     def settle(self, product: "Product", context: RankContext) -> int:
-        """Find out once, all ranks together, each in its turn."""
+        """Measure the number once; collective, one group of ranks after the other."""
         if not self.num_products:
             own_s = 0.0
             for ranks in self.turns:
-                context.gather(None)  # begins when the turn before has ended
+                context.gather(None)  # begins when the previous group has ended
                 if context.rank in ranks:
                     own_s = product.seconds_of_one()
             middle_s = statistics.median(context.gather(own_s))
@@ -173,7 +175,7 @@ class Product:
 
     def __init__(self, size: int, device: torch.device) -> None:
         numbers = torch.arange(size * size, device=device).reshape(size, size)
-        # Dense: what a product of zeros draws of a device's power says nothing of how it computes.
+        # Dense: zeros draw less power and would run faster than real values.
         self._left = numbers.remainder(LEFT_PERIOD).float()
         self._right = numbers.remainder(RIGHT_PERIOD).float()
         self._got = torch.zeros_like(self._right)
@@ -181,16 +183,16 @@ class Product:
 
     @property
     def nbytes(self) -> int:
-        """Of all three."""
+        """Bytes of all three matrices."""
         return 3 * self._got.nbytes
 
     def multiply(self, count: int) -> None:
-        """So many times, one after the other."""
+        """Multiply `count` times in sequence."""
         for _ in range(count):
             torch.mm(self._left, self._right, out=self._got)
 
     def seconds_of_one(self) -> float:
-        """The least of a few, after one that nobody looks at."""
+        """Return the minimum of a few times, after one untimed product."""
         times_s = []
         for _ in range(TRIES + 1):
             synchronize(self._device)
@@ -201,8 +203,11 @@ class Product:
         return max(min(times_s[1:]), 1e-6)
 
     def difference(self) -> str | None:
-        """What is wrong with the product, None where nothing is: applied to a vector, it is what its factors make of
-        that one after the other (R. Freivalds, "Probabilistic machines can use less running time", 1977)."""
+        """Return the problem of the product, None if it is correct.
+
+        The product applied to a vector must equal its factors applied one after the other (R. Freivalds, "Probabilistic
+        machines can use less running time", 1977).
+        """
         self._got.zero_()
         self.multiply(1)
         left, right, got = (tensor.cpu().double() for tensor in (self._left, self._right, self._got))
@@ -211,7 +216,7 @@ class Product:
 
 
 def _computing_cases(size: int, burst_s: float, hosts: Sequence[str], context: RankContext) -> Iterator[CaseSpec]:
-    """One for each turn of ranks that compute at the same time."""
+    """Yield one case per group of ranks that compute at the same time."""
     turns = compute_turns(hosts, _at_once(hosts, context))
     bursts = Bursts(size, burst_s, turns)
     params: dict[str, Any] = {"op": "matmul", "dtype": DTYPE, "shape": [size] * 3}
@@ -225,7 +230,7 @@ def _computing_cases(size: int, burst_s: float, hosts: Sequence[str], context: R
 
 
 def _at_once(hosts: Sequence[str], context: RankContext) -> dict[str, int]:
-    """How many ranks of each host have CPUs of their own, or an accelerator."""
+    """Return how many ranks of each host have their own CPUs or an accelerator."""
     if is_accelerator(context.device.type):
         return dict.fromkeys(hosts, len(hosts))
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
@@ -255,8 +260,9 @@ def _opened_turn(ranks: tuple[int, ...], bursts: Bursts, context: RankContext) -
 
 
 def link_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """For each `Links`: two cases a round of pairs (a small message, a large one), one a mesh dim with several groups,
-    and those of what each rank computes; all take turns."""
+    """Yield the cases of each `Links`: two per round of pairs (a small and a large message), one per mesh dim with
+    several groups, and those of each rank's computing. Cases run in a new order in each pass.
+    """
     for links in scenario.links:
         kind = context.device.type
         hosts = context.gather(os.uname().nodename)
@@ -312,7 +318,7 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
         return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
-    # All ranks start, whoever waits in this round too: NCCL sets its communicator up once all of a group have called.
+    # Ranks that wait in this round also start: NCCL creates its communicator when all ranks of a group have called.
     yield OpenedCase(
         lambda _: exchange(),
         check,
@@ -325,12 +331,12 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
 
 
 def _segments_since(before: Segments | None, context: RankContext) -> dict[str, list[dict[str, tuple[int, int]]]]:
-    """Return each rank's segments since, sent and sent again by interface; nothing where a rank has no counts."""
+    """Return each rank's segments since `before`, sent and retransmitted by interface; {} if a rank has no counts."""
     now = segments_so_far()
     if now is not None and before is not None:
         for interface, (sent, again) in now.items():
             sent_before, again_before = before.get(interface, (0, 0))
-            # A connection that was closed meanwhile takes its counts with it.
+            # The counts of a connection that was closed meanwhile are lost.
             now[interface] = max(sent - sent_before, 0), max(again - again_before, 0)
     by_rank = context.gather(now)
     return {} if None in by_rank else {"tcp_segments": by_rank}
@@ -359,7 +365,7 @@ def _group_case(mesh_dim: str, size_bytes: int, hosts: list[str], context: RankC
 @contextlib.contextmanager
 def _open_group(mesh_dim: str, numel: int, context: RankContext) -> Iterator[OpenedCase]:
     group, size = context.mesh.get_group(mesh_dim), context.size(mesh_dim)
-    summed = torch.zeros(numel, device=context.device)  # whose sums stay finite, however often
+    summed = torch.zeros(numel, device=context.device)  # whose repeated sums stay finite
 
     def check() -> str | None:
         summed.fill_(1.0)

@@ -1,4 +1,4 @@
-"""DTensor redistributions over the whole mesh: pairs and the suites of the laboratory, each by every planner."""
+"""DTensor redistributions over the whole mesh: pairs and the suites of the planner study, each by every planner."""
 
 import contextlib
 import itertools
@@ -43,20 +43,20 @@ from distbench.torch_private import OrderedPlacements, OrderedTensor, Unsupporte
 PARTIAL_OPS = ("sum", "avg", "max", "min")
 TENSOR_NDIMS = (1, 2, 3)
 REDUCTIONS = {"max": dist.ReduceOp.MAX, "min": dist.ReduceOp.MIN}
-# Suites that are about speed too run at every size, the others at the first.
+# Suites that also compare speed run at every size, the others at the first size.
 AT_EVERY_SIZE = ("pairs", "backward")
 Group = list[Pair]
 
 
 def plain_layouts(mesh_ndim: int, tensor_ndim: int, partial_op: str | None = None) -> Iterator[Layout]:
-    """Every layout of R and S(d), and of Partial with one reduce op where one is given."""
+    """Yield every layout of R and S(d), and of Partial if a reduce op is given."""
     choices = ["R", *(f"S({dim})" for dim in range(tensor_ndim)), *([f"P({partial_op})"] if partial_op else [])]
     for placements in itertools.product(choices, repeat=mesh_ndim):
         yield Layout.of("".join(placements), tensor_ndim)
 
 
 def ordered_layouts(mesh_ndim: int, tensor_ndim: int) -> Iterator[Layout]:
-    """Every layout of R and S(d) in every shard order."""
+    """Yield every layout of R and S(d) in every shard order."""
     for layout in plain_layouts(mesh_ndim, tensor_ndim):
         assert layout.state is not None
         for orders in itertools.product(*(itertools.permutations(order) for order in layout.state.orders)):
@@ -65,7 +65,7 @@ def ordered_layouts(mesh_ndim: int, tensor_ndim: int) -> Iterator[Layout]:
 
 
 def strided(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
-    """The same layout with strided shards in the place of shard orders, as FSDP2 over TP writes it.
+    """Return the same layout with strided shards instead of shard orders, as FSDP2 over TP writes it.
 
     A mesh dim's split factor is the product of the mesh dims to its right that shard the same tensor dim before it.
     """
@@ -79,7 +79,7 @@ def strided(layout: Layout, mesh_shape: Sequence[int]) -> Layout:
 
 
 def undecodable_layouts(mesh_shape: Sequence[int], tensor_ndim: int, factor: int = 2) -> Iterator[Layout]:
-    """Every layout of R, S(d) and strided shards of one split factor that no shard order gives."""
+    """Yield layouts of R, S(d) and strided shards of one split factor that correspond to no shard order."""
     mesh_ndim = len(mesh_shape)
     decodable = {strided(layout, mesh_shape).placements for layout in ordered_layouts(mesh_ndim, tensor_ndim)}
     shards = [Placement(dim, split_factor=pieces) for pieces in (None, factor) for dim in range(tensor_ndim)]
@@ -90,16 +90,16 @@ def undecodable_layouts(mesh_shape: Sequence[int], tensor_ndim: int, factor: int
 
 
 def groups_of(suite: str, mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """All pairs of a suite, in groups that are sampled apart so that a rare kind is never left out.
+    """Return all pairs of a suite, in groups that are sampled separately so that rare kinds are never left out.
 
-    Empty where a mesh is too small for a suite. The full tensor has about `numel` elements; suites on awkward shapes
+    Empty if the mesh is too small for the suite. The full tensor has about `numel` elements; suites on awkward shapes
     choose their own.
     """
     return [group for group in SUITES[suite](mesh_shape, numel) if group]
 
 
 def cube(numel: int, ndim: int, multiple: int) -> tuple[int, ...]:
-    """The shape nearest to `numel` elements whose sides are equal and divisible by `multiple`."""
+    """Return the shape nearest to `numel` elements whose sides are equal and divisible by `multiple`."""
     side = max(round(numel ** (1 / ndim) / multiple), 1) * multiple
     return (side,) * ndim
 
@@ -119,13 +119,13 @@ def _every_pair(mesh_shape: tuple[int, ...], shape: tuple[int, ...], op: str = "
 
 def _pairs(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
     suites = [_every_pair(mesh_shape, cube(numel, ndim, math.prod(mesh_shape))) for ndim in TENSOR_NDIMS]
-    # Pairs with Partial outnumber the others.
+    # There are many more pairs with Partial than others.
     groups = itertools.product((False, True), suites)
     return [[pair for pair in pairs if pair.source.has_partial == partial] for partial, pairs in groups]
 
 
 def _partials(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Sources with each reduce op, and targets with a sum: torch's greedy planner has no way from S to P (F3)."""
+    """Sources with each reduce op, and targets with a sum: torch's greedy planner has no path from S to P (F3)."""
     mesh_ndim, shape = len(mesh_shape), cube(numel, 2, math.prod(mesh_shape))
     by_op = [[pair for pair in _every_pair(mesh_shape, shape, op) if pair.source.has_partial] for op in PARTIAL_OPS]
     to_sum = [target for target in plain_layouts(mesh_ndim, 2, "sum") if target.has_partial]
@@ -145,7 +145,7 @@ def _from_shard_to_partial(pair: Pair) -> bool:
 
 
 def _moves(pair: Pair) -> set[tuple[Placement, Placement]]:
-    """Before and after of each mesh dim, those that are alike once."""
+    """Return the placements before and after of each mesh dim, without duplicates."""
     return set(zip(pair.source.placements, pair.target.placements, strict=True))
 
 
@@ -159,7 +159,7 @@ def _shard_orders(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _uneven(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Dims that do not divide, sharded once and twice, and dims of fewer elements than ranks."""
+    """Tensor dims that the mesh does not divide, sharded once and twice, and those with fewer elements than ranks."""
     ranks = math.prod(mesh_shape)
     side = cube(numel, 2, ranks)[0] + 1
     shapes = [(ranks + 1,), (2 * ranks + 1, 3), (ranks + 1, 3, 2), (side, side), (max(ranks - 1, 1),), (1, ranks + 1)]
@@ -167,7 +167,7 @@ def _uneven(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _is_uneven(pair: Pair, mesh_shape: tuple[int, ...]) -> bool:
-    """Whether ranks hold shards of different shapes, empty ones included, before or after."""
+    """Return whether ranks hold shards of different shapes, including empty ones, before or after."""
     return any(
         length % math.prod(mesh_shape[mesh_dim] for mesh_dim in order)
         for side in _states(pair)
@@ -180,9 +180,10 @@ def _states(pair: Pair) -> list[State]:
 
 
 def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Pairs that torch may move in one collective over the flattened mesh: all mesh dims go the same way.
+    """Pairs that torch may move in one collective over the flattened mesh: all mesh dims change in the same way.
 
-    The first group is what it gets wrong (F1): a dim that does not divide, sharded by several mesh dims and gathered.
+    The first group is one that torch computes wrongly (F1): an undivided tensor dim, sharded by several mesh dims and
+    gathered.
     """
     ranks = math.prod(mesh_shape)
     odd, even = (
@@ -193,7 +194,7 @@ def _flattened(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
-    """Strided sources that a shard order gives, and those that none gives, on dims that divide and not (F2)."""
+    """Strided sources with and without an equal shard order, on tensor dims that divide evenly or not (F2)."""
     mesh_ndim, ranks = len(mesh_shape), math.prod(mesh_shape)
     decodable: Group = []
     undecodable: Group = []
@@ -208,7 +209,7 @@ def _strided(mesh_shape: tuple[int, ...], numel: int) -> list[Group]:
 
 
 def _shards_again(layout: Layout) -> bool:
-    """Whether two mesh dims shard one tensor dim: there torch's ranks may disagree on sizes, and gloo kills them."""
+    """Return whether two mesh dims shard one tensor dim. Then torch's ranks may disagree on sizes, and gloo aborts."""
     dims = [placement.tensor_dim for placement in layout.placements if placement.tensor_dim is not None]
     return len(set(dims)) < len(dims)
 
@@ -225,10 +226,10 @@ SUITES: dict[str, Callable[[tuple[int, ...], int], list[Group]]] = {
 
 
 def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...], seed: str) -> list[Pair]:
-    """Every pair, or at most `max_pairs`: one of each class of equal pairs first, groups in turn.
+    """Return every pair, or at most `max_pairs`: one of each class of equal pairs first, from each group in turn.
 
     Two pairs are equal if they differ only by the names of mesh dims of one size, and of tensor dims of one size.
-    `max_pairs` of 0 takes all; the seed must be the same on every rank.
+    0 as `max_pairs` means all pairs; the seed must be the same on every rank.
     """
     if not max_pairs or sum(map(len, groups)) <= max_pairs:
         return [pair for group in groups for pair in group]
@@ -240,7 +241,7 @@ def sample(groups: Sequence[Group], max_pairs: int, mesh_shape: tuple[int, ...],
 
 
 def _drawn(group: Group, mesh_shape: tuple[int, ...], draw: random.Random) -> Iterator[Pair]:
-    """The pairs of a group in random order, the first of each class before all others."""
+    """Yield the pairs of a group in random order, the first of each class before all others."""
     classes, later = set(), []
     for pair in draw.sample(group, len(group)):
         key = class_of(pair, mesh_shape)
@@ -253,7 +254,7 @@ def _drawn(group: Group, mesh_shape: tuple[int, ...], draw: random.Random) -> It
 
 
 def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
-    """The same for pairs that differ only by renaming; a pair with strided shards is a class of its own."""
+    """A key that is equal for pairs that differ only by renaming; a pair with strided shards is its own class."""
     if pair.source.is_strided or pair.target.is_strided:
         return str(pair), pair.shape
     images = [
@@ -265,7 +266,7 @@ def class_of(pair: Pair, mesh_shape: tuple[int, ...]) -> object:
 
 
 def _renamings(sizes: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Every way to number the dims anew that leaves their sizes in place."""
+    """Return every permutation of dims that keeps their sizes in place."""
     permutations = itertools.permutations(range(len(sizes)))
     return [names for names in permutations if tuple(sizes[name] for name in names) == sizes]
 
@@ -280,9 +281,9 @@ def _renamed(state: State, mesh_names: tuple[int, ...], tensor_names: tuple[int,
 
 @dataclass(frozen=True)
 class Experiment:
-    """What one case does; `native` runs all-to-alls as such on CPU, the context is asked for when the case opens.
+    """One case; `native` runs all-to-alls unchanged on CPU, and the context is created when the case opens.
 
-    `known` has what its first opening found and later ones need not measure again.
+    `known` has results of its first opening, which later openings need not measure again.
     """
 
     pair: Pair
@@ -294,7 +295,7 @@ class Experiment:
 
     @property
     def full(self) -> torch.Tensor:
-        """The value that moves."""
+        """Return the value that moves."""
         return tagged(self.pair.shape, TORCH_DTYPES[self.dtype])
 
 
@@ -304,7 +305,7 @@ FieldsOf = Callable[[Experiment, PlannedRedistribution, RankContext], dict[str, 
 def _case_spec(
     experiment: Experiment, suite: str = "", more: Mapping[str, Any] | None = None, open_case: Any = None
 ) -> CaseSpec:
-    """The case of an experiment, of a suite of the laboratory if any, with more parameters and an opener of its own."""
+    """The case of an experiment, in a suite of the planner study if any, with extra parameters and its opener."""
     pair, dtype, native = experiment.pair, experiment.dtype, experiment.native
     how = f"{experiment.planner}{NATIVE}" if native else experiment.planner
     params = {
@@ -322,7 +323,7 @@ def _case_spec(
 
 
 def row_fields(experiment: Experiment, planned: PlannedRedistribution, context: RankContext) -> dict[str, Any]:
-    """What a redistribution's row says besides its times; the lower bound is known where neither side has a Partial."""
+    """Return a redistribution's row without its times; the lower bound is set if neither side has a Partial."""
     pair = experiment.pair
     problem = Problem(context.mesh_shape, pair.shape, TORCH_DTYPES[experiment.dtype].itemsize)
     before, after = pair.source.state, pair.target.state
@@ -362,7 +363,7 @@ def open_pair(experiment: Experiment, fields_of: FieldsOf = row_fields) -> Itera
 def opened(
     experiment: Experiment, planned: PlannedRedistribution, context: RankContext, fields_of: FieldsOf = row_fields
 ) -> OpenedCase:
-    """A planned redistribution, ready to run, whose result is checked against the experiment's target."""
+    """Return a planned redistribution, ready to run, whose result is checked against the experiment's target."""
     full_bytes = math.prod(experiment.pair.shape) * TORCH_DTYPES[experiment.dtype].itemsize
     return OpenedCase(
         lambda _: planned.call(),
@@ -378,7 +379,7 @@ def opened(
 
 @contextlib.contextmanager
 def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[PlannedRedistribution]:
-    """Plan an experiment's redistribution, and keep what it needs switched on until it has been timed."""
+    """Plan an experiment's redistribution, and keep its settings of torch active until it has been timed."""
     pair, full, planning_s = experiment.pair, experiment.full, experiment.known.get("planning_s")
     before, after = pair.source.state, pair.target.state
     source, target = dtensor_under(full, pair.source, context), torch_placements(pair.target)
@@ -387,7 +388,7 @@ def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[Plann
             raise Unsupported("direct: strided shards")
         yield exchange_between(before, after, pair.shape, source.to_local(), context, planning_s)
         return
-    # `DTensor.redistribute` takes no order and no Partial; DTensor's own operators do.
+    # `DTensor.redistribute` takes no order and no Partial; DTensor's operators do.
     needs_internals = pair.source.has_own_order or pair.target.has_own_order or pair.target.has_partial
     if before and after and not pair.source.is_strided and needs_internals:
         source = OrderedTensor(source.to_local(), context.mesh, before, full)
@@ -397,9 +398,9 @@ def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[Plann
 
 
 def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankContext) -> str | None:
-    """What is wrong with this rank's local result of moving `full`; None when it is right.
+    """Return the problem of this rank's local result of moving `full`; None if it is correct.
 
-    Parts of a Partial target are first reduced, one mesh dim at a time: all ranks must call this together.
+    Parts of a Partial target are first reduced, one mesh dim at a time, so all ranks must call this together.
     """
     for mesh_dim, placement in enumerate(pair.target.placements):
         if placement.reduce_op:
@@ -417,9 +418,9 @@ def difference(got: torch.Tensor, full: torch.Tensor, pair: Pair, context: RankC
 
 
 def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """One case for each pair and planner; the planners of a pair run next to each other, in random order.
+    """Yield one case per pair and planner; the planners of a pair are adjacent, in random order.
 
-    UserError for a planner, dtype or placement that is unknown, or a pair of another length than the mesh.
+    Raises UserError for an unknown planner, dtype or placement, or a pair of another length than the mesh.
     """
     order = random.Random(context.seed)
     for sweep in scenario.redistributions:
@@ -435,7 +436,7 @@ def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[C
 
 
 def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> list[str]:
-    """The planners asked for; or torch's, and with a profile also ours, direct only where it can move the pair."""
+    """The requested planners, else torch's and with a profile also ours; direct only for pairs that it can move."""
     if sweep.planners:
         return list(sweep.planners)
     ours = [] if profile is None else ["calibrated"] if pair.target.has_partial else ["calibrated", "direct"]
@@ -445,16 +446,16 @@ def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> 
 def _check_placements(placements: tuple[str, ...], shape: tuple[int, ...], context: RankContext) -> None:
     if len(placements) != len(context.mesh_dims):
         text = "".join(placements)
-        raise UserError(f"placements {text} name {len(placements)} mesh dims, the mesh has {len(context.mesh_dims)}")
+        raise UserError(f"placements {text} have {len(placements)} mesh dims, the mesh has {len(context.mesh_dims)}")
     for text in placements:
         if getattr(parse_placement(text), "dim", 0) >= len(shape):
             raise UserError(f"placement {text} shards a tensor dim that shape {shape} does not have")
 
 
 def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseSpec]:
-    """One case for each pair and planner; the planners of a pair run next to each other, in random order.
+    """Yield one case per pair and planner; the planners of a pair are adjacent, in random order.
 
-    UserError for a suite, planner or dtype that is unknown, or calibrated without a profile.
+    Raises UserError for an unknown suite, planner or dtype, or calibrated without a profile.
     """
     order = random.Random(context.seed)
     for lab in scenario.laboratories:
@@ -478,9 +479,9 @@ def laboratory_cases(scenario: Scenario, context: RankContext) -> Iterator[CaseS
 
 
 def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
-    """The context on a mesh that has a flattened one as well, with groups of its own.
+    """Return a function for the context on a mesh that also has a flattened mesh, with its own groups.
 
-    It is made when its first case opens, by all ranks, so that no other case ever sees a flattened mesh.
+    All ranks make that mesh when its first case opens, so that no other case uses a flattened mesh.
     """
 
     @cache
@@ -493,7 +494,7 @@ def _with_flattened_mesh(context: RankContext) -> Callable[[], RankContext]:
 
 
 def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pair]:
-    """The pairs of a suite at all of its sizes; the same choice at each size and on each rank."""
+    """Return the pairs of a suite at all of its sizes; the same choice at each size and on each rank."""
     sizes = lab.sizes_bytes if lab.suite in AT_EVERY_SIZE else lab.sizes_bytes[:1]
     pairs: list[Pair] = []
     for size_bytes in sizes:
@@ -503,10 +504,10 @@ def pairs_of(lab: Laboratory, mesh_shape: tuple[int, ...], seed: int) -> list[Pa
 
 
 def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[str]:
-    """The planners that can move a pair: those asked for, or all.
+    """Return the planners that can move a pair: the requested ones, or all.
 
-    calibrated needs a profile; direct makes no Partial and has no backward; neither knows a strided shard beyond shard
-    orders. Those torch plans greedily whatever is asked for, and they may kill ranks: once is enough.
+    calibrated needs a profile; direct makes no Partial and has no backward; neither supports strided shards without an
+    equal shard order. torch plans those greedily with any setting, and they may abort ranks, so they run once.
     """
     decodable = pair.source.state is not None
     able = {
@@ -519,7 +520,7 @@ def planners_for(lab: Laboratory, pair: Pair, profile: Profile | None) -> list[s
 
 @contextlib.contextmanager
 def _open_backward(experiment: Experiment) -> Iterator[OpenedCase]:
-    """Time the redistribution of the gradient: from the target back to the source, a Partial of it left a replica."""
+    """Time the redistribution of the gradient: from the target back to the source, a Partial as a replica."""
     context, pair, full = experiment.context(), experiment.pair, experiment.full
     placements = (Placement() if placement.reduce_op else placement for placement in pair.source.placements)
     back = Layout.of(format_placements(placements), len(pair.shape))

@@ -1,7 +1,7 @@
-"""The same step on one device, how far the parallel one is from it, and what rounding does to it there.
+"""The same step on one device: its difference from the parallel step, and the effect of rounding on it.
 
-Rank 0 alone computes it. Gradients leave its device as backward finishes them, and are shared and compared one by one,
-so that no other rank ever holds more than one of them.
+Only rank 0 computes it. Gradients leave its device as backward finishes them, and are shared and compared one at a
+time, so that no other rank ever holds more than one of them.
 """
 
 import math
@@ -36,15 +36,15 @@ from distbench.torch_private import no_collectives, reduction_dtype
 
 Collect = Callable[[str, torch.Tensor], None]
 F32 = torch.float32
-# FSDP's units: the name that each had in the model as it was built, and its mixed precision policy; the deepest first.
+# FSDP's units: the name that each had in the model as it was built, and its mixed precision policy; deepest first.
 Units = Sequence[tuple[str, Any]]
-# torch has no public name for what these have in common.
+# torch has no public name for their common base.
 BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d)
 
 
 @dataclass(frozen=True)
 class Reference:
-    """What one device computes, on rank 0's CPU; other ranks have the shapes alone."""
+    """Results of one device, on rank 0's CPU; other ranks have only the shapes."""
 
     shapes: dict[str, torch.Size]  # by name, the full shape of every parameter
     built: Blueprint
@@ -53,7 +53,7 @@ class Reference:
     output: torch.Tensor | None = None  # of the global batch, where it is one tensor
     is_random: bool = False  # whether it drew random numbers
     values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
-    computed_in: torch.dtype = torch.float32  # the least precise of what its modules put out, under autocast say
+    computed_in: torch.dtype = torch.float32  # the least precise dtype of its modules' outputs, such as under autocast
     batch: Any = None  # the global one
 
 
@@ -73,10 +73,10 @@ def reference_of(
     values: Mapping[str, torch.Tensor] | None = None,
     built: Blueprint | None = None,
 ) -> Reference:
-    """Rank 0 computes it on its device; nothing stays there. The forward pass alone holds no activations either.
+    """Compute the step on rank 0's device; nothing stays there. Forward-only steps keep no activations.
 
-    `values` are the parameters' where the scenario sets them itself; `built` is the model on the meta device, where one
-    exists that no plan has changed.
+    `values` are the parameters' where the scenario sets them itself; `built` is the model on the meta device, if there
+    is one that no plan has changed.
     """
     assert scenario.build_model is not None
     built = built or blueprint(scenario.build_model, context.seed)
@@ -86,7 +86,7 @@ def reference_of(
     gradients: dict[str, torch.Tensor] = {}
 
     def collect(name: str, finished: torch.Tensor) -> None:
-        # A part that recomputes its forward by a backward of its own adds to a parameter several times.
+        # A part that recomputes its forward in its own backward adds to a parameter several times.
         gradients[name] = gradients[name] + finished if name in gradients else finished
 
     dtypes: set[torch.dtype] = set()
@@ -103,7 +103,7 @@ def reference_of(
 
 
 def reference_of_parts(scenario: Scenario, context: RankContext, whole: Reference, num_parts: int) -> Reference:
-    """The same of each of so many equal parts of the batch alone, and the mean of those: loss and gradients."""
+    """Return the same for each of `num_parts` equal parts of the batch, and the mean of loss and gradients."""
     if context.rank != 0:
         return whole
     loss, gradients = 0.0, dict[str, torch.Tensor]()
@@ -119,8 +119,10 @@ def reference_of_parts(scenario: Scenario, context: RankContext, whole: Referenc
 
 
 def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Reference) -> str | None:
-    """What draws random numbers also where the model is in eval mode, on one device: a module, else a function of the
-    scenario; None where nothing does."""
+    """Return the origin of random numbers in eval mode on one device: a module, else a function of the scenario.
+
+    None if no random numbers are drawn.
+    """
     model = model_on_device(scenario, context, whole.built, whole.values).eval()
     drawing, entered = list[str](), list[list[torch.Tensor]]()
 
@@ -137,7 +139,7 @@ def drawn_in_eval_mode(scenario: Scenario, context: RankContext, whole: Referenc
     if not run_step(scenario, context, model, whole.batch, None).is_random:
         return None
     if drawing:
-        return drawing[0]  # the innermost module that draws is left first
+        return drawing[0]  # the innermost module that draws comes first
     function, argument = (scenario.call, "call") if scenario.call is not None else (scenario.loss, "loss")
     return "the model" if function is None else f"{argument} ({place_of(function)})"
 
@@ -153,7 +155,7 @@ def _eps(dtype: torch.dtype) -> float:
 def model_on_device(
     scenario: Scenario, context: RankContext, built: Blueprint, values: Mapping[str, torch.Tensor] | None = None
 ) -> nn.Module:
-    """The whole model with its initial values, or those that are given, on this rank's device."""
+    """Return the whole model with its initial values, or with `values`, on this rank's device."""
     assert scenario.build_model is not None
     if built.needs_values:
         model: nn.Module = whole_on_cpu(scenario.build_model, context.seed).to(context.device)
@@ -176,10 +178,10 @@ def run_step(
     collect: Collect | None,
     dtype: torch.dtype | None = None,
 ) -> OneStep:
-    """Forward, and backward where gradients are collected: each moves to the CPU as soon as backward has finished it.
+    """Run forward, and backward if gradients are collected; gradients move to the CPU as backward finishes them.
 
-    No other rank takes part, so that nothing in it may communicate. It is given a copy of the batch, its floats cast to
-    `dtype` where there is one. A forward-only scenario gives its output, and 0 for the loss.
+    No other rank takes part, so nothing in it may communicate. It uses a copy of the batch, its floats cast to `dtype`
+    if given. A forward-only scenario returns its output, and 0 for the loss.
     """
     collect = None if scenario.inference else collect
 
@@ -204,7 +206,9 @@ def run_step(
             loss = torch.zeros((), dtype=torch.float32)
             with forward_alone(context.device):
                 keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
-            outputs = [output.clone() for output in outputs]  # inference tensors cannot be sent outside of that mode
+            outputs = [
+                output.clone() for output in outputs
+            ]  # inference tensors cannot be sent outside of inference mode
         else:
             with torch.set_grad_enabled(collect is not None):
                 loss = loss_of(scenario, model, batch, keep)
@@ -215,14 +219,14 @@ def run_step(
 
 
 def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:
-    """A tensor of floats in a dtype; anything else, or with None, as it is."""
+    """Cast a tensor of floats to a dtype; other values, or with None, are returned unchanged."""
     is_cast = dtype is not None and isinstance(value, torch.Tensor) and value.is_floating_point()
     return value.to(dtype) if is_cast else value
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest absolute difference (inf: nothing to compare), and the largest absolute value of what should be."""
+    """The largest absolute difference (inf: nothing to compare), and the largest absolute expected value."""
 
     apart: float
     size: float
@@ -230,7 +234,7 @@ class Difference:
 
 @dataclass(frozen=True)
 class Differences:
-    """Of a step to one device's, over all ranks and known on all of them; and what rank 0 found in the model."""
+    """Differences of a step from one device's, over all ranks and equal on all ranks; rank 0's notes on the model."""
 
     mean_loss: float | None
     loss: Difference | None
@@ -249,11 +253,11 @@ def compare(
     gradient_scale: float | None = 1.0,
     output: torch.Tensor | None = None,
 ) -> Differences:
-    """Each rank compares its own shard of each gradient with the same shard of the reference; the largest difference.
+    """Compare each rank's shards of gradients with the same shards of the reference; return the largest difference.
 
     All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
-    where there is no loss; `output` is the model's output of that part. `gradient_scale` is what the plan multiplies
-    gradients by on purpose; None compares none.
+    if there is no loss; `output` is the model's output of that part. `gradient_scale` is the factor that the plan
+    applies to gradients; None compares no gradients.
     """
     differences = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
     own_output = None if output is None else _output_difference(output, reference, context)
@@ -280,18 +284,18 @@ def _gradient_differences(
 ) -> dict[str, Difference]:
     differences = {}
     parameters = as_built(model, reference.built)
-    # Of a pipeline each rank holds a part of them, and all of them take part in sharing each.
+    # In a pipeline each rank holds a part of the gradients, and all ranks take part in sharing each.
     for name in reference.built.parameters:
         expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
         if name in parameters:
             differences[name] = _gradient_difference(parameters[name], expected if scale == 1 else expected * scale)
-        # Before the next one is made.
+        # Before the next gradient is made.
         del expected
     return differences
 
 
 def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankContext) -> torch.Tensor:
-    """Rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
+    """Return rank 0's tensor on every rank's CPU; zeros where rank 0 has none."""
     tensor = torch.zeros(shape, dtype=torch.float32) if tensor is None else tensor
     dist.broadcast(tensor, src=0, group=context.control)
     return tensor
@@ -300,11 +304,11 @@ def _shared(tensor: torch.Tensor | None, shape: Sequence[int], context: RankCont
 def _output_difference(output: torch.Tensor, reference: Reference, context: RankContext) -> Difference:
     index, count = context.index(BATCH_DIMS)
     whole_output, difference = reference.output, Difference(0.0, 0.0)
-    # A part of another shape on any rank could not be shared by the broadcasts below.
+    # A part of another shape on one rank could not be shared by the broadcasts below.
     shapes = context.gather((tuple(output.shape), None if whole_output is None else tuple(whole_output.shape)))
     if (full := shapes[0][1]) is not None and any(shape != (full[0] // count, *full[1:]) for shape, _ in shapes):
         return Difference(math.inf, 0.0)
-    for part in range(count):  # one by one
+    for part in range(count):
         chunk = None
         if whole_output is not None:
             chunk = chunk_of(whole_output.reshape(-1, *output.shape[1:]), 0, count, part).contiguous()
@@ -341,28 +345,29 @@ def _or_inf(value: float) -> float:
 
 
 def largest(tensor: torch.Tensor) -> float:
-    """The largest absolute value; 0 of a tensor without elements."""
+    """Return the largest absolute value; 0 for a tensor without elements."""
     return float(tensor.abs().max()) if tensor.numel() else 0.0
 
 
 @dataclass(frozen=True)
 class Rounding:
-    """By how much one device's step changes when it is rounded otherwise: largest absolute differences."""
+    """Change of one device's step under another rounding: largest absolute differences."""
 
-    by: str  # how it was measured, to follow "measured by "
+    by: str  # the method, text after "measured by "
     loss: float
     gradients: dict[str, float]
-    output: float  # 0 where it is not one tensor
+    output: float  # 0 if it is not one tensor
 
 
 def measured_rounding(scenario: Scenario, context: RankContext, reference: Reference, units: Units = ()) -> Rounding:
-    """Rank 0 computes the step once more, rounded otherwise; of `reference` only the differences are left.
+    """Compute the step once more on rank 0 with other rounding; `reference` is overwritten with the differences.
 
-    A model of less than f32 is computed in f32; one under a mixed precision policy in what the policy says; any other
-    with each parameter moved by one unit in its last place, or in that of what it computes in, under autocast say. That
-    takes the memory and the time of the reference, and runs where the reference runs; f32 against f64 tells the same
-    (tests/cases/test_step_check.py). Two halves of the batch against the whole were seen to tell up to fifty times too
-    little: each sample is rounded alike in both. Raises whatever the model raises in another precision.
+    A model of less than f32 is computed in f32; one under a mixed precision policy in that policy's dtype. In any other
+    model each parameter moves by one unit in its last place, or in that of the dtype it computes in, such as under
+    autocast. That needs the memory and time of the reference and runs wherever the reference runs. f32 against f64
+    gives the same result (tests/cases/test_step_check.py). Comparing two halves of the batch with the whole gave
+    up to fifty times too small values, since each sample is rounded alike in both. Raises any error that the model
+    raises in another precision.
     """
     model = model_on_device(scenario, context, reference.built, reference.values)
     by, dtype = _round_otherwise(model, units, reference.computed_in)
@@ -379,16 +384,17 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
 
 
 def lowest_precision(model: nn.Module, units: Units, computed_in: torch.dtype = F32) -> torch.dtype:
-    """The least precise dtype of a model's parameters, of what the policies of its units name, and of what one device
-    was seen to compute in (`Reference.computed_in`); f32 at best."""
+    """Return the least precise dtype of a model's parameters, its units' policies, and the dtype observed on one device
+    (`Reference.computed_in`); f32 at best.
+    """
     policy_dtypes = [getattr(policy, f"{part}_dtype") for _, policy in units for part in ("param", "reduce", "output")]
     return _lowest([_held(model), computed_in, *policy_dtypes])
 
 
 def reduction_rounding(model: nn.Module, units: Units, num_ranks: int) -> float:
-    """What summing gradients over data parallel ranks costs them, relative: it grows with the root of their number.
+    """Return the relative error of summing gradients over data parallel ranks: it grows with the root of their number.
 
-    One device sums none. Each term, and each partial sum of a ring, is rounded to the dtype that gradients travel in.
+    One device sums none. Each term, and each partial sum of a ring, is rounded to the dtype of the communication.
     """
     if not units:
         return 0.0
@@ -405,7 +411,7 @@ def _lowest(dtypes: Sequence[torch.dtype | None]) -> torch.dtype:
 
 
 def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -> tuple[str, torch.dtype | None]:
-    """Change a model with its values; how, and what a batch's floats are to be cast to."""
+    """Change a model with its values; return a description, and the dtype that a batch's floats are cast to."""
     if (held := _held(model)) != F32:
         model.float()
         return f"computing in f32 instead of {dtype_name(held)}", F32
@@ -425,11 +431,11 @@ def _round_otherwise(model: nn.Module, units: Units, computed_in: torch.dtype) -
 
 
 def _apply_policies(model: nn.Module, units: Units) -> None:
-    """What FSDP's mixed precision does to a unit, on one device: its parameters, inputs and output are cast."""
+    """Apply FSDP's mixed precision to units on one device: cast their parameters, inputs and outputs."""
     done: set[int] = set()
     modules = dict(model.named_modules())
     for name, policy in units:
-        if (unit := modules.get(name)) is None:  # a wrapper that the function of the user's own made
+        if (unit := modules.get(name)) is None:  # a wrapper made by the user's function
             continue
         parameters = [parameter for parameter in unit.parameters() if id(parameter) not in done]
         done |= {id(parameter) for parameter in parameters}
@@ -446,7 +452,7 @@ def _cast_inputs(dtype: torch.dtype | None, _: nn.Module, args: Any, kwargs: Any
 
 
 def batch_statistics_of(model: nn.Module) -> str | None:
-    """The first module that takes statistics over its batch."""
+    """Return the first module that takes statistics over its batch."""
     for name, module in model.named_modules():
         if isinstance(module, BATCH_NORMS) and module.training:
             return f"{name} ({type(module).__name__})"

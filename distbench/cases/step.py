@@ -1,5 +1,4 @@
-"""A step of the scenario's model under its plan: forward, backward and optimizer, each on its own clock; or forward
-alone."""
+"""A step of the scenario's model under its plan, or forward only: with separate times of each phase."""
 
 import contextlib
 import hashlib
@@ -32,7 +31,7 @@ NEEDS_A_BATCH = "a scenario with build_model needs make_batch as well"
 
 
 def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
-    """The step of a variant, if it declares a model; its plan is checked here, before anything is measured.
+    """Yield the step of a variant, if it declares a model; its plan is checked here, before anything is measured.
 
     Raises:
         UserError: the plan cannot work, or a part that a step needs is not declared.
@@ -48,13 +47,13 @@ def step_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator
         begin = f"{PLAN_PROBLEMS} with {axes}" if axes else PLAN_PROBLEMS
         raise UserError("\n  - ".join([f"{begin}:", *sentences]))
     case = step_case(scenario, label, built, batch)
-    # What this launch has measured already where a variant is opened again, as its own baseline say.
+    # Results of this launch that a second opening of a variant, such as its control, need not repeat.
     known: set[str] = set()
     yield CaseSpec(case, partial(_open, scenario, context, built, known), group="steps")
 
 
 def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) -> Case:
-    """What a variant's step is called, and its parameters; nothing depends on the ranks that run it."""
+    """Return the case of a variant's step with its name and parameters, which do not depend on the ranks."""
     name, _, axes = label.partition("/")
     inputs, num_tokens = batch.first, _num_tokens(scenario, batch, label)
     where = f"{dtype_name(inputs.dtype)}{shape_text(inputs.shape)}"
@@ -85,7 +84,7 @@ def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
 
 
 def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
-    """What must be equal for two steps to be compared, as a short text: parameters by shape, global batch and loss."""
+    """Return a short text that is equal for comparable steps: parameters by shape, global batch and loss."""
     shapes = sorted(tuple(parameter.shape) for parameter in built.model.parameters())
     function = scenario.call or scenario.loss
     loss = getattr(function, "__qualname__", type(function).__qualname__)
@@ -122,7 +121,7 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
             counters["state_bytes"] = max(context.gather(state_bytes))
             wrong = wrong or changed
         step.kept_outputs = None
-        # After all that is measured and checked: nothing that it does to the step can matter.
+        # After all measurements and checks, so it cannot affect the step.
         if "memory" not in known:
             counters.update(memory_counters(step, context))
             if step.pipeline is not None:
@@ -131,17 +130,17 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
         return wrong
 
     def pause() -> None:
-        # Checks ran steps whose numbers are nobody's: of a rank alone, say.
+        # Checks ran steps whose figures belong to no measurement, such as on one rank.
         nonlocal is_restarted
         if not is_restarted:
             step.start_anew()
             is_restarted = True
-        torch.set_default_dtype(step.default_dtype)  # whatever a step leaves is not for the cases that run meanwhile
+        torch.set_default_dtype(step.default_dtype)  # other cases run in between and need the default
 
     fields = {"group_size": context.mesh.size(), "mesh_dim": "x".join(context.mesh_dims)}
     try:
         trace = StepTrace(step, context)
-        stays_open = scenario.plan.compile is None  # closing a compiled one forgets what all were compiled to
+        stays_open = scenario.plan.compile is None  # closing a compiled step discards the compiled code of all
         yield OpenedCase(step, check, step.phases, fields, lambda: counters, trace, stays_open, pause=pause)
     finally:
         torch.set_default_dtype(step.default_dtype)
@@ -150,6 +149,6 @@ def _open(scenario: Scenario, context: RankContext, built: Blueprint, known: set
 
 
 def parameter_bytes(model: nn.Module) -> int:
-    """Bytes of the parameters (or shards of them) that this rank holds between steps, padding not counted."""
+    """Return the bytes of the parameters (or shards) that this rank holds between steps, without padding."""
     local_tensors = map(local_part, model.parameters())
     return sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)

@@ -1,5 +1,6 @@
-"""Whether a parallel step computes what one device computes: how far off it may be, the sentence where it is, and
-likely causes in its model, batch, loss or own functions."""
+"""Check that a parallel step computes the same as one device: the allowed error, the message if it is exceeded, and
+likely causes in its model, batch, loss or functions.
+"""
 
 import contextlib
 import hashlib
@@ -47,29 +48,29 @@ from distbench.torch_private import (
 )
 
 T = TypeVar("T")
-# Name of a parameter to which part of it a rank holds, and how large its gradient is.
+# Name of a parameter to the part of it on this rank, and the size of its gradient.
 Gradients = Mapping[str, tuple[tuple[int, ...], float]]
 
 # The label that F.cross_entropy ignores by default.
 IGNORED = -100
-# Relative, to tell a sum over ranks from what is merely wrong; and a gradient that never came is off by its own size.
+# Relative, to distinguish a sum over ranks from other errors; a missing gradient is off by its own size.
 CLOSE, LOST = 1e-3, 0.99
-# Relative errors that ask for no measurement; and those allowed below f32 where rounding cannot be measured.
+# Relative errors that need no measurement of rounding; and those allowed below f32 if it cannot be measured.
 TOLERANCE = 1e-5
 LOW_PRECISION_TOLERANCE = 5e-2
-# Right plans came to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
+# Correct plans had up to 1.8 times a gradient's measured rounding (60 of four models each, 3 seeds, f32 and bf16).
 TIMES_ROUNDING = 3.0
-# Read by the libraries themselves, so that nothing in this process takes it back.
+# Read by the libraries themselves, so nothing in this process can undo it.
 FORCED = "NVIDIA_TF32_OVERRIDE"
 F32_EPS = torch.finfo(F32).eps
 
 
 @contextlib.contextmanager
 def full_precision() -> Iterator[None]:
-    """Products of f32 in f32: what a check allows is of that, and vendors' images and scenarios switch TF32 on in
-    several ways.
+    """Run f32 products in full precision, which the check's allowed error assumes.
 
-    torch has an older and a newer way to say so, and refuses to read the one where the other was used.
+    Vendors' images and scenarios enable TF32 in several ways. torch has an older and a newer setting for it, and raises
+    an error on reading one after the other was used.
     """
     newer = [(backend, backend.fp32_precision) for backend in products_of_f32()]
     older = None
@@ -91,7 +92,7 @@ def full_precision() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Finding:
-    """A part of a step, judged. Errors are relative to its largest value, or what `relative_to` says."""
+    """The result for one part of a step. Errors are relative to its largest value, or to `relative_to`."""
 
     what: str
     error: float
@@ -102,17 +103,17 @@ class Finding:
 
     @property
     def is_wrong(self) -> bool:
-        """Whether the error is more than what is allowed."""
+        """Return whether the error exceeds the allowed error."""
         return not self.error <= self.allowed
 
     @property
     def excess(self) -> float:
-        """What findings of one kind are ordered by."""
+        """Return the sort key of findings of one kind."""
         return self.error / self.allowed if self.allowed else (math.inf if self.error else 0.0)
 
     def __str__(self) -> str:
         if not math.isfinite(self.error):
-            return f"{self.what} cannot be held against one device's: missing, of another shape, or not a number"
+            return f"{self.what} cannot be compared with one device's: missing, of another shape, or not a number"
         off = f"{self.what} is {self.error:.2e} ({self.relative_to}) off one device's"
         return f"{off}; {self.allowed:.0e} is allowed, {self.because}"
 
@@ -121,16 +122,16 @@ class Finding:
 class Allowance:
     """How far off a step may be."""
 
-    tolerance: float  # relative error that asks for no measurement
-    loss_tolerance: float  # likewise, of the loss
+    tolerance: float  # relative error that needs no measurement
+    loss_tolerance: float  # the same for the loss
     because: str  # where the tolerance comes from
-    is_named: bool = False  # by the scenario; rounding then tells only which gradients are nothing else
+    is_named: bool = False  # given by the scenario; rounding then only identifies gradients that are pure rounding
     rounding: Rounding | None = None  # of one device's step, if it was measured
-    gradient_scale: float = 1.0  # what the plan multiplies gradients by on purpose
-    reduction: float = 0.0  # relative error of a gradient's sum over ranks, which one device has not
+    gradient_scale: float = 1.0  # the factor that the plan applies to gradients
+    reduction: float = 0.0  # relative error of a gradient's sum over ranks, which one device does not have
 
     def judged(self, differences: Differences) -> list[Finding]:
-        """The loss, the gradient that is farthest off for what it may be, and the output, where they were compared."""
+        """Judge the loss, the gradient that is farthest above its limit, and the output, where they were compared."""
         loss_rounding, output_rounding = (self.rounding.loss, self.rounding.output) if self.rounding else (0.0, 0.0)
         findings = []
         if differences.loss is not None:
@@ -161,22 +162,22 @@ class Allowance:
     def _gradient(
         self, name: str, difference: Difference, largest: float, own_rounding: float, typical: float
     ) -> Finding:
-        """A gradient no larger than its own rounding, or than f32's of the largest one, is compared with the largest.
+        """Judge one gradient. One within its own rounding, or f32's of the largest one, is compared with the largest.
 
-        A single gradient's measured rounding may happen to be small, so that it counts as no less than the typical one.
+        One gradient's measured rounding may be small by chance, so the typical rounding is the minimum.
         """
         part, share = f"the gradient of {name}", difference.size / largest if largest else 1.0
         rounding = (max(own_rounding, typical) + self.reduction) if own_rounding or typical else 0.0
         if share <= F32_EPS or TIMES_ROUNDING * rounding >= 1:
             to_largest = Difference(difference.apart, largest)
-            unit = "relative to the largest gradient: it is nothing but rounding on one device"
+            unit = "relative to the largest gradient: it is only rounding on one device"
             finding = self._bounded(part, to_largest, self.tolerance, typical + self.reduction)
             return replace(finding, relative_to=unit)
         least = max(self.tolerance, F32_EPS / share)
         return replace(self._bounded(part, difference, least, rounding), rounding=rounding or None)
 
     def _bounded(self, what: str, difference: Difference, tolerance: float, rounding: float) -> Finding:
-        """`tolerance` or, where that is more, so many times the `rounding`; relative errors both."""
+        """Allow `tolerance`, or a multiple of the `rounding` if that is larger; both are relative errors."""
         because, noise = self.because, 0.0 if self.is_named else TIMES_ROUNDING * rounding
         if noise > tolerance and self.rounding is not None:
             because = f"{TIMES_ROUNDING:g} times its rounding on one device, measured by {self.rounding.by}"
@@ -186,17 +187,17 @@ class Allowance:
 
 @dataclass
 class SideEffects:
-    """What forward and loss do besides, seen while they run."""
+    """Side effects of forward and loss, observed while they run."""
 
-    backward_at: str | None = None  # `file:line` of a backward of their own
-    optimizer: str | None = None  # class of an optimizer that they step, and where
+    backward_at: str | None = None  # `file:line` of a backward call in them
+    optimizer: str | None = None  # class of an optimizer that they step, and the place
     has_forward: bool = False  # whether the model's own forward ran
     default_dtype: torch.dtype = F32  # torch's, after the step
 
     @contextlib.contextmanager
     def of(self, step: TrainingStep) -> Iterator[Callable[[], None]]:
-        """Watch a step; what to call at the end of each phase."""
-        # A pipeline's schedule has no phases, and takes no functions that could do such things.
+        """Watch a step; yields the function to call at the end of each phase."""
+        # A pipeline's schedule has no phases, and takes no functions that could have side effects.
         is_forward = step.pipeline is None
 
         def stamp() -> None:
@@ -220,7 +221,7 @@ class SideEffects:
         with contextlib.ExitStack() as undo:
             undo.enter_context(replaced(torch.autograd, "backward", backward))
             undo.callback(register_optimizer_step_pre_hook(before_step).remove)
-            # A hook would have compiled modules compiled again; nobody asks where there is no DDP.
+            # A hook would have compiled modules compiled again, and only DDP needs it.
             self.has_forward = step.plan.ddp is None or step.plan.compile is not None
             if not self.has_forward:
                 undo.callback(step.model.register_forward_pre_hook(entered).remove)
@@ -228,24 +229,24 @@ class SideEffects:
         self.default_dtype = torch.get_default_dtype()
 
     def causes(self, step: TrainingStep) -> Iterator[str]:
-        """Sentences about a backward of their own, and a default dtype that a step leaves behind."""
+        """Yield sentences about a backward call in forward or loss, and a default dtype that a step leaves behind."""
         if self.backward_at is not None:
             yield (
-                f"forward and loss run a backward of their own ({self.backward_at}), and the step's backward adds its "
-                "gradients to those; return the loss, and leave backward to distbench"
+                f"forward and loss run their own backward ({self.backward_at}), and the step's backward adds its "
+                "gradients to theirs; return the loss, and leave backward to distbench"
             )
         if self.default_dtype != step.default_dtype:
             was, now = (str(dtype).removeprefix("torch.") for dtype in (step.default_dtype, self.default_dtype))
             yield (
-                f"a step leaves torch's default dtype at {now}, where it was {was}, and so what is made after it is of "
-                f"another dtype; have it call set_default_dtype(torch.{was}) when it is done, or name dtypes instead"
+                f"a step leaves torch's default dtype at {now}, which was {was}, so tensors made after it have another "
+                f"dtype; call set_default_dtype(torch.{was}) at its end, or pass dtypes explicitly"
             )
 
 
 class StepCheck:
-    """The check of one step: collective, after which `counters` has what was found.
+    """The check of one step: collective; afterwards `counters` has the results.
 
-    The step starts anew; `built` is the model on the meta device, where one exists that no plan has changed.
+    The step is restarted; `built` is the model on the meta device, if there is one that no plan has changed.
     """
 
     def __init__(
@@ -257,7 +258,7 @@ class StepCheck:
         self._computed_in = F32
 
     def __call__(self) -> str | None:
-        """What is wrong with the step, as a sentence; None where nothing is."""
+        """Return the problem of the step as a sentence; None if it is correct."""
         with full_precision():
             return self._checked()
 
@@ -269,7 +270,7 @@ class StepCheck:
         loss, output = _run(step, is_full, self._seen)
         if stepped := next(filter(None, context.gather(self._seen.optimizer)), None):
             return (
-                f"forward and loss step an optimizer of their own ({stepped}), which is no part of a step's forward; "
+                f"forward and loss step their own optimizer ({stepped}), which does not belong in forward; "
                 "return the loss, and give the optimizer to Scenario(optimizer=...)"
             )
         has_gradients = is_full and not isinstance(step, ForwardStep)
@@ -279,7 +280,7 @@ class StepCheck:
         differences = compare(step.model, loss, reference, context, scale, output)
         allowance = self._allowance(reference)
         findings = allowance.judged(differences)
-        # Small errors need no reason. Numbers drawn at random are no rounding, nor is what is missing.
+        # Small errors need no cause. Random numbers are not rounding, and neither are missing values.
         if not differences.is_random and any(each.is_wrong and math.isfinite(each.error) for each in findings):
             allowance = self._measured(allowance, reference)
             findings = allowance.judged(differences)
@@ -290,15 +291,14 @@ class StepCheck:
         return "; ".join([str(wrong), *self._likely_causes(differences, loss, reference, allowance)])
 
     def _alone(self, compute: Callable[[], T]) -> T:
-        """What rank 0 computes while the others wait; whatever is raised there is raised on all ranks, which stay
-        together."""
+        """Run `compute` on rank 0 while the others wait; its error is raised on all ranks, which stay together."""
         computed, failure, raised = None, None, None
         try:
             computed = compute()
         except Exception as error:
             failure = error
             is_ours = isinstance(error, UserError | Unsupported)
-            message = f"one device's step, which this one is compared with, raises {one_line_and_place(error)}"
+            message = f"one device's step, the reference of this step, raises {one_line_and_place(error)}"
             raised = (type(error), str(error)) if is_ours else (RuntimeError, message)
         if (first := next(filter(None, self._context.gather(raised)), None)) is not None:
             raise first[0](first[1]) from failure
@@ -310,7 +310,7 @@ class StepCheck:
         if (tolerance := self._scenario.tolerance) is not None:
             return Allowance(tolerance, tolerance, "the scenario's tolerance", is_named=True, gradient_scale=scale)
         if is_accelerator(self._context.device.type) and os.environ.get(FORCED) == "1":
-            because, low = f"as {FORCED}=1 rounds every product to TF32", LOW_PRECISION_TOLERANCE
+            because, low = f"since {FORCED}=1 rounds every product to TF32", LOW_PRECISION_TOLERANCE
             return Allowance(low, low, because, gradient_scale=scale)
         lowest = lowest_precision(model, units, self._computed_in)
         for_loss = TOLERANCE if lowest == F32 else torch.finfo(lowest).eps
@@ -319,7 +319,7 @@ class StepCheck:
         return Allowance(TOLERANCE, for_loss, because, gradient_scale=scale, reduction=reduction)
 
     def _measured(self, allowance: Allowance, reference: Reference) -> Allowance:
-        """With the rounding of one device, or without where that cannot be measured."""
+        """Add one device's rounding, unless it cannot be measured."""
         rounding, why_not = None, None
         if self._context.rank == 0:
             try:
@@ -331,7 +331,7 @@ class StepCheck:
             return replace(allowance, rounding=rounding)
         lowest = lowest_precision(reference.built.model, self._step.units, self._computed_in)
         tolerance = TOLERANCE if lowest == F32 else LOW_PRECISION_TOLERANCE
-        because = f"{allowance.because}, as rounding could not be measured ({why_not})"
+        because = f"{allowance.because}, since rounding could not be measured ({why_not})"
         return replace(allowance, tolerance=tolerance, loss_tolerance=tolerance, because=because)
 
     def _likely_causes(
@@ -356,7 +356,7 @@ class StepCheck:
         causes = [
             *_of_model(random, in_eval_mode, differences.batch_statistics, num_parts),
             *self._seen.causes(step),
-            *of_forward(call, self._seen.has_forward or not (has_ddp and call), "DDP makes its reductions ready"),
+            *of_forward(call, self._seen.has_forward or not (has_ddp and call), "DDP prepares its reductions"),
             *of_loss(differences.mean_loss, differences.expected_loss, num_parts),
             *_of_labels(dict(tensors_of(batch.tree)), batch.split_dims, num_parts),
             *of_batches(step.batch.tree, batch.tree, again.tree, prints),
@@ -367,10 +367,10 @@ class StepCheck:
         ]
         if not causes and is_coupled:
             causes = [
-                "the loss or the model couples the samples of a batch: one device gives what this step gives where it "
-                f"computes each of the {num_parts} parts of the batch alone, and something else for all of it, as with "
-                "a contrastive loss, a router's auxiliary loss, a norm over the batch or a mean over a number that "
-                "differs between parts; compute it sample by sample, or gather what it couples from all ranks"
+                "the loss or the model couples the samples of a batch: one device agrees with this step if it computes "
+                f"each of the {num_parts} parts of the batch separately, but not for the whole batch, as with "
+                "a contrastive loss, a router's auxiliary loss, a norm over the batch or a mean over a count that "
+                "differs between parts; compute it per sample, or gather the coupled values from all ranks"
             ]
         causes = causes or [*filter(None, [batch.guessed().removeprefix("; ")])]
         return [f"the likely cause: {cause}" for cause in causes]
@@ -390,7 +390,7 @@ class StepCheck:
     def _is_mean_over_parts(
         self, differences: Differences, loss: float | None, reference: Reference, allowance: Allowance, num_parts: int
     ) -> bool:
-        """Whether the step is what one device computes of each part of the batch alone, on average."""
+        """Return whether the step equals the mean of one device's steps on each part of the batch."""
         context, scale = self._context, self._step.gradient_scale if differences.gradients else None
         try:
             of_parts = self._alone(partial(reference_of_parts, self._scenario, context, reference, num_parts))
@@ -403,8 +403,9 @@ class StepCheck:
 def _run(
     step: TrainingStep, is_full: bool, side_effects: SideEffects | None = None
 ) -> tuple[float | None, torch.Tensor | None]:
-    """A step's loss, and its output where that is compared; a forward-only one has no loss, nor have a pipeline's ranks
-    but those of its last stage."""
+    """Return a step's loss, and its output if that is compared. There is no loss without backward, and none on ranks of
+    a pipeline before its last stage.
+    """
     if isinstance(step, ForwardStep):
         return None, step.whole_output()
     step.kept_outputs = [] if step.unshards_output and is_full else None
@@ -414,8 +415,9 @@ def _run(
 
 
 def _counters(differences: Differences, findings: list[Finding]) -> dict[str, Any]:
-    """Of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients were compared, or
-    to the output where there is no loss."""
+    """Return the counters of a row: `tolerance` is the error allowed to `worst_grad`, or to the loss where no gradients
+    were compared, or to the output where there is no loss.
+    """
     by_part = {finding.what.partition(" of ")[0]: finding for finding in findings}
     loss, gradient, output = (by_part.get(part) for part in ("the loss", "the gradient", "the output"))
     counters: dict[str, Any] = {}
@@ -434,17 +436,18 @@ def _counters(differences: Differences, findings: list[Finding]) -> dict[str, An
 def _of_model(
     random: str | None, in_eval_mode: str | None, batch_statistics: str | None, num_parts: int
 ) -> Iterator[str]:
-    """Which module draws random numbers, in train mode or in eval mode too, or takes statistics over a batch of which
-    ranks, or micro-batches, have parts."""
+    """Yield the module that draws random numbers, in train mode or in eval mode too, or takes statistics over a part of
+    a batch, on ranks or micro-batches.
+    """
     if in_eval_mode is not None:
         yield (
-            f"{in_eval_mode} draws random numbers, other ones on each rank, also where the model is in eval mode; draw "
+            f"{in_eval_mode} draws random numbers, different ones on each rank, even in eval mode; draw "
             "them in make_batch, from a generator with a seed, and take them from the batch"
         )
     elif random is not None:
         yield (
-            f"{random} draws random numbers, other ones on each rank; return model.eval() from build_model, or drop "
-            "with p=0"
+            f"{random} draws random numbers, different ones on each rank; return model.eval() from build_model, or "
+            "drop with p=0"
         )
     if batch_statistics is not None and num_parts > 1:
         yield (
@@ -454,34 +457,34 @@ def _of_model(
 
 
 def of_loss(loss: float | None, expected: float, num_parts: int) -> Iterator[str]:
-    """Of the mean of all parts' losses, and that of one device."""
+    """Compare the mean of all parts' losses with one device's loss."""
     if not math.isfinite(expected):
-        yield f"one device's own loss is {expected}; look at the model's sizes and at its batch"
+        yield f"one device's loss is {expected}; check the model's sizes and its batch"
     elif loss is not None and num_parts > 1 and expected and abs(loss * num_parts / expected - 1) < CLOSE:
         yield f"the loss is a sum over the batch, of which there are {num_parts} parts; return a mean"
 
 
 def _of_labels(tensors: Mapping[str, torch.Tensor], split_dims: Mapping[str, int], num_parts: int) -> Iterator[str]:
-    """Of the first tensor whose parts, split along its tensor dim, leave out unequal numbers of labels."""
+    """Report the first tensor whose parts, split along its tensor dim, have unequal numbers of ignored labels."""
     for name, tensor_dim in split_dims.items():
         parts = tensors[name].chunk(num_parts, tensor_dim) if tensors[name].dtype == torch.int64 else ()
         if len({int((part == IGNORED).sum()) for part in parts}) > 1:
             yield (
-                f"the {num_parts} parts of {name} have unequal numbers of {IGNORED}, which cross entropy leaves out: "
-                "the mean of their losses is not the loss of all; sum, and divide by a constant"
+                f"the {num_parts} parts of {name} have unequal numbers of {IGNORED}, which cross entropy ignores: "
+                "the mean of their losses is not the loss of the batch; use the sum, divided by a constant"
             )
             return
 
 
 def of_batches(used: Any, made: Any, made_again: Any, prints: Sequence[str]) -> Iterator[str]:
-    """Of the batch that a step had, two that were made since, and each rank's `fingerprint` of one."""
+    """Compare the batch of a step, two batches that were made since, and each rank's `fingerprint` of one."""
     odd = next((rank for rank, digest in enumerate(prints) if digest != prints[0]), None)
     if (name := _differing(made, made_again)) is not None:
-        yield f"make_batch makes another {name} each time, and so on each rank; draw it from a generator with a seed"
+        yield f"make_batch makes a different {name} each time, and on each rank; draw it from a generator with a seed"
     elif odd is not None:
-        yield f"make_batch makes another batch on rank {odd} than on rank 0; make the global batch, alike on every rank"
+        yield f"make_batch makes a different batch on rank {odd} than on rank 0; make it the same on every rank"
     elif (name := _differing(used, made)) is not None:
-        yield f"a step changes {name} of its batch in place, which the next one is given; change a copy"
+        yield f"a step changes {name} of its batch in place, and the next step gets that; change a copy"
 
 
 def _differing(tree: Any, other: Any) -> str | None:
@@ -493,7 +496,7 @@ def _differing(tree: Any, other: Any) -> str | None:
 
 
 def fingerprint(tree: Any) -> str:
-    """Equal where all tensors of a batch are."""
+    """Return a text that is equal for batches with equal tensors."""
     hasher = hashlib.sha256()
     for name, tensor in tensors_of(tree):
         hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
@@ -503,7 +506,7 @@ def fingerprint(tree: Any) -> str:
 
 
 def held_gradients(model: nn.Module) -> Gradients:
-    """Of this rank: name of each parameter to which part of it is here, and how large its gradient is."""
+    """Map this rank's parameter names to the part of the parameter on this rank, and the size of its gradient."""
     gradients = {}
     for name, parameter in model.named_parameters():
         gradient: Any = parameter.grad
@@ -518,45 +521,46 @@ def held_gradients(model: nn.Module) -> Gradients:
 
 
 def of_replicas(gradients_by_rank: Sequence[Gradients], has_ddp: bool = False) -> Iterator[str]:
-    """Of each rank's `held_gradients`: those of the same part of a parameter must be equal, whatever its data.
+    """Compare each rank's `held_gradients`: those of the same part of a parameter must be equal.
 
-    Where the plan has DDP, it leaves out what it ignores, and what its forward did not make.
+    If the plan has DDP, it skips the parameters that it ignores and those that forward did not use.
     """
-    instead = "take it out of DdpPlan(ignored=...)" if has_ddp else "shard it (fully_shard), replicate(model)"
+    instead = "remove it from DdpPlan(ignored=...)" if has_ddp else "shard it (fully_shard), use replicate(model)"
     first: dict[Any, tuple[int, float]] = {}
     for rank, gradients in enumerate(gradients_by_rank):
         for name, (part, size) in gradients.items():
             first_rank, first_size = first.setdefault((name, part), (rank, size))
             if abs(size - first_size) > CLOSE * max(size, first_size):
                 yield (
-                    f"ranks {first_rank} and {rank} hold the same part of {name}, and other gradients of it, which "
-                    f"are not added up; {instead}, or average it in a hook that after_materialize sets"
+                    f"ranks {first_rank} and {rank} hold the same part of {name} with different gradients, which "
+                    f"are not summed; {instead}, or average it in a hook that after_materialize sets"
                 )
                 return
 
 
 def of_another_run(loss: float | None, again: float | None) -> Iterator[str]:
-    """Of a rank's loss from the initial values, and of the same once more."""
+    """Compare a rank's loss from the initial values with that of a second run."""
     if loss is not None and again is not None and abs(loss - again) > CLOSE * max(abs(loss), abs(again)):
         yield (
-            "the loss from the same values and batch is another one each time: the model keeps something that is "
-            "neither parameter nor buffer, or the step draws random numbers of Python, of numpy or of a generator of "
-            "its own; draw them in make_batch, from a generator with a seed"
+            "the loss from the same values and batch differs in each run: the model keeps state that is "
+            "neither parameter nor buffer, or the step draws random numbers of Python, numpy or its own "
+            "generator; draw them in make_batch, from a generator with a seed"
         )
 
 
 def of_forward(call: str, has_run: bool, what_it_does: str) -> Iterator[str]:
-    """Of a scenario's `call`, whether the model's forward has run in it, and what happens in that."""
+    """Report a scenario's `call` that did not run the model's forward, and the effect."""
     if not has_run:
         yield (
-            f"{call} does not go through the model's forward, and that is where {what_it_does}; have it call "
-            "model(...), whose forward does what call needs"
+            f"{call} bypasses the model's forward, and that is where {what_it_does}; call "
+            "model(...), whose forward does the work of call"
         )
 
 
 def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], bool]) -> Iterator[str]:
-    """Of a module that the user's own code compiles, the largest relative error of a gradient, and whether this torch
-    loses gradients of pending inputs."""
+    """Report a module that the user's code compiles, if this torch loses gradients of pending inputs; `error` is the
+    largest relative error of a gradient.
+    """
     if module is not None and error >= LOST and loses_gradients():
         yield (
             f"{module or 'the model'} is compiled, and torch {torch.__version__} drops the gradient of an input of "
@@ -568,11 +572,11 @@ def of_compiled(module: str | None, error: float, loses_gradients: Callable[[], 
 def _of_factors(factors: set[float], num_ranks: int) -> Iterator[str]:
     if odd := sorted(factors - {num_ranks}):
         problem = f"parallelize has gradients divided by {odd[0]:g}, and {num_ranks} ranks have data"
-        yield f"{problem}; say gradient_divide_factor={odd[0]:g} where that is meant"
+        yield f"{problem}; set gradient_divide_factor={odd[0]:g} if that is intended"
 
 
 def _dropout_of(model: nn.Module) -> str:
-    """The first module that drops in train mode; without one, a name for any other source of random numbers."""
+    """Return the first module that drops in train mode, else a name for other sources of random numbers."""
     for name, module in model.named_modules():
         is_dropout = "Dropout" in type(module).__name__
         rates = {at: rate for at, rate in vars(module).items() if "dropout" in at or (is_dropout and at == "p")}

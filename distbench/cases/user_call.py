@@ -1,4 +1,4 @@
-"""A call of the user's own over the mesh: timed as it is, checked by a check of the user's own where there is one."""
+"""A user's function over the mesh: timed unchanged, and checked by the user's check if there is one."""
 
 import contextlib
 import traceback
@@ -14,12 +14,12 @@ from distbench.spec import Scenario, UserError, format_mesh
 
 
 def scenario_of_call(name: str, function: Callable[..., Any], variant: Mapping[str, Any]) -> Scenario:
-    """A scenario of one call: the job of whoever gives a function to time, and not a scenario."""
+    """Return a scenario of one call, for a function that is timed without a scenario."""
     return Scenario(calls={name: partial(function, **variant)})
 
 
 def call_cases(scenario: Scenario, label: str, context: RankContext) -> Iterator[CaseSpec]:
-    """One case for each of the scenario's calls."""
+    """Yield one case per call of the scenario."""
     name, _, axes = label.partition("/")
     mesh = format_mesh(dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
     for call_name, make in scenario.calls.items():
@@ -39,8 +39,8 @@ def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterat
         if isinstance(returned, tuple):
             kind = "a tuple of " + (", ".join(type(part).__name__ for part in returned) or "nothing")
         raise UserError(
-            f"call {what!r}: its function returned {kind}; return what shall be timed, a function without "
-            "arguments, or a tuple of it and of a function that checks its result"
+            f"call {what!r}: its function returned {kind}; return the function to be timed, without "
+            "arguments, or a tuple of it and a function that checks its result"
         )
     fields = {
         "group_size": context.mesh.size(),
@@ -51,14 +51,14 @@ def _open(what: str, make: Callable[[Any], Any], context: RankContext) -> Iterat
 
 
 def _verdict(what: str, check: Callable[[], object] | None) -> str | None:
-    """None where this rank's result is right, or where nobody checks; else what is wrong with it."""
+    """Return None if this rank's result is correct or not checked; else the problem."""
     if check is None:
         return None
     try:
         outcome = check()
     except AssertionError as error:
         at = traceback.extract_tb(error.__traceback__)[-1]
-        # An assert without a message says nothing else than where it is.
+        # An assert without a message has only its place.
         message = str(error).strip().partition("\n")[0] or at.line or "an assert"
         return f"{message} (assert at {Path(at.filename).name}:{at.lineno})"
     if outcome is None or outcome is True:
@@ -68,6 +68,6 @@ def _verdict(what: str, check: Callable[[], object] | None) -> str | None:
     if isinstance(outcome, str):
         return outcome
     raise UserError(
-        f"call {what!r}: its check returned {type(outcome).__name__}; return None or True where the result is right, "
-        "False or a sentence where it is wrong, or use assert"
+        f"call {what!r}: its check returned {type(outcome).__name__}; return None or True if the result is correct, "
+        "False or a sentence if it is wrong, or use assert"
     )

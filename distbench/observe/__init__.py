@@ -1,1 +1,1 @@
-"""What a step communicates: each collective with its owner, and when it began and ended."""
+"""Communication of a step: each collective with its owner, and when it began and ended."""

@@ -1,7 +1,7 @@
 """The peak memory of a step on a rank, measured and predicted: bytes by kind, phase and module.
 
-On CPU it comes from the allocator's record of a few steps: exact, whatever ran before in the same process, and of
-compiled modules too.
+On CPU it comes from the allocator's record of a few steps: exact, independent of earlier work in the process, and valid
+for compiled modules too.
 """
 
 import contextlib
@@ -33,10 +33,10 @@ from distbench.torch_private import (
     storages_of,
 )
 
-# The peak of a step out of the record of allocations of some steps: plain data in, plain data out.
+# Computation of a step's peak from the record of allocations of some steps: plain data in, plain data out.
 
 STEP, MODULE = "distbench step ", "distbench module: "  # marks: a step's number and a phase, a module's name
-# FSDP2's own marks, with the name of the module that it works for; none is the root.
+# FSDP2's own marks, with the name of the module that it works for; without a name, the root.
 OF_FSDP = re.compile(r"FSDP::(?:all_gather|pre_|post_)\w*(?: \(([\w.]+)\))?$")
 GRADIENTS, OTHER, LOSS = "gradients", "other", "loss"
 NEVER = sys.maxsize
@@ -44,14 +44,14 @@ NEVER = sys.maxsize
 
 @dataclass(frozen=True)
 class Peak:
-    """The moment of a call at which most was held.
+    """The moment of a call with the most memory.
 
     Args:
-        num_bytes: held then, also from before the call.
+        num_bytes: held then, including memory from before the call.
         by_kind: kind to bytes; "other" are activations, gathered parameters, and buffers of communication and
             operators.
-        owner: name of the module, empty for the model itself; "loss" for what was computed from its output; None for
-            neither.
+        owner: name of the module, empty for the model itself; "loss" for tensors computed from its output; None for
+            other memory.
     """
 
     num_bytes: int
@@ -80,16 +80,16 @@ def peak_of(
     gradients: Collection[int],
     modules: RunningModules,
 ) -> Peak:
-    """The peak of the last of some steps.
+    """Return the peak of the last of some steps.
 
     A thread of gloo may free a buffer long after the step. When all steps hand out the same blocks, the earliest end of
-    each is the step's own. Blocks of such threads have no mark and are left out.
+    each belongs to the step itself. Blocks of such threads have no mark and are left out.
 
     Args:
         allocations: of all steps, in order, under marks as `_marked_phases` sets them.
         held: before the last step, pointer to kind and bytes.
-        gradients: pointers of gradients when the last step's backward is over.
-        modules: says which module a node of backward belongs to.
+        gradients: pointers of gradients at the end of the last step's backward.
+        modules: maps nodes of backward to modules.
     """
     *before, last = _steps(allocations) or [[]]
     count = len(last)
@@ -104,7 +104,7 @@ def peak_of(
     is_gradient = [block.allocation.pointer in gradients and block.is_held(last_backward) for block in groups[OTHER]]
     groups[GRADIENTS] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if gradient]
     groups[OTHER] = [block for block, gradient in zip(groups[OTHER], is_gradient, strict=True) if not gradient]
-    # The first place at which most is held.
+    # The first point with the most memory.
     change = [0] * (count + 1)
     for block in chain.from_iterable(groups.values()):
         change[block.start] += block.allocation.num_bytes
@@ -120,7 +120,7 @@ def peak_of(
 
 
 def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
-    """The blocks of each step; where all steps have the same ones, each with its earliest end."""
+    """Return the blocks of each step; if all steps have the same ones, each with its earliest end."""
     steps: list[list[_HeldBlock]] = []
     live: dict[int, _HeldBlock] = {}
     for allocation in allocations:
@@ -143,7 +143,7 @@ def _steps(allocations: Iterable[Allocation]) -> list[list[_HeldBlock]]:
 
 @lru_cache(maxsize=64)
 def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
-    """The number and the phase of the step in the marks around a block; None without such a mark."""
+    """Return the number and the phase of the step in the marks around a block; None without such a mark."""
     mark = next((text for text in inside if isinstance(text, str) and text.startswith(STEP)), None)
     if mark is None:
         return None
@@ -152,7 +152,7 @@ def _step_of(inside: tuple[str | int, ...]) -> tuple[int, str] | None:
 
 
 def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | None:
-    """The owner of the last block, which makes the peak: the innermost module, or that of the node of backward."""
+    """Return the owner of the last block, which makes the peak: the innermost module, or that of the backward node."""
     if not until_peak:
         return None
     for mark in reversed(until_peak[-1].allocation.inside):
@@ -168,17 +168,17 @@ def _owner(until_peak: Sequence[_HeldBlock], modules: RunningModules) -> str | N
     return LOSS if after_model else None
 
 
-NOT_COMPILED = "the tensors of compiled modules are followed only where they run uncompiled"
-UNCHECKED = "nothing was checked, nor was the peak predicted (--check none)"
+NOT_COMPILED = "the tensors of compiled modules can be tracked only if these run uncompiled"
+UNCHECKED = "no check and no prediction of the peak (--check none)"
 NUM_STEPS = 3
 
 
 def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
-    """The counters of a step's row about memory, of the rank that holds most; runs untimed steps, all ranks together.
+    """Return a step row's memory counters, of the rank with the most memory; runs untimed steps; collective.
 
     `peak_bytes` (what torch's allocator has handed out), `peak_phase`, `peak_rank`, `predicted_peak_bytes`; on CPU also
     `peak_owner` and `peak_by_kind` (as in `Peak`), on accelerators `peak_reserved_bytes`. Unknown values are None or
-    missing, and `memory_reason` says why.
+    missing, and `memory_reason` has the reason.
     """
     own_counters: dict[str, Any] = {}
     reason = None
@@ -193,7 +193,7 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
         reason = str(error)
     of_ranks = context.gather((own_counters.get("peak_bytes", 0), own_counters))
     rank = max(range(len(of_ranks)), key=lambda candidate: of_ranks[candidate][0])
-    # Of that rank alone: its CPU is the others' too, and it sends nothing meanwhile.
+    # Only on that rank: it shares its CPU with the others, and it sends nothing meanwhile.
     prediction: tuple[int | None, str | None] = (None, UNCHECKED)
     if context.check != "none":
         prediction = prediction_of(step) if context.rank == rank else (None, None)
@@ -212,34 +212,34 @@ def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | 
     if step.plan.compile is not None and not of_compiled:
         return None, NOT_COMPILED
     try:
-        # A thread of gloo may let go of a tensor late, and would add it to the prediction.
+        # A thread of gloo may free a tensor late, which would add it to the prediction.
         with nothing_sent():
             return predicted_peak_bytes(step), None
     except Exception as error:
-        return None, f"the tensors of this step cannot be followed: {one_line(error)}"
+        return None, f"the tensors of this step cannot be tracked: {one_line(error)}"
 
 
 def predicted_peak_bytes(step: TrainingStep) -> int:
-    """Bytes of the tensors alive at the peak of one step on this rank, which must have run before."""
+    """Return the bytes of the tensors alive at the peak of one step on this rank, which must have run before."""
     held = state_of(step.optimizer), step.cache_tensors
     return peak_of_live_tensors(lambda: step(no_stamp), step.model, *held)
 
 
 def largest_known(of_ranks: Sequence[int | None]) -> int | None:
-    """The largest; None unless all ranks know theirs."""
+    """Return the largest value; None unless all ranks have one."""
     sizes = [theirs for theirs in of_ranks if theirs is not None]
     return max(sizes) if len(sizes) == len(of_ranks) else None
 
 
 def measured_step_peak(step: TrainingStep) -> Peak:
-    """The peak of a step on this rank, from the record of NUM_STEPS of them; all ranks do this together."""
+    """Return the peak of a step on this rank, from the record of NUM_STEPS steps; collective."""
     step.model.zero_grad(set_to_none=True)
     resident: dict[int, tuple[str, int]] = {}
     gradients: set[int] = set()
 
     def some_steps() -> None:
         for number in range(NUM_STEPS):
-            # Of the last step in the end.
+            # In the end, those of the last step.
             resident.clear()
             resident.update(_held_by(step))
             with _marked_phases(step, number, gradients) as stamp:
@@ -252,7 +252,7 @@ def measured_step_peak(step: TrainingStep) -> Peak:
 
 @contextlib.contextmanager
 def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iterator[Callable[[], None]]:
-    """Mark each phase of a step; yields the stamp that ends one, and notes the gradients' pointers after backward."""
+    """Mark each phase of a step; yields the stamp that ends one, and reads the gradients' pointers after backward."""
     names = list(step.phases)
     with contextlib.ExitStack() as phase:
         phase.enter_context(record_function(f"{STEP}{number} {names[0]}"))
@@ -269,9 +269,9 @@ def _marked_phases(step: TrainingStep, number: int, gradients: set[int]) -> Iter
 
 
 def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
-    """Storages that a step keeps between two runs: pointer to kind and bytes."""
+    """Return the storages that a step keeps between two runs: pointer to kind and bytes."""
     kinds: dict[str, Any] = {
-        # A module may keep tensors of its own, a mask say, that are neither parameters nor buffers.
+        # A module may keep tensors that are neither parameters nor buffers, such as a mask.
         OTHER: [dict(vars(module)) for module in step.model.modules()],
         "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
@@ -285,7 +285,7 @@ def _held_by(step: TrainingStep) -> dict[int, tuple[str, int]]:
 
 @contextlib.contextmanager
 def _marked_modules(model: nn.Module) -> Iterator[None]:
-    """Every module's forward in a mark, with its hooks: FSDP gathers for it inside."""
+    """Mark every module's forward, with its hooks: FSDP gathers for it inside."""
     marks: list[record_function] = []
 
     def enter(name: str, *_: object) -> None:

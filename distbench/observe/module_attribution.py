@@ -1,9 +1,9 @@
 """Each collective of a step with its phase, source, mesh dim, owning module and redistribution, as rows of a trace.
 
-Each module notes autograd's sequence number when its forward begins and ends. A node of backward has the number of its
-forward, so the innermost module around that number owns the node's collectives. Collectives of a hook on a finished
-gradient belong to the parameter's module, those after the model or before backward reaches it to the loss, and those
-in the optimizer's phase to the optimizer.
+Each module records autograd's sequence number when its forward begins and ends. A node of backward has the number of
+its forward, so the innermost module around that number owns the node's collectives. Collectives of a hook on a finished
+gradient belong to the parameter's module, those after the model or before backward reaches it to the loss, and those in
+the optimizer's phase to the optimizer.
 """
 
 import contextlib
@@ -42,8 +42,8 @@ from distbench.torch_private import (
 class RunningModules:
     """The module that runs: in forward the innermost, in backward that of the node's forward.
 
-    Each thread numbers its nodes itself. Where checkpointing computes a forward again on autograd's thread, as on
-    accelerators, nodes of backward still have the numbers of the first one: of the thread that this was made on.
+    Each thread numbers its own nodes. If checkpointing recomputes a forward on autograd's thread, as on accelerators,
+    nodes of backward still have the numbers of the first forward, which come from this object's thread.
     """
 
     def __init__(self, model: nn.Module | None = None) -> None:
@@ -54,26 +54,26 @@ class RunningModules:
 
     @property
     def has_run(self) -> bool:
-        """Whether a module's forward has ended."""
+        """Return whether a module's forward has ended."""
         return bool(self._spans)
 
     def is_after(self, position: int | None) -> bool:
-        """Whether a node was made after all modules had run: the loss's."""
+        """Return whether a node was made after all modules had run, so that it belongs to the loss."""
         return position is not None and position >= max(end for _, end, _ in self._spans)
 
     def holder_of(self, parameter: object) -> str | None:
-        """The name of the module that has a parameter, empty for the root; None where it is none of the model's."""
+        """Return the name of the module that has a parameter, empty for the root; None if no module has it."""
         if parameter is None or self._model is None:
             return None
         parameters = self._model.named_parameters()
         return next((name.rpartition(".")[0] for name, candidate in parameters if candidate is parameter), None)
 
     def enter(self, name: str, *_: object) -> None:
-        """A module's forward begins."""
+        """Begin a module's forward."""
         self._stack.append((name, next_autograd_position()))
 
     def leave(self, *_: object) -> None:
-        """The innermost module's forward ends."""
+        """End the innermost module's forward."""
         name, start = self._stack.pop()
         if threading.get_ident() == self._thread:
             self._spans.append((start, next_autograd_position(), name))
@@ -84,7 +84,7 @@ class RunningModules:
         return self._stack[-1][0] if self._stack else None
 
     def owner(self, running: str | None, position: int | None) -> str | None:
-        """The module that ran, or that the node of this sequence number belongs to; empty for the root, or None."""
+        """Module that ran, or that the node of this sequence number belongs to; empty for the root, or None."""
         if running is not None or position is None:
             return running
         around = [(end - start, name) for start, end, name in self._spans if start <= position < end]
@@ -93,7 +93,7 @@ class RunningModules:
 
 @contextlib.contextmanager
 def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
-    """Hooks on every module, outermost: what a parallel style's own hooks communicate belongs to its module."""
+    """Hook every module, outermost: collectives of a parallel style's own hooks belong to its module."""
     modules = RunningModules(model)
     with contextlib.ExitStack() as hooks:
         for name, module in model.named_modules() if model is not None else ():
@@ -103,9 +103,9 @@ def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
 
 
 UNKNOWN_GROUP = "?"
-# Owners that are no modules.
+# Owners that are not modules.
 LOSS, OPTIMIZER = "(loss)", "(optimizer)"
-# With find_unused_parameters, which parameters any rank has a gradient for: DDP's only all-reduce of i32.
+# With find_unused_parameters, flags of parameters with a gradient on some rank: DDP's only all-reduce of i32.
 USED_PARAMETERS = "DDP used parameters"
 
 
@@ -114,15 +114,15 @@ class Communication:
     """One collective of a step.
 
     Args:
-        phase: "forward", "backward" or "optimizer"; "call" where there is no step.
+        phase: "forward", "backward" or "optimizer"; "call" without a step.
         source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over others), "autograd", or "model".
         kind: as in CollectiveCall, and so are op and dtype.
-        mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group that is none.
+        mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group of no mesh dim.
         payload_bytes: nccl-tests' S.
         owner: the module's name, empty for the root; LOSS or OPTIMIZER.
-        owner_known: whether an owner was found at all.
-        redistribution: `"S(0)R->RR"`, empty where it was none.
-        explicit: whether the user asked for that redistribution; an operator's own is implicit. None where it was none.
+        owner_known: whether the owner was determined.
+        redistribution: `"S(0)R->RR"`, empty for other collectives.
+        explicit: whether the user requested that redistribution; an operator's is implicit. None for other collectives.
         group: global ranks of the group, sorted, joined by commas; of a message the sender, then the receiver.
     """
 
@@ -142,7 +142,7 @@ class Communication:
 
 
 class TracedRow(NamedTuple):
-    """One collective of one traced step; moments are seconds of this rank's clock, None where not taken."""
+    """One collective of one traced step; moments are seconds of this rank's clock, None if not measured."""
 
     what: Communication
     issued_s: float | None = None
@@ -161,7 +161,7 @@ class Traced(NamedTuple):
 
 
 def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext, clock_shared: bool) -> dict[str, Any]:
-    """All ranks' steps, phases and rows, as the trace record has them."""
+    """Return all ranks' steps, phases and rows, in the format of the trace record."""
     by_rank: list[Sequence[Traced]] = context.gather(steps)
     lengths, phase_rows, rows, working = [], [], [], []
     for number, ranks in enumerate(zip(*by_rank, strict=True)):
@@ -206,13 +206,13 @@ def tables(steps: Sequence[Traced], phases: Sequence[str], context: RankContext,
 def communications_of(
     call: Call, phases: Sequence[str], plan: ParallelPlan, context: RankContext, model: nn.Module | None = None
 ) -> list[Communication]:
-    """Every collective of one call, in the order of issue; all ranks of a real group must do this together.
+    """Return every collective of one call, in the order of issue; all ranks of a real group must call this together.
 
     Args:
         call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
-        phases: what it stamps; none counts as one phase named "call".
-        plan: names the mesh dims of tensor and context parallel.
-        model: whose modules own what is communicated, if there is one.
+        phases: names of its stamps; without any, one phase named "call".
+        plan: has the mesh dims of tensor and context parallel.
+        model: the model whose modules own the collectives, if there is one.
     """
     communications: list[Communication] = []
     with (
@@ -239,7 +239,7 @@ class IssueContext(NamedTuple):
 
 
 class CollectiveTracker:
-    """Follows a call's phases, labels and modules, and attributes each collective to its owner."""
+    """Tracks a call's phases, labels and modules, and attributes each collective to its owner."""
 
     def __init__(
         self, phases: Sequence[str], labels: Labels, modules: "RunningModules", plan: ParallelPlan, context: RankContext
@@ -251,12 +251,12 @@ class CollectiveTracker:
         self._turn, self._buckets = 0, Counter[int]()
 
     def stamp(self) -> None:
-        """A phase has ended."""
+        """End a phase."""
         self._turn += 1
         self._phase = next(self._names, self._phase)
 
     def issue_context(self, call: CollectiveCall | None = None) -> IssueContext:
-        """The running module, label and phase; cheap."""
+        """Return the running module, label and phase; cheap."""
         module = self._modules.running
         position = autograd_position() if module is None else None
         finished = self._modules.holder_of(finished_parameter()) if module is None else None
@@ -266,7 +266,7 @@ class CollectiveTracker:
         return IssueContext(phase, label, owner, module, position, finished, self._turn, message)
 
     def owner_of(self, issued_in: IssueContext) -> str | None:
-        """The module that issued it, empty for the root; or LOSS, OPTIMIZER; None where it is unknown."""
+        """Return the module that issued it, empty for the root; or LOSS, OPTIMIZER; None if unknown."""
         if issued_in.fsdp_owner is not None:
             return issued_in.fsdp_owner
         if issued_in.phase == "optimizer":
@@ -281,7 +281,7 @@ class CollectiveTracker:
         return None
 
     def communication(self, call: CollectiveCall, issued_in: IssueContext) -> Communication:
-        """One collective, with its owner; in the order of issue."""
+        """Return one collective with its owner; must be called in the order of issue."""
         phase, label = issued_in.phase, issued_in.label
         ranks = tuple(sorted(call.ranks))
         mesh_dim = self._groups.get(ranks, UNKNOWN_GROUP)
@@ -314,7 +314,7 @@ class CollectiveTracker:
 
 
 def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message | None) -> str:
-    """Forward or backward, where they take turns: autograd's is backward's, and so is FSDP's reducing of gradients."""
+    """Return "forward" or "backward" where they alternate: autograd and FSDP's reduction of gradients mean backward."""
     if message is not None:
         return message.phase
     is_reduced = call and call.kind in ("reduce_scatter", "all_reduce") and label and label.source == "fsdp"
@@ -325,7 +325,7 @@ def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message 
 def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
 ) -> Iterator[CollectiveTracker]:
-    """Follow one call."""
+    """Track one call."""
     with labelled_communication() as labels, running_modules(model) as modules:
         yield CollectiveTracker(phases, labels, modules, plan, context)
 
@@ -350,7 +350,7 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
 
 
 def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
-    """This rank's group along every choice of mesh dims, by its sorted ranks; the fewest mesh dims name it."""
+    """Map this rank's group along every choice of mesh dims, by its sorted ranks, to the fewest mesh dims."""
     names: Sequence[str] = context.mesh_dims
     by_ranks: dict[tuple[int, ...], str] = {}
     for count in range(1, len(names) + 1):

@@ -26,14 +26,14 @@ from distbench.ranks.device import profiler_activities, synchronize
 from distbench.spec.time_spans import Cover, Span, union
 from distbench.torch_private import FAMILIES, OTHERS, PEERS, kind_of, ranks_by_group_name
 
-# Host calls and phases of a step, out of a profiler's events.
+# Host calls and phases of a step, from a profiler's events.
 #
 # kineto gives each kernel and copy the `correlation` of the runtime call that launched it, on whatever thread:
 # backward's are autograd's. Annotations that kineto draws on the device are of no use here: it keeps the innermost one
 # per stream alone (`Optimizer.step`, `FSDP::...`), and none of other threads.
 
 MICRO = 1e-6
-# kineto's categories (ActivityType.h), and those that vendors put beside them: "gpu_memcpy", "mlu_memset", ...
+# kineto's categories (ActivityType.h), and similar ones of vendors: "gpu_memcpy", "mlu_memset", ...
 COPIES = ("memcpy", "memset")
 ON_DEVICE = ("kernel", *COPIES, "collective_comm", "mtia_ccp_events")
 ANNOTATION, HOST_OPERATOR, FLOW = "user_annotation", "cpu_op", "ac2g"
@@ -44,16 +44,16 @@ Event = Mapping[str, Any]
 
 
 class HostCall(NamedTuple):
-    """A host call that gave a device work."""
+    """A host call that started work on a device."""
 
     at_s: float  # of the profiler's clock
     thread: Any
 
 
 class Phase(NamedTuple):
-    """A phase of a step: when the host went through it, and when its kernels ran; seconds.
+    """A phase of a step: when the host ran it, and when its kernels ran; seconds.
 
-    A phase without known kernels ends on the device where the one before it did.
+    A phase without known kernels ends on the device when the previous phase ends.
     """
 
     name: str
@@ -63,23 +63,23 @@ class Phase(NamedTuple):
 
 
 def is_on_device(event: Event) -> bool:
-    """Whether an event is a kernel, a copy or a fill."""
+    """Return whether an event is a kernel, a copy or a fill."""
     return event.get("ph") == "X" and str(event.get("cat")).lower().endswith(ON_DEVICE)
 
 
 def _is_copy(event: Event) -> bool:
-    """Whether an event of the device is a copy or a fill."""
+    """Return whether an event of the device is a copy or a fill."""
     return str(event.get("cat")).lower().endswith(COPIES)
 
 
 def _span_of(event: Event) -> Span:
-    """Seconds of the profiler's clock; events have microseconds."""
+    """Return seconds of the profiler's clock; events have microseconds."""
     begun = float(event["ts"]) * MICRO
     return begun, begun + max(float(event.get("dur", 0.0)), 0.0) * MICRO
 
 
 class HostCalls:
-    """The host calls of one rank's events, by what they launched."""
+    """The host calls of one rank's events, by the work that they launched."""
 
     def __init__(self, events: Iterable[Event]) -> None:
         self._by_number: dict[Any, HostCall] = {}
@@ -100,17 +100,19 @@ class HostCalls:
 
     @staticmethod
     def _note(where: dict[Any, HostCall], number: Any, event: Event) -> None:
-        """A runtime call has the number of the driver's call that it makes: the outer one came first. 0 is no number:
-        vendors' libraries give it to unknown calls."""
+        """Keep the outer call of a number: a runtime call comes before the driver's call with its number.
+
+        0 is not a valid number: vendors' libraries give it to unknown calls.
+        """
         launch = HostCall(float(event["ts"]) * MICRO, event.get("tid"))
         if number and (number not in where or launch.at_s < where[number].at_s):
             where[number] = launch
 
     def of(self, event: Event) -> HostCall | None:
-        """The call that launched an event of the device; None where the trace has none."""
+        """Return the call that launched an event of the device; None if the trace has none."""
         facts = event.get("args") or {}
         number, flow = facts.get("correlation"), self._flow_ends.get(_place(event))
-        # kineto numbers a flow as its call; others number flows by themselves.
+        # kineto numbers a flow as its call; others number flows separately.
         call = self._by_number.get(number) or self._by_flow.get(flow) or self._by_flow.get(number)
         return call or self._by_number.get(flow) or self._by_operator.get(facts.get(NUMBER))
 
@@ -120,10 +122,10 @@ def _place(event: Event) -> tuple[Any, Any, float]:
 
 
 def phases_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Phase]:
-    """The phases in the order in which the host went through them, with the times of their kernels.
+    """Return the phases in the host's order, with the times of their kernels.
 
-    A launch belongs to the phase whose annotation was open then, whatever the thread: while autograd's works, the one
-    that opened it waits.
+    A launch belongs to the phase whose annotation was open then, on any thread: while autograd's thread works, the
+    thread that opened it waits.
     """
     launches = launches or HostCalls(events)
     hosts = _hosts_phases(events)
@@ -150,14 +152,15 @@ def _hosts_phases(events: Iterable[Event]) -> list[tuple[Span, str]]:
 
 
 def _place_among(hosts: Sequence[tuple[Span, str]], launch: HostCall) -> int | None:
-    """The phase that was open at a launch."""
+    """Return the index of the phase that was open at a launch."""
     place = bisect_right(hosts, launch.at_s, key=lambda phase: phase[0][0]) - 1
     return place if place >= 0 and launch.at_s <= hosts[place][0][1] else None
 
 
 def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int, int]:
-    """Of a device's events the numbers without a launch in the trace, of those launched in no phase (by a thread that
-    continues after them, say), and of all."""
+    """Return the numbers of device events without a launch in the trace, of those launched in no phase (such as by a
+    thread that continues after the phases), and of all.
+    """
     hosts = _hosts_phases(events)
     calls = [launches.of(event) for event in events if is_on_device(event)]
     outside = sum(launch is not None and _place_among(hosts, launch) is None for launch in calls)
@@ -167,7 +170,7 @@ def in_no_phase(events: Sequence[Event], launches: HostCalls) -> tuple[int, int,
 # The host's calls of collectives (`record_param_comms`), and the kernels of each.
 #
 # kineto puts a call's facts with a kernel that was launched while it was open. NCCL launches a batch of messages
-# (`batch_isend_irecv`, and whatever else torch coalesces) when the batch ends, with no call open: those kernels
+# (`batch_isend_irecv`, and other calls that torch coalesces) when the batch ends, with no call open: those kernels
 # have no facts, and belong to the calls before them that have no kernel.
 
 # Kernels of NCCL and RCCL (ncclDevKernel_..., ncclKernel_..., ncclSymDevKernel_...), libraries made after them (MCCL,
@@ -190,18 +193,18 @@ class HostCollective:
 
     @property
     def communicates(self) -> bool:
-        """Whether it is one that has a kernel: others wait, or set something up."""
+        """Return whether its kind has a kernel: others wait, or set something up."""
         return kind_of(str(self.facts[COLLECTIVE])) in (*FAMILIES, *OTHERS)
 
 
 @cache
 def communicates(kernel: str) -> bool:
-    """Whether a kernel's name is of a communication library; names are long, and few."""
+    """Return whether a kernel's name is of a communication library; names are long, and few."""
     return OF_COMMUNICATION.search(kernel) is not None
 
 
 class HostCollectives:
-    """The calls of one rank's events, by what they launched."""
+    """The calls of one rank's events, by the kernels that they launched."""
 
     def __init__(self, events: Sequence[Event], launches: HostCalls) -> None:
         self._launches = launches
@@ -219,7 +222,7 @@ class HostCollectives:
         self._of_kernels = self._find([event for event in events if is_on_device(event)])
 
     def of(self, event: Event) -> tuple[HostCollective, ...] | None:
-        """The calls of a kernel, () where it communicates and has no known call; None for other work."""
+        """Return the calls of a kernel, () if it communicates without a known call; None for other work."""
         return self._of_kernels.get(id(event))
 
     def _find(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...] | None]:
@@ -239,7 +242,7 @@ class HostCollectives:
         return by_event | self._of_batches(silent) | self._of_copies(events)
 
     def _by_facts(self, event: Event) -> HostCollective:
-        """The call of a kernel's facts; other kernels with its number are of the same call."""
+        """Return the call of a kernel's facts; other kernels with its number are of the same call."""
         facts, launch = event["args"], self._launches.of(event)
         number = facts.get(NUMBER)
         call = self._by_number.get(number) if number else self._around(launch)
@@ -252,7 +255,7 @@ class HostCollectives:
         return call
 
     def _around(self, launch: HostCall | None) -> HostCollective | None:
-        """The innermost call of its thread that was open at a launch."""
+        """Return the innermost call of its thread that was open at a launch."""
         if launch is None:
             return None
         calls = self._by_thread.get(launch.thread, [])
@@ -263,9 +266,9 @@ class HostCollectives:
         return call
 
     def _of_batches(self, kernels: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
-        """Of kernels launched while no call was open: the thread's calls without a kernel since the last such launch.
+        """Map kernels launched without an open call to the thread's calls without a kernel since the last such launch.
 
-        A kernel of the same name that follows on its stream without a call in between is of the same batch.
+        A kernel of the same name that follows on its stream without a call in between belongs to the same batch.
         """
         launched = [(launch, event) for event in kernels if (launch := self._launches.of(event))]
         by_event: dict[int, tuple[HostCollective, ...]] = {}
@@ -284,8 +287,11 @@ class HostCollectives:
         return by_event
 
     def _of_copies(self, events: Sequence[Event]) -> dict[int, tuple[HostCollective, ...]]:
-        """Of copies with the number of a call without a kernel: NCCL over symmetric memory lets copy engines move what
-        is not reduced, and kineto gives facts to kernels alone."""
+        """Map copies with the number of a call without a kernel to that call.
+
+        NCCL over symmetric memory moves data without reductions by copy engines, and kineto gives facts to kernels
+        only.
+        """
         by_event: dict[int, tuple[HostCollective, ...]] = {}
         for event in filter(_is_copy, events):
             call = self._by_number.get((event.get("args") or {}).get(NUMBER))
@@ -312,7 +318,7 @@ def _nest(calls: list[HostCollective]) -> None:
 # such calls its name alone shows that it communicates, and it hides no other kernel.
 # A collective's duration is its kernels', so it includes waiting for the slowest rank, as all NCCL durations do.
 
-# The profiler's names of dtypes (c10::toString) to bytes an element; of any other, bytes are not compared.
+# The profiler's names of dtypes (c10::toString) to bytes per element; for other dtypes, bytes are not compared.
 DTYPE_BYTES = {
     **dict.fromkeys(("Double", "Long", "UInt64", "ComplexFloat"), 8),
     **dict.fromkeys(("Float", "Int", "UInt32"), 4),
@@ -326,20 +332,20 @@ MEETING = "barrier"  # has a kernel, and moves nothing
 class Ran(NamedTuple):
     """One collective's kernels; moments are seconds of the profiler's clock."""
 
-    kind: str  # as in Communication; UNNAMED where it is not known
+    kind: str  # as in Communication; UNNAMED if unknown
     group: str  # name of its process group
     begun_s: float
     ended_s: float
     exposed_s: float  # without any other kernel or copy; of a batch that one kernel moved, an equal part
-    payload_bytes: int | None = None  # nccl-tests' S by the profiler's count, None where it is not recorded
-    issued_s: float = 0.0  # when the host called it; when it began, where that is not known
+    payload_bytes: int | None = None  # nccl-tests' S by the profiler's count, None if not recorded
+    issued_s: float = 0.0  # when the host called it; its begin if that is unknown
 
 
 def collectives_among(events: Sequence[Event], launches: HostCalls | None = None) -> list[Ran]:
-    """The collectives that ran on one rank's device, in the order in which they began, among the events of a Chrome
-    trace of `torch.profiler` (`ts` and `dur` in microseconds).
+    """Return the collectives on one rank's device, in the order of their begin, from the events of a Chrome trace of
+    `torch.profiler` (`ts` and `dur` in microseconds).
 
-    NCCL may run one in several kernels, and messages of one batch in a single one.
+    NCCL may run one collective in several kernels, and messages of one batch in a single kernel.
     """
     calls = HostCollectives(events, launches or HostCalls(events))
     covered = Cover(_span_of(event) for event in events if is_on_device(event) and calls.of(event) is None)
@@ -352,7 +358,7 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
         unnamed += [_span_of(event)] if event_calls == () else []
 
     def ran(shared: Sequence[tuple[Span, int]], facts: Mapping[str, Any], issued_s: float) -> Ran:
-        # Copy engines, and several kernels of a split one, may run at once.
+        # Copy engines, and several kernels of a split collective, may run at once.
         spans = union(span for span, _ in shared)
         exposed = sum(max(ended - begun - covered.seconds((begun, ended)), 0.0) for begun, ended in spans)
         kind, group = kind_of(str(facts[COLLECTIVE])) if facts else UNNAMED, str(facts.get(GROUP, ""))
@@ -370,10 +376,10 @@ def collectives_among(events: Sequence[Event], launches: HostCalls | None = None
 def matched(
     rows: Sequence[Communication], kernels: Sequence[Ran], group_names: Mapping[str, str]
 ) -> tuple[list[Ran | None], str | None]:
-    """Each row's kernel: the n-th collective of a group is its n-th kernel, for a group's kernels run in order.
+    """Return each row's kernel: the n-th collective of a group is its n-th kernel, as a group's kernels run in order.
 
-    Messages between two ranks are matched apart, in the order in which the host called them; where they differ from the
-    rows' messages, only messages have no times.
+    Messages between two ranks are matched separately, in the order in which the host called them; where they differ
+    from the rows' messages, only messages have no times.
 
     Args:
         rows: the dispatch mode's rows of one step on this rank.
@@ -381,7 +387,7 @@ def matched(
         group_names: process group name to its ranks as a row's `group` has them.
 
     Returns:
-        One kernel per row, all None with a sentence where the two do not fit together.
+        One kernel per row, all None with a sentence if rows and kernels do not fit together.
     """
     none: list[Ran | None] = [None] * len(rows)
     unnamed = sum(ran.kind == UNNAMED for ran in kernels)
@@ -400,8 +406,8 @@ def matched(
             for text, counts in (("only among kernels", theirs - ours), ("no kernel of", ours - theirs))
             for (group, kind), count in counts.items()
         ]
-        differing += [f"{unnamed} kernels communicate and do not say what"] if unnamed else []
-        return none, f"the profiler's kernels are not the collectives that were issued: {'; '.join(differing)}"
+        differing += [f"{unnamed} kernels communicate without a recorded collective"] if unnamed else []
+        return none, f"the profiler's kernels differ from the issued collectives: {'; '.join(differing)}"
     waiting: dict[str, list[Ran]] = {}
     for ran in reversed(kernels):
         waiting.setdefault(group_names[ran.group], []).append(ran)
@@ -413,25 +419,24 @@ def matched(
     ]
     for row, kernel in zip(rows, row_kernels, strict=True):
         if kernel is not None and kernel.kind != row.kind:
-            return none, f"kernels of {row.group} ran in another order than they were issued"
+            return none, f"kernels of {row.group} ran in another order than their collectives were issued"
     return row_kernels, None
 
 
 def _differences(rows: Sequence[Communication], kernels: Sequence[Ran | None]) -> list[str]:
-    """Rows and kernels that do not move as much, and the number of messages without a kernel, as sentences."""
+    """Return rows and kernels with different bytes, and the number of messages without a kernel, as sentences."""
     sentences = [
         f"{row.kind} over ranks {row.group} of {row.payload_bytes} B; its kernel moved {ran.payload_bytes} B"
         for row, ran in zip(rows, kernels, strict=True)
         if ran is not None and ran.payload_bytes not in (None, row.payload_bytes)
     ]
     if num_messages := sum(ran is None for row, ran in zip(rows, kernels, strict=True) if row.kind in PEERS):
-        how = "the profiler does not tell which kernel moved them; they have no times"
-        sentences.append(f"of {num_messages} messages {how}")
+        sentences.append(f"{num_messages} messages have no kernel in the profiler's trace, and no times")
     return sentences
 
 
 BETWEEN_EVENTS = re.compile(r"[\s,]*")
-# kineto writes names as they are, quotation marks included, and what is divided by nothing as C++ prints it.
+# kineto writes names without escapes, and divisions by zero as C++ prints them.
 NAMED = re.compile(r'("name": ")(.*)(", "pid": )')
 NO_NUMBER = re.compile(r"(?<=\": )-?(inf|nan)\b")
 END_OF_EVENT = "\n  }"
@@ -453,9 +458,9 @@ def profiled_step(
     rows: Sequence[Communication],
     on_progress: Callable[[], None] = lambda: None,
 ) -> ProfiledStep:
-    """Run a step under the profiler, all ranks together; `rows` are the collectives of another run of it.
+    """Run a step under the profiler, collective; `rows` are the collectives of another run of it.
 
-    `on_progress` is called now and then: reading a large trace takes minutes.
+    `on_progress` is called repeatedly: reading a large trace takes minutes.
     """
     names = iter(step.phases)
     _begin_profiling(context.device)
@@ -494,7 +499,7 @@ def _untimed(rows: Sequence[Communication], cpu_s: float) -> Traced:
 
 @cache
 def _begin_profiling(device: torch.device) -> None:
-    """The first use in a process sets the vendor's library up, which takes seconds and may lose the first kernels."""
+    """Profile once: the first use sets the vendor's library up, which takes seconds and may lose the first kernels."""
     with profile(activities=profiler_activities(device)):
         torch.ones(1, device=device)
         synchronize(device)
@@ -507,8 +512,10 @@ def step_of_events(
     rows: Sequence[Communication],
     group_names: dict[str, str],
 ) -> ProfiledStep:
-    """A profiled step's events (of a Chrome trace) as a traced step; `rows` are its collectives in the order of
-    issue, `group_names` has ranks as `Communication.group` has them."""
+    """Convert a profiled step's events (of a Chrome trace) to a traced step.
+
+    `rows` are its collectives in the order of issue, `group_names` maps names to ranks as in `Communication.group`.
+    """
     launches = HostCalls(events)
     kernels = collectives_among(events, launches)
     ran, reason = matched(rows, kernels, group_names)
@@ -520,14 +527,14 @@ def step_of_events(
     if [phase.name for phase in device_phases] != list(phases):
         reason = reason or f"the device ran phases {[phase.name for phase in device_phases]}, not {list(phases)}"
         return ProfiledStep(_untimed(rows, cpu_s), [reason], reason)
-    # What forward launched for later may end after what backward launched first.
+    # Kernels that forward launched for later may end after the first kernels of backward.
     ends = [*accumulate((phase.ended_s for phase in device_phases), max)]
     traced = Traced(min(phase.begun_s for phase in device_phases), ends, cpu_s, traced_rows)
     if reason:
         return ProfiledStep(traced, [reason], reason)
     sentences = _differences(rows, ran)
     if unnamed := sum(kernel.kind == UNNAMED for kernel in kernels):
-        sentences.append(f"{unnamed} kernels communicate and do not say what; they hide nothing")
+        sentences.append(f"{unnamed} kernels communicate without a recorded collective; they hide no exposed time")
     num_lost, outside, num_events = in_no_phase(events, launches)
     for count, why in ((num_lost, "have no launch in the trace"), (outside, "were launched before or after the step")):
         sentences += [f"{count} of {num_events} kernels and copies {why}; they are in no phase"] if count else []
@@ -535,11 +542,10 @@ def step_of_events(
 
 
 def events_in(file: Path, on_progress: Callable[[], None] = lambda: None) -> Iterator[dict[str, Any]]:
-    """The events of a Chrome trace, one after another: parsed at once, a large one would keep this rank from reporting
-    progress.
+    """Events of a Chrome trace one by one; parsing a large one at once would stop this rank's progress reports.
 
     Raises:
-        ValueError: it ends in the middle, as on a full disk, or an event is no JSON.
+        ValueError: it ends in the middle, as on a full disk, or an event is not JSON.
     """
     text, decoder = file.read_text(encoding="utf-8", errors="replace"), json.JSONDecoder()
     at = text.find("[", text.find('"traceEvents"')) + 1 if '"traceEvents"' in text else 0
@@ -566,7 +572,7 @@ def _next_event(text: str, at: int) -> int:
 
 
 def _repaired(text: str, at: int, number: int) -> tuple[Any, int]:
-    """An event that kineto wrote as invalid JSON, and where it ends."""
+    """Return an event that kineto wrote as invalid JSON, and where it ends."""
     end = text.find(END_OF_EVENT, at) + len(END_OF_EVENT)
     if end < len(END_OF_EVENT):
         _next_event(text, len(text))
@@ -575,4 +581,4 @@ def _repaired(text: str, at: int, number: int) -> tuple[Any, int]:
     try:
         return json.loads(repaired, strict=False), end
     except json.JSONDecodeError as error:
-        raise ValueError(f"its event {number} is no JSON: {error}") from error
+        raise ValueError(f"its event {number} is not JSON: {error}") from error

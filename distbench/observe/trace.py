@@ -1,7 +1,7 @@
-"""A step's communication with times, in a pass of its own after the step was timed and checked.
+"""A step's communication with times, in a separate pass after the step was timed and checked.
 
 On CPU each collective is stamped on its way to its backend (`torch_private.collectives`); on accelerators the
-profiler says when kernels ran. A dispatch mode sees the same step, to check either.
+profiler records when kernels ran. A dispatch mode traces the same step, to check either method.
 """
 
 import contextlib
@@ -32,11 +32,11 @@ from distbench.statistics.intervals import median
 from distbench.torch_private import Issued, timed_collectives
 
 NUM_STEPS, ROUNDS = 3, 5
-# Of steps that take long, overhead is told by fewer rounds: those begun within so many seconds.
+# Of long steps, overhead is measured in fewer rounds: those that begin within this many seconds.
 OVERHEAD_S = 2.0
 MAX_DIFFERENCES = 20
 OVERLAP_SHARES_CPUS = "on CPU, gloo's threads need the CPUs that backward runs on"
-NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective where it issues it, and gloo's threads need the same CPUs"
+NOTHING_OVERLAPS = "on CPU, FSDP2 waits for each collective when it issues it, and gloo's threads need the same CPUs"
 METHOD = "timed operators of c10d"
 
 
@@ -45,7 +45,7 @@ class Tracing:
     """Facts of the launch for a traced pass."""
 
     clock_shared: bool  # all ranks read the same monotonic clock
-    on_progress: Callable[[], None] = lambda: None  # called now and then: a long trace is no hang
+    on_progress: Callable[[], None] = lambda: None  # called repeatedly: a long trace is not a hang
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class StepTrace:
     context: RankContext
 
     def record(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; all ranks do this together. `counters` hold the peak of memory."""
+        """Return the fields of the case's trace record; collective. `counters` hold the peak of memory."""
         if not known_device(self.context.device.type).waits_on_host:
             return self._profiled(tracing, counters)
         steps = self.timed(NUM_STEPS)
@@ -81,12 +81,12 @@ class StepTrace:
         return {"method": "dispatch mode", "num_rows": len(dispatched), "differences": capped}
 
     def timed(self, num_steps: int) -> list[Traced]:
-        """The traces of some runs of the step on CPU, from the values that it began with."""
+        """Trace some runs of the step on CPU, from its initial values."""
         self._restart()
         return [traced(self.step, self.context) for _ in range(num_steps)]
 
     def dispatched(self) -> list[Communication]:
-        """The step's collectives by the dispatch mode, from the same values: tokens go to experts by values."""
+        """Step's collectives by the dispatch mode, from the same values: values determine the experts of tokens."""
         self._restart()
         return communications_of(self.step, self.step.phases, self.step.plan, self.context, self.step.model)
 
@@ -96,7 +96,7 @@ class StepTrace:
             _run(self.step, self.context)
 
     def _profiled(self, tracing: Tracing, counters: dict[str, Any]) -> dict[str, Any]:
-        """On accelerators: the collectives that the dispatch mode sees, with times of kernels of profiled steps."""
+        """On accelerators: return the collectives of the dispatch mode, with times of kernels of profiled steps."""
         rows = self.dispatched()
         bare_cpu, steps = [], []
         for _ in range(NUM_STEPS):
@@ -116,7 +116,7 @@ class StepTrace:
 
 
 def traced(step: TrainingStep, context: RankContext) -> Traced:
-    """One step with every collective recorded; its device must be the CPU."""
+    """Run one step with every collective recorded; its device must be the CPU."""
     issued_calls: list[tuple[Issued, Any]] = []
     ends: list[float] = []
     with (
@@ -141,7 +141,7 @@ def traced(step: TrainingStep, context: RankContext) -> Traced:
 
 
 def _run(step: TrainingStep, context: RankContext) -> float:
-    """One step with nothing added to it; its CPU seconds on this rank, all threads."""
+    """Run one step without tracing; return its CPU seconds on this rank, all threads."""
     dist.barrier(context.control)
     before = time.process_time()
     step(no_stamp)
@@ -149,7 +149,7 @@ def _run(step: TrainingStep, context: RankContext) -> float:
 
 
 def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dict[str, Any]:
-    """CPU seconds of bare and traced steps in turn, summed over ranks; the order changes each round."""
+    """Return CPU seconds of bare and traced steps, summed over ranks; their order changes each round."""
     bare_cpu, traced_cpu = [], []
     began_s = time.monotonic()
     for number in range(ROUNDS):
@@ -165,14 +165,14 @@ def _overhead(step: TrainingStep, context: RankContext, tracing: Tracing) -> dic
 
 
 def _ratio(by_rank: Sequence[tuple[list[float], list[float]]]) -> dict[str, Any]:
-    """The overhead, of each rank's CPU seconds of bare and of traced steps."""
+    """Return the overhead from each rank's CPU seconds of bare and of traced steps."""
     bare_s, traced_s = ([sum(turn) for turn in zip(*of_ranks, strict=True)] for of_ranks in zip(*by_rank, strict=True))
     ratio = median([after / before for before, after in zip(bare_s, traced_s, strict=True) if before > 0])
     return {"rounds": len(bare_s), "bare_cpu_s": bare_s, "traced_cpu_s": traced_s, "ratio": ratio}
 
 
 def differences(timed: Sequence[Communication], dispatched: Sequence[Communication]) -> list[str]:
-    """Differences in the collectives or the order that two methods saw, as sentences: by kind, group and bytes."""
+    """Return differences in the collectives or the order of two methods, as sentences: by kind, group and bytes."""
     ours, theirs = (
         [f"{row.kind} over ranks {row.group} of {row.payload_bytes} B" for row in rows] for rows in (timed, dispatched)
     )
@@ -186,7 +186,7 @@ def differences(timed: Sequence[Communication], dispatched: Sequence[Communicati
 
 
 def _memory(step: TrainingStep, context: RankContext, counters: dict[str, Any]) -> dict[str, Any]:
-    """Measured and predicted peak of the rank that needs most, bytes; of compiled modules too, as this comes last."""
+    """Measured and predicted peak bytes of the rank with the most; also of compiled modules, as this comes last."""
     predicted, reason = prediction_of(step, of_compiled=True)
     of_ranks = context.gather((predicted, reason))
     return {

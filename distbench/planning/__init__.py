@@ -1,1 +1,1 @@
-"""Redistribution as data: states, legal steps, bytes, and the exact cheapest path under a cost model. No torch here."""
+"""Redistribution as data: states, legal steps, bytes, and the exact cheapest path under a cost model. Without torch."""

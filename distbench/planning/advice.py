@@ -1,4 +1,4 @@
-"""Which redistribution planner to use for a tensor on a mesh: what `distbench plan` prints."""
+"""Output of `distbench plan`: which redistribution planner to use for a tensor on a mesh."""
 
 import json
 from collections.abc import Callable
@@ -33,19 +33,17 @@ from distbench.spec.placements import PLANNERS, TORCH_PLANNERS
 from distbench.spec.printable_text import count_text
 
 MAX_ROWS = 40
-PRICED_NOTE = (
-    "Bytes and peak are those of the rank that has most to do; peak is its local tensors before and after a step."
-)
+PRICED_NOTE = "Bytes and peak are those of the busiest rank; peak is its local tensors before and after a step."
 DIRECT_NOTE = (
-    "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other: an estimate, since no "
-    "line of a profile covers it."
+    "direct is priced as an all_to_all over each mesh dim that it crosses, one after the other. This is an estimate, "
+    "since the profile has no line for it."
 )
-ORDER_NOTE = "torch plans a given shard order by its graph search, as min_cost does, even where greedy is set."
-UNMEASURED_NOTE = "No profile was given: calibrated plans under torch's own constants here, as min_cost does."
+ORDER_NOTE = "torch plans a given shard order by its graph search, as min_cost does, even if greedy is set."
+UNMEASURED_NOTE = "No profile was given: calibrated uses torch's own constants here, as min_cost does."
 
 
 def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Path | None = None) -> str:
-    """One pair's plans, its layouts as torch writes them; `form` is "table" or "json", `picture` a .png or .svg file.
+    """Format one pair's plans; layouts in torch's notation, `form` "table" or "json", `picture` a .png or .svg file.
 
     Raises:
         UserError: a layout that cannot be read or redistributed to; a picture that cannot be written.
@@ -55,7 +53,9 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
         check_picture(picture)
     torch = ask_torch(setting, [pair])
     if torch.no_zero_fill and zero_filled(*pair):
-        raise UserError(f"{source} -> {target}: {torch.no_zero_fill}; write R or S(dim) where the source has a shard")
+        raise UserError(
+            f"{source} -> {target}: {torch.no_zero_fill}; write R or S(dim) on mesh dims where the source has a shard"
+        )
     advice = advise(setting, *pair, torch)
     picture_lines = wrap(save_picture(setting, advice, picture), width_here(), "  ") if picture else []
     if form == "json":
@@ -66,7 +66,7 @@ def plan_pair(setting: Setting, source: str, target: str, form: str, picture: Pa
 
 
 def plan_all_pairs(setting: Setting, form: str, on_event: Callable[[dict[str, Any]], None] = lambda event: None) -> str:
-    """Every ordered pair of layouts; `form` is "table" or "json". `on_event` gets events of `records/progress.py`."""
+    """Format every ordered layout pair; `form` "table" or "json". `on_event` gets events of `records/progress.py`."""
     all_pairs = list(every_pair(setting))
     pairs = chosen_pairs(setting, all_pairs)
     on_event({"event": "case", "id": "plan/paths of torch's planners"})
@@ -84,10 +84,10 @@ def plan_all_pairs(setting: Setting, form: str, on_event: Callable[[dict[str, An
 
 
 def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: str) -> str:
-    """One pair's plans and steps, which planner to use, and the diagram."""
-    least = "not known for this pair"
+    """Format one pair's plans and steps, the recommended planner, and the diagram."""
+    least = "unknown for this pair"
     if advice.least_bytes is not None:
-        least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank lacking most)"
+        least = f"{size_text(advice.least_bytes)} (the target minus the source, on the rank that lacks most)"
     blocks: list[Block] = [
         Heading(f"{advice.source} -> {advice.target}", 1),
         Lines((*_setting_lines(setting, torch), f"Receive lower bound: {least}.")),
@@ -99,12 +99,12 @@ def pair_text(setting: Setting, advice: Advice, torch: TorchAnswers, diagram: st
 
 
 def _setting_lines(setting: Setting, torch: TorchAnswers) -> tuple[str, str]:
-    """The tensor on its mesh, and where the prices come from."""
+    """Return the tensor on its mesh, and the source of the prices."""
     mesh = f"{format_mesh(setting.mesh)} ({count_text(setting.num_ranks, 'rank')})"
-    torch_note = f"; greedy and min_cost asked of torch {torch.torch}" if torch.torch else ""
+    torch_note = f"; greedy and min_cost from torch {torch.torch}" if torch.torch else ""
     return (
         f"{setting.tensor}, {size_text(setting.problem.num_bytes)}, on mesh {mesh}.",
-        f"Times are predicted, by {setting.prices}{torch_note}.",
+        f"Times are predicted from {setting.prices}{torch_note}.",
     )
 
 
@@ -145,7 +145,7 @@ def _time(seconds: float, error: float | None) -> str:
 
 
 def _steps(advice: Advice) -> Table:
-    """Each path once; the exchange is no path, and has its own rows."""
+    """Return each path once; the direct exchange has its own rows."""
     rows: list[tuple[str, ...]] = []
     breaks: set[int] = set()
     notes = []
@@ -153,7 +153,7 @@ def _steps(advice: Advice) -> Table:
     for planner, plan in advice.plans.items():
         first = planner if planner == "direct" else firsts.setdefault(plan.states, planner)
         if first != planner:
-            notes.append(f"{planner} takes {first}'s path.")
+            notes.append(f"{planner} uses {first}'s path.")
             continue
         breaks.add(len(rows))
         rows += _step_rows(plan)
@@ -171,7 +171,7 @@ def _step_rows(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) -> str:
-    """The table of all pairs, most striking first, at most MAX_ROWS of them."""
+    """Format the table of all pairs, largest difference first, at most MAX_ROWS of them."""
     used = ", ".join(f"{planner} {count}" for planner, count in ranking.num_used.items() if count)
     count = len(ranking.advices)
     pairs_text = (
@@ -179,10 +179,10 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
         if count == ranking.num_all
         else f"A random {count} of {ranking.num_all} pairs"
     )
-    lines = [*_setting_lines(setting, torch), f"{pairs_text}; the planner to use: {used}."]
+    lines = [*_setting_lines(setting, torch), f"{pairs_text}; recommended planner: {used}."]
     if ranking.num_unasked:
         reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}
-        lines.append(f"{ranking.num_unasked} pairs lack a path of torch's: {sorted(reasons)[0]}.")
+        lines.append(f"{ranking.num_unasked} pairs have no path by torch: {sorted(reasons)[0]}.")
     rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
     notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes sent are those of one rank."]
     if direct_line(setting) is None and any("direct" in advice.plans for advice in ranking.advices):
@@ -212,7 +212,7 @@ def _ranking_row(advice: Advice) -> tuple[str, ...]:
 
 
 def _setting_record(setting: Setting, torch: TorchAnswers) -> dict[str, Any]:
-    """The head of the JSON output, whose times are seconds and whose sizes are bytes."""
+    """Return the head of the JSON output; times are in seconds and sizes in bytes."""
     return {
         "shape": list(setting.problem.shape),
         "dtype": setting.dtype,

@@ -1,4 +1,4 @@
-"""A cost profile: lines fitted to measured collectives, as a file, and the price of a step on one mesh by it."""
+"""A cost profile: lines fitted to measured collectives, as a file, and the price of a step on one mesh."""
 
 import hashlib
 import json
@@ -42,13 +42,13 @@ CUT, PARTITION, ZERO_FILL = "cut", "partition", "zero_fill"
 LOCAL_OPS = (CUT, PARTITION, ZERO_FILL)
 NATIVE_ALL_TO_ALL, DIRECT = "all_to_all_native", "direct"
 COSTS = ("base_s", "per_byte_s", "per_copied_byte_s", "per_byte_beyond_s", "per_message_s")
-# A second slope is fitted only if it leaves at most this share of an error that is there at all.
+# A second slope is fitted only if it reduces a nonzero error to at most this share.
 KNEE_GAIN, KNEE_MIN_SIZES, STRAIGHT_ERROR = 0.5, 5, 1e-3
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One measured point: payload in bytes, how often it is also copied (0 to 2 tensor dims), seconds, messages."""
+    """One measured point: payload in bytes, number of copies (0 to 2 tensor dims), seconds, messages."""
 
     payload_bytes: float
     num_copies: float
@@ -56,7 +56,7 @@ class Sample:
     num_messages: int = 0
 
 
-# Seconds a byte: a byte a second is the slowest link that anyone prices.
+# Seconds per byte, at most 1: every link is faster than one byte per second.
 PerByte = Annotated[float, Meta(ge=0, le=1, description="a number from 0 to 1")]
 Point = Annotated[
     tuple[Amount, ...],
@@ -75,8 +75,8 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The cost of one collective over one mesh dim, in groups of `group_size` ranks: a line fitted to measured points.
 
     t = base + per_byte x payload (+ per_copied_byte x payload for each tensor dim that is not the first, + per_message
-    for each message of a direct exchange), with a second slope beyond a knee where that halves the error. Payload is S
-    as nccl-tests has it: the full gathered or scattered buffer.
+    for each message of a direct exchange), with a second slope beyond a knee if that halves the error. Payload is S as
+    in nccl-tests: the full gathered or scattered buffer.
     """
 
     op: Name  # one of COLLECTIVES, LOCAL_OPS, NATIVE_ALL_TO_ALL, or DIRECT over the whole mesh (see `Exchange.load`)
@@ -87,30 +87,30 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     per_copied_byte_s: PerByte = 0.0
     knee_bytes: Bytes | None = None  # payload where the second slope begins
     per_byte_beyond_s: PerByte = 0.0  # beyond the knee
-    per_message_s: Duration = 0.0  # that the busiest rank sends or receives, of DIRECT
-    error: Amount = 0.0  # median of |predicted / measured - 1| over the samples fitted, or given by hand
+    per_message_s: Duration = 0.0  # per message that the busiest rank sends or receives, of DIRECT
+    error: Amount = 0.0  # median of |predicted / measured - 1| over the samples fitted, or set by hand
     held_out_error: Amount | None = None  # the same over samples that were not fitted
     samples: tuple[Point, ...] = ()  # the points fitted; older files lack the messages
     hosts: Shape = ""  # how many ranks of a group each host has; empty for unknown, as in older files
 
     @property
     def key(self) -> tuple[str, str, int]:
-        """What a profile has at most one line of: op, mesh dim, group size."""
+        """Key of a line, unique in a profile: op, mesh dim, group size."""
         return self.op, self.mesh_dim, self.group_size
 
     @property
     def expected_error(self) -> float:
-        """The share by which its predictions may be off."""
+        """Expected relative error of its predictions."""
         return self.error if self.held_out_error is None else self.held_out_error
 
     @property
     def parameters(self) -> tuple[float, ...]:
-        """COSTS and the knee (infinity for none): all that a prediction depends on."""
+        """COSTS and the knee (infinity for none): everything that a prediction depends on."""
         knee = math.inf if self.knee_bytes is None else self.knee_bytes
         return (*(float(getattr(self, name)) for name in COSTS), float(knee))
 
     def seconds(self, payload_bytes: float, num_copies: float = 0, num_messages: int = 0) -> float:
-        """Predicted seconds."""
+        """Return predicted seconds."""
         total = self.base_s + self.per_copied_byte_s * payload_bytes * num_copies + self.per_message_s * num_messages
         if self.knee_bytes is None or payload_bytes <= self.knee_bytes:
             return total + self.per_byte_s * payload_bytes
@@ -118,8 +118,11 @@ class Line(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
-    """Each line by its `key`. A zero-fill without a line has the partition's of its mesh dim, which writes as much:
-    torch before 2.14 has no zero-fill to measure. At no cost, it and a cut would replace the partition."""
+    """Return each line by its `key`.
+
+    A zero-fill without a line gets the partition's line of its mesh dim, which writes as much, since torch before 2.14
+    has no zero-fill to measure. Without a cost, it and a cut would replace the partition.
+    """
     by_key = {(ZERO_FILL, line.mesh_dim, line.group_size): line for line in lines if line.op == PARTITION}
     return by_key | {line.key: line for line in lines}
 
@@ -127,18 +130,20 @@ def lines_by_key(lines: Sequence[Line]) -> dict[tuple[str, str, int], Line]:
 def fit_line(
     op: str, mesh_dim: str, group_size: int, samples: Sequence[Sample], held_out: Sequence[Sample] = ()
 ) -> Line:
-    """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` judges it.
-    ValueError for samples of fewer than two sizes."""
+    """Fit a line by non-negative least squares on the relative error, centred on the median; `held_out` validates it.
+
+    Raises ValueError for samples of fewer than two sizes.
+    """
     sizes = sorted({sample.payload_bytes for sample in samples})
     if len(sizes) < 2:
-        raise ValueError(f"a line of {op} over {mesh_dim} needs samples of two sizes, there are {len(sizes)}")
+        raise ValueError(f"a line of {op} over {mesh_dim} needs samples of two sizes, but has {len(sizes)}")
     blank = Line(op, mesh_dim, group_size, 0.0, 0.0)
     best, miss = _fit(blank, samples, None)
     if len(sizes) >= KNEE_MIN_SIZES and miss > STRAIGHT_ERROR * math.sqrt(len(samples)):
         bent = min((_fit(blank, samples, knee) for knee in sizes[1:-1]), key=lambda fitted: fitted[1])
         if bent[1] <= KNEE_GAIN * miss:
             best = bent[0]
-    # Half of the samples take longer: squares of relative errors favour predictions that are too low.
+    # Half of the samples take longer; squares of relative errors would favour too low predictions.
     factor = float(np.median(1 / _over_measured(best, samples)))
     best = msgspec.structs.replace(best, **{name: getattr(best, name) * factor for name in COSTS})
     return msgspec.structs.replace(
@@ -150,7 +155,7 @@ def fit_line(
 
 
 def relative_error(line: Line, samples: Sequence[Sample]) -> float:
-    """Median of |predicted / measured - 1|."""
+    """Return the median of |predicted / measured - 1|."""
     return float(np.median(np.abs(_over_measured(line, samples) - 1)))
 
 
@@ -160,7 +165,7 @@ def _over_measured(line: Line, samples: Sequence[Sample]) -> Floats:
 
 
 def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Line, float]:
-    """The line of least squared relative error with its knee there, and the root of the sum of these squares."""
+    """Return the line of least squared relative error with its knee there, and the root of the sum of these squares."""
     payload = np.array([sample.payload_bytes for sample in samples])
     copied = payload * [sample.num_copies for sample in samples]
     messages = np.array([sample.num_messages for sample in samples], dtype=float)
@@ -173,10 +178,10 @@ def _fit(blank: Line, samples: Sequence[Sample], knee: float | None) -> tuple[Li
 
 
 def nonnegative_least_squares(columns: Floats, values: Floats) -> tuple[Floats, float]:
-    """The non-negative x of least |columns x - values|, and that norm.
+    """Return the non-negative x that minimizes |columns x - values|, and that norm.
 
     Args:
-        columns: (samples, parameters); of any scale: some are in seconds, others in seconds a byte.
+        columns: (samples, parameters); of any scale: some are in seconds, others in seconds per byte.
         values: (samples,).
     """
     from scipy.optimize import nnls
@@ -200,12 +205,12 @@ class Profile:
     backend: str  # "gloo" or "nccl"
     torch: str
     mesh: Mapping[str, Size]  # mesh dim names to ranks, outermost first
-    lines: tuple[Line, ...]  # one for each op and mesh dim, and for each op and shape of groups that no mesh dim has
+    lines: tuple[Line, ...]  # one per op and mesh dim, and per op and shape of groups that no mesh dim has
     source: str = "measured by distbench calibrate"
     hosts: tuple[str, ...] = ()  # each rank's, in rank order; empty where unknown, as in older files
 
     def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
-        """The line of an op over a mesh dim of this many ranks; None where there is none."""
+        """Return the line of an op over a mesh dim of this many ranks; None if there is none."""
         return self._by_key.get((op, mesh_dim, group_size))
 
     @cached_property
@@ -213,8 +218,10 @@ class Profile:
         return lines_by_key(self.lines)
 
     def on(self, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> "Profile":
-        """The same for a mesh (names to ranks, outermost first) over all ranks, whose hosts are these, in rank order;
-        without hosts, each has as many ranks as where it was measured."""
+        """Return the profile for a mesh (names to ranks, outermost first) over all ranks on `hosts`, in rank order.
+
+        Without hosts, each host is assumed to have as many ranks as in the measurement.
+        """
         hosts = tuple(hosts) or more_like(self.hosts, math.prod(mesh.values()))
         if not self.hosts or len(hosts) != math.prod(mesh.values()):
             return self
@@ -223,15 +230,15 @@ class Profile:
         )
 
     def of_shapes(self, mesh: Mapping[str, int], shapes: Mapping[str, str], by_name_only: bool = False) -> "Profile":
-        """The same with the lines of a mesh: each mesh dim's by how its groups lie on hosts, not by its name alone.
+        """Return the profile with the lines of a mesh: each mesh dim's by how its groups lie on hosts, not by name.
 
-        A mesh dim has the line of its own name where that is of its shape, else any line of that shape. Where only some
-        of its groups cross hosts, those that cross the most count, if it has no line as a whole. A profile without
-        hosts stays as it is.
+        A mesh dim gets the line of its own name if that has its shape, else any line of that shape. If only some of its
+        groups cross hosts and it has no line as a whole, the groups that cross most hosts count. A profile without
+        hosts is returned unchanged.
 
         Args:
-            shapes: mesh dim, or all of them joined by "x", to how its groups lie (`spec.mesh.SHAPE`).
-            by_name_only: other numbers of ranks share a host, so lines of other mesh dims do not apply.
+            shapes: mesh dim, or all of them joined by "x", to the placement of its groups (`spec.mesh.SHAPE`).
+            by_name_only: hosts have another number of ranks, so lines of other mesh dims do not apply.
         """
         if not shapes or not any(line.hosts for line in self.lines):
             return self
@@ -242,26 +249,26 @@ class Profile:
             own_line = lines.pop(key, None)
             fits_own = own_line is not None and fits(own_line.hosts, shape)
             line = own_line if own_line is not None and own_line.hosts in ("", shape) else by_shape.get((op, shape))
-            # A line of groups of several shapes costs what the slowest of them do.
+            # A line of groups of several shapes costs as much as its slowest groups.
             line = line or (own_line if fits_own else by_shape.get((op, slowest(shape))))
             if line is not None:
                 lines[key] = msgspec.structs.replace(line, mesh_dim=name, group_size=key[2])
         return replace(self, lines=tuple(lines.values()))
 
     def natively(self) -> "Profile":
-        """The same where an all-to-all runs as one; on gloo DTensor runs it as an all-gather by default."""
+        """Return the profile for native all-to-alls; on gloo DTensor runs them as an all-gather by default."""
         if self.backend != "gloo":
             return self
         native = [msgspec.structs.replace(line, op=ALL_TO_ALL) for line in self.lines if line.op == NATIVE_ALL_TO_ALL]
         return replace(self, lines=(*(line for line in self.lines if line.op != ALL_TO_ALL), *native))
 
     def digest(self) -> str:
-        """A short hash of all that plans depend on; ranks that plan differently hang."""
+        """A short hash of everything that plans depend on; ranks with different plans would hang."""
         facts = [(*line.key, *(number.hex() for number in line.parameters)) for line in self.lines]
         return hashlib.sha256(repr(sorted(facts)).encode()).hexdigest()[:16]
 
     def save(self, path: Path) -> None:
-        """Write it as JSON, a line of the file for each line of the profile."""
+        """Write the profile as JSON, one line of the file per line of the profile."""
         fields = {name: getattr(self, name) for name in ("machine", "backend", "torch", "source")}
         head = json.dumps({"profile_version": PROFILE_VERSION, **fields, "mesh": dict(self.mesh), "hosts": self.hosts})
         lines = ",\n".join("  " + json.dumps(msgspec.structs.asdict(line)) for line in self.lines)
@@ -269,24 +276,24 @@ class Profile:
 
 
 def load_profile(path: Path | str) -> Profile:
-    """Read what `Profile.save` wrote, or a hand-written file of the same fields; UserError for any other."""
+    """Read a file of `Profile.save`, or a hand-written file of the same fields; UserError for any other."""
     return read_record(Path(path), Profile, FORMAT, _require_consistent)
 
 
 def _require_consistent(profile: Profile) -> None:
-    """Raise a ValueError where fields contradict each other."""
+    """Raise a ValueError if fields contradict each other."""
     num_ranks = math.prod(profile.mesh.values())
     if profile.hosts and len(profile.hosts) != num_ranks:
-        raise ValueError(f"hosts names {len(profile.hosts)}, and mesh has {num_ranks} ranks, each of which has one")
+        raise ValueError(f"hosts has {len(profile.hosts)} entries, but mesh has {num_ranks} ranks, each with one host")
     for index, line in enumerate(profile.lines):
         if line.hosts and sizes_of(line.hosts) != {line.group_size}:
-            problem = f"which are no groups of {line.group_size} ranks"
+            problem = f"which does not describe groups of {line.group_size} ranks"
             raise ValueError(f"lines[{index}].hosts is {shown(line.hosts)}, {problem}")
         if not all(is_of_type(point[2], Time) for point in line.samples):
-            raise ValueError(f"lines[{index}].samples has seconds that are no time above 0 s and up to a day")
+            raise ValueError(f"lines[{index}].samples has seconds that are not above 0 s and at most one day")
     counts = Counter(line.key for line in profile.lines)
     if twice := next((key for key, count in counts.items() if count > 1), None):
-        raise ValueError("two lines are of {} over {} in groups of {}".format(*map(shown, twice)))
+        raise ValueError("two lines have the same key: {} over {} in groups of {}".format(*map(shown, twice)))
 
 
 # torch.distributed.tensor._collective_utils (2.11 to 2.15): GB/s and microseconds of an Ampere or Hopper cluster.
@@ -295,22 +302,25 @@ TORCH_BETWEEN_HOSTS_SHARE, TORCH_BETWEEN_HOSTS_HOP_US, TORCH_ALL_TO_ALL_US = 0.2
 
 
 class MeshCost(Protocol):
-    """Prices steps on one mesh. It must be hashable, and more bytes or copies must never be cheaper."""
+    """Prices of steps on one mesh. It must be hashable, and more bytes or copies must never be cheaper."""
 
     @property
     def pads(self) -> bool:
-        """Whether it wants the payload as sent, padding included, or the even share of an uneven tensor."""
+        """Return whether it needs the payload with padding as sent, or the even share of an uneven tensor."""
 
     def __hash__(self) -> int:
         """Models are keys of caches."""
 
     def seconds(self, op: str, mesh_dim: int, payload_bytes: float, num_copies: int) -> float:
-        """Seconds of a step, one of COLLECTIVES or LOCAL_OPS, over the mesh dim of this number. Its payload is the full
-        gathered or scattered buffer, or the local copy; copies are of tensor dims that are not the first (0 to 2)."""
+        """Return the seconds of a step, one of COLLECTIVES or LOCAL_OPS, over the mesh dim of this number.
+
+        Its payload is the full gathered or scattered buffer, or the local copy; copies are of tensor dims that are not
+        the first (0 to 2).
+        """
 
 
 class TorchCost:
-    """torch's own `one_step_redistribute_cost`, in seconds; by torch's count, a host holds one CPU device."""
+    """torch's own `one_step_redistribute_cost`, in seconds; torch assumes one CPU device per host."""
 
     pads = False
 
@@ -348,7 +358,7 @@ class MeasuredCost:
 
 
 def measured_cost(profile: Profile, mesh: Mapping[str, int]) -> MeasuredCost:
-    """The profile's prices on a mesh (names to ranks, outermost first); the same object for the same lines.
+    """Return the profile's prices on a mesh (names to ranks, outermost first); the same object for the same lines.
 
     Raises:
         UserError: a collective over one of the mesh dims has no line.
@@ -357,7 +367,7 @@ def measured_cost(profile: Profile, mesh: Mapping[str, int]) -> MeasuredCost:
 
 
 def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] = ()) -> Profile:
-    """The profile with the lines of a mesh on these hosts, each rank's in rank order (none: as `Profile.on`).
+    """Profile with the lines of a mesh on `hosts`, each rank's host in rank order (none: as in `Profile.on`).
 
     Raises:
         UserError: a collective over one of the mesh dims has no line there.
@@ -375,9 +385,9 @@ def profile_on(profile: Profile, mesh: Mapping[str, int], hosts: Sequence[str] =
             if size > 1 and not all(mesh_profile.line(op, name, size) for op in COLLECTIVES)
         )
         raise UserError(
-            f"it was measured with {layout_text(profile.hosts)}, here are {layout_text(hosts)}, and it has no line for "
-            f"{lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run distbench "
-            "calibrate on these hosts"
+            f"it was measured with {layout_text(profile.hosts)}, but this run has {layout_text(hosts)}, and it has no "
+            f"line for {lacking}, whose groups lie {level_of(shapes[lacking])} ({shapes[lacking]} ranks); run "
+            "distbench calibrate on these hosts"
         ) from error
     return mesh_profile
 
@@ -397,7 +407,7 @@ def _measured_cost(lines: tuple[Line, ...], mesh: tuple[tuple[str, int], ...]) -
 
 @dataclass
 class MeasuredSteps:
-    """The samples of one op over one mesh dim, to fit a `Line` to, and to judge it by."""
+    """The samples of one op over one mesh dim, from which a `Line` is fitted and validated."""
 
     op: str
     mesh_dim: str
@@ -407,8 +417,10 @@ class MeasuredSteps:
 
 
 def measured_in(run: Run) -> list[MeasuredSteps]:
-    """The samples of a run of scenario `calibrate`, each the median of a case, in order of mesh dims, then ops;
-    UserError where it has none."""
+    """Return the samples of a run of scenario `calibrate`, each the median of a case, by mesh dims, then ops.
+
+    Raises UserError if it has none.
+    """
     by_key: dict[tuple[str, str], MeasuredSteps] = {}
     for record in run.cases:
         if record["case"].get("kind") != "calibrate" or record["status"] != "ok":
@@ -422,7 +434,7 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
         (measured.held_out if params["held_out"] else measured.fitted).append(sample)
     if not by_key:
         raise UserError(f"{run.path} holds no calibration; write one with distbench calibrate")
-    # Last what was measured over the whole mesh, whose name is no mesh dim's.
+    # Samples over the whole mesh come last; its name is not a mesh dim's.
     rank = {name: number for number, name in enumerate(run.header["job"]["mesh"])}
 
     def place(steps: MeasuredSteps) -> tuple[int, str, bool, str]:
@@ -432,7 +444,7 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
 
 
 def profile_of(run: Run) -> Profile:
-    """The profile of such a run; UserError where it holds no calibration, or too few sizes of an op for a line."""
+    """Fit a profile to such a run; UserError if it has no calibration, or too few sizes of an op for a line."""
     try:
         lines = [
             fit_line(steps.op, steps.mesh_dim, steps.group_size, steps.fitted, steps.held_out)
@@ -443,7 +455,7 @@ def profile_of(run: Run) -> Profile:
     machine, backend, torch = (str(run.header["environment"][name]) for name in ("machine", "backend", "torch"))
     source = f"measured by distbench calibrate, run {run.header['run_id']}"
     mesh, hosts = dict(run.header["job"]["mesh"]), hosts_of(run)
-    # What no mesh dim has is called by its shape.
+    # Groups of no mesh dim are named by their shape.
     shapes = mesh_shapes(mesh, hosts) if hosts else {}
     lines = [
         msgspec.structs.replace(line, hosts=shapes.get(line.mesh_dim, line.mesh_dim) if hosts else "") for line in lines
@@ -452,6 +464,6 @@ def profile_of(run: Run) -> Profile:
 
 
 def hosts_of(run: Run) -> tuple[str, ...]:
-    """Each rank's host, in rank order; empty where the run's header lacks them."""
+    """Return each rank's host, in rank order; () if the run's header lacks them."""
     hosts = run.header["environment"].get("hosts") or ()
     return tuple(map(str, hosts)) if len(hosts) == math.prod(run.header["job"]["mesh"].values()) else ()

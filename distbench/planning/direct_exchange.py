@@ -1,6 +1,6 @@
-"""One all-to-all over the whole mesh instead of a path: who sends which box of the tensor to whom.
+"""One all-to-all over the whole mesh instead of a path: which rank sends which box of the tensor to which rank.
 
-Ranks along partial mesh dims hold parts of the same boxes. A receiver reduces all parts of what it wants itself, or one
+Ranks along partial mesh dims hold parts of the same boxes. A receiver reduces all parts of its target itself, or one
 exchange reduces and leaves each rank a share, and a second one moves the shares.
 """
 
@@ -20,7 +20,7 @@ Numbers = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Transfer:
-    """A box of the full tensor on its way from one flat mesh position (row-major) to another."""
+    """A box of the full tensor that moves from one flat mesh position (row-major) to another."""
 
     sender: int
     receiver: int
@@ -29,42 +29,42 @@ class Transfer:
 
 @dataclass(frozen=True, eq=False)
 class Exchange:
-    """All transfers of a redistribution, the same on every rank; none where the target is local everywhere."""
+    """All transfers of a redistribution, the same on every rank; none if every rank already has its target."""
 
     before: Numbers  # the box that each flat mesh position holds before, of shape (positions, tensor dims, 2)
-    after: Numbers  # and after
-    senders: Numbers  # of each transfer, whose box is what the sender holds and the receiver wants
+    after: Numbers  # the same after
+    senders: Numbers  # of each transfer, whose box is the overlap of the sender's box and the receiver's target
     receivers: Numbers
     volumes: Numbers  # elements
-    parts: tuple[int, ...]  # which part of a reduction each position holds
+    parts: tuple[int, ...]  # the part of a reduction that each position holds
     reduce_op: str | None = None  # of several parts ("sum", "min", ...)
-    num_averaged: int = 1  # what a sum of the parts is to be divided by
+    num_averaged: int = 1  # divisor of the sum of the parts
 
     @property
     def changes_nothing(self) -> bool:
-        """Whether every rank already holds its target."""
+        """Return whether every rank already holds its target."""
         return self.reduce_op is None and bool((self.before == self.after).all())
 
     @cached_property
     def transfers(self) -> tuple[Transfer, ...]:
-        """By receiver, then by where the box lies in the tensor."""
+        """All transfers, by receiver, then by the box's place in the tensor."""
         boxes = as_boxes(_overlaps(self.before[self.senders], self.after[self.receivers]))
         transfers = map(Transfer, self.senders.tolist(), self.receivers.tolist(), boxes)
         return tuple(sorted(transfers, key=lambda transfer: (transfer.receiver, transfer.box, transfer.sender)))
 
     @cached_property
     def received(self) -> list[int]:
-        """Elements that each position receives."""
+        """Number of elements that each position receives."""
         return self._sums(self.receivers, self.volumes).tolist()
 
     @cached_property
     def sent(self) -> list[int]:
-        """Elements that each position sends."""
+        """Number of elements that each position sends."""
         return self._sums(self.senders, self.volumes).tolist()
 
     @cached_property
     def copied(self) -> list[int]:
-        """Elements that each position copies or adds: what does not lie in one piece, what it keeps, and every part."""
+        """Number of elements that each position copies or adds: non-contiguous or kept boxes, and all parts."""
         boxes = _overlaps(self.before[self.senders], self.after[self.receivers])
         packed = np.flatnonzero(~_are_contiguous(boxes, self.before[self.senders]))
         # A box that goes to several receivers is packed once.
@@ -78,8 +78,11 @@ class Exchange:
         return (elements + _volumes(_overlaps(self.before, self.after))).tolist()
 
     def load(self) -> tuple[int, float, int]:
-        """What its time depends on: (elements that the busiest position sends or receives, how often that many the
-        busiest copies or adds, transfers that the busiest sends or receives)."""
+        """Quantities that determine its time.
+
+        (elements that the busiest position sends or receives, elements that the busiest copies or adds as a multiple of
+        that, transfers that the busiest sends or receives)
+        """
         busiest = max(*self.sent, *self.received)
         if not busiest:
             return 0, 0.0, 0
@@ -93,19 +96,19 @@ class Exchange:
 
 
 def volume(box: Box) -> int:
-    """Elements in a box."""
+    """Return the number of elements in a box."""
     return math.prod(stop - start for start, stop in box)
 
 
 def overlap(box: Box, other: Box) -> Box:
-    """What two boxes share; of volume 0 where they share nothing."""
+    """Return the intersection of two boxes; its volume is 0 if they are disjoint."""
     starts = [max(a[0], b[0]) for a, b in zip(box, other, strict=True)]
     stops = [min(a[1], b[1]) for a, b in zip(box, other, strict=True)]
     return tuple((start, max(start, stop)) for start, stop in zip(starts, stops, strict=True))
 
 
 def is_contiguous(part: Box, box: Box) -> bool:
-    """Whether a part of a box lies in one piece in a contiguous tensor of the box."""
+    """Return whether a part of a box is contiguous in a contiguous tensor of the box."""
     below = [stop - start for start, stop in part]
     for (start, stop), box_span in zip(reversed(part), reversed(box), strict=True):
         below.pop()
@@ -121,10 +124,10 @@ def plan_direct(
     mesh_shape: tuple[int, ...],
     seconds_of: Callable[[Exchange], float] | None = None,
 ) -> tuple[tuple[State, Exchange], ...]:
-    """Each exchange with the layout it leads to: one, or two where a reduce-scatter of partials first is faster.
+    """Return each exchange with the layout after it: one, or two if a reduce-scatter of partials first is faster.
 
-    `seconds_of` predicts an exchange, the same on every rank; without it, what the busiest rank moves counts. Raises as
-    `plan_exchange` does.
+    `seconds_of` predicts an exchange, the same on every rank. Without it, exchanges are compared by the busiest rank's
+    elements. Raises like `plan_exchange`.
     """
     seconds_of = seconds_of or (lambda exchange: float(exchange.load()[0]))
     paths = [(target,), *((between, target) for between in _reduced_to_shards(source, target) if source.partials)]
@@ -136,9 +139,11 @@ def plan_direct(
 
 
 def _reduced_to_shards(source: State, target: State) -> list[State]:
-    """Layouts without partials in between, of which every rank holds less than of the source: for each tensor dim the
-    source with its partial mesh dims as the last ones to shard it; the same with those that hold replicas; and the
-    target with its own replicas cut."""
+    """Return layouts without partials in between, of which every rank holds less than of the source.
+
+    For each tensor dim: the source with its partial mesh dims as the last ones to shard it; the same with mesh dims
+    that hold replicas; and the target with its own replicas cut.
+    """
     pushed = tuple(mesh_dim for mesh_dim, _ in source.partials)
     cut = [
         (source.orders, pushed),
@@ -156,14 +161,14 @@ def _reduced_to_shards(source: State, target: State) -> list[State]:
 
 @lru_cache(maxsize=1024)
 def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> Exchange:
-    """Who sends what: each rank receives its target minus its source, each element of each part once.
+    """Assign senders: each rank receives its target minus its source, each element of each part once.
 
-    The source boxes of a part tile the tensor, and each is held by the same number of ranks, its replicas. What a
-    receiver lacks of a tile comes from one replica: the one with least to send so far, largest boxes first (Graham
+    The source boxes of a part tile the tensor, and the same number of ranks, its replicas, holds each. A receiver gets
+    the missing elements of a tile from one replica: the one with the least to send so far, largest boxes first (Graham
     1969), then the one that shares most outer mesh coordinates with the receiver, then the first.
 
     Raises:
-        NotHandled: the target has a partial, or the source several whose order would matter.
+        NotHandled: the target has a partial, or the source has several whose order matters.
     """
     reduce_op, num_averaged = _reduction(source, target, mesh_shape)
     before, after = _held(source, shape, mesh_shape), _held(target, shape, mesh_shape)
@@ -179,7 +184,7 @@ def plan_exchange(source: State, target: State, shape: tuple[int, ...], mesh_sha
     parts[rows] = np.arange(num_parts)[:, None, None]
     replicas = rows.reshape(-1, num_copies)
     lacking = _volumes(_overlaps(before[replicas[:, :1]], after[None]))
-    # Who holds the tile lacks nothing of it.
+    # The holder of a tile lacks nothing of it.
     np.put_along_axis(lacking, replicas, 0, axis=1)
     senders, receivers, volumes = _assigned(lacking, replicas, mesh_shape)
     return Exchange(before, after, senders, receivers, volumes, tuple(parts.tolist()), reduce_op, num_averaged)
@@ -193,7 +198,7 @@ def _held(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...]) -> 
 
 
 def _reduction(source: State, target: State, mesh_shape: tuple[int, ...]) -> tuple[str | None, int]:
-    """(what puts the source's parts together, what a sum of them is to be divided by)."""
+    """Return (the source's reduce op, the divisor of a sum of its parts)."""
     ops = {op for _, op in source.partials}
     if target.partials:
         raise NotHandled("an exchange makes no parts: the target may not have Partial")
@@ -206,9 +211,9 @@ def _reduction(source: State, target: State, mesh_shape: tuple[int, ...]) -> tup
 
 
 def _assigned(lacking: Numbers, replicas: Numbers, mesh_shape: tuple[int, ...]) -> tuple[Numbers, Numbers, Numbers]:
-    """(sender, receiver, elements) of each transfer; `lacking` are elements by row of replicas and receiver.
+    """Return (sender, receiver, elements) of each transfer; `lacking` has elements by row of replicas and receiver.
 
-    Rows have no replica in common, so that all choose at once, each for its next receiver.
+    Rows have no replica in common, so all rows choose at the same time, each for its next receiver.
     """
     rows, largest_first = np.arange(len(replicas)), np.argsort(-lacking, axis=1, kind="stable")
     shared = _shared_outer(mesh_shape)
@@ -229,7 +234,7 @@ def _assigned(lacking: Numbers, replicas: Numbers, mesh_shape: tuple[int, ...]) 
 
 @lru_cache(maxsize=16)
 def _shared_outer(mesh_shape: tuple[int, ...]) -> Numbers:
-    """For each two flat mesh positions, how many of their outermost coordinates are the same."""
+    """Return how many outermost coordinates each two flat mesh positions share."""
     cells = np.indices(mesh_shape).reshape(len(mesh_shape), -1)
     return np.cumprod(cells[:, :, None] == cells[:, None, :], axis=0).sum(axis=0)
 

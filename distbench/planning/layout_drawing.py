@@ -1,4 +1,4 @@
-"""What each rank holds after each step of a plan: as data, as text, and as a picture."""
+"""Layouts of each rank after each step of a plan: as data, as text, and as a picture."""
 
 import colorsys
 import itertools
@@ -29,12 +29,14 @@ MAX_DRAWN_DIMS = 2
 
 @dataclass(frozen=True)
 class Scene:
-    """One layout of a plan, and the step that led there (None for the source)."""
+    """One layout of a plan, and the step before it (None for the source)."""
 
     state: State
     step: PlannedStep | None
     boxes: tuple[Box, ...]  # of each rank, drawn tensor dims only
-    parts: tuple[int | None, ...]  # for each rank, the number of the sum it holds a part of; None without a partial
+    parts: tuple[
+        int | None, ...
+    ]  # for each rank, the number of the sum of which it holds a part; None without a partial
 
 
 @dataclass(frozen=True)
@@ -42,31 +44,31 @@ class Drawing:
     """A plan's layouts over at most two tensor dims."""
 
     plan: Plan
-    dims: tuple[int, ...]  # the tensor dims drawn, first downwards; one for a 1-D tensor
+    dims: tuple[int, ...]  # the tensor dims drawn, the first one downwards; one for a 1-D tensor
     sizes: tuple[int, ...]  # their elements
     left_out: tuple[int, ...]  # tensor dims that are never sharded
     scenes: tuple[Scene, ...]  # the source, then the layout after each step
 
     @property
     def has_partials(self) -> bool:
-        """Whether ranks hold parts of sums on the way."""
+        """Return whether ranks hold parts of sums in any layout."""
         return any(scene.state.partials for scene in self.scenes)
 
     @property
     def left_out_note(self) -> str:
-        """A sentence on the tensor dims left out, a space before it; empty for none."""
+        """Sentence on the tensor dims left out, after a space; "" if there are none."""
         names = ", ".join(map(str, self.left_out))
         return f" Not drawn: tensor dim {names}, whole on every rank." if names else ""
 
 
 def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
-    """A plan's layouts, or a sentence on why they are not drawn: `max_ranks` ranks fit."""
+    """Return a plan's layouts, or a sentence on why they are not drawn: at most `max_ranks` ranks fit."""
     mesh_shape, shape = setting.problem.mesh_shape, setting.problem.shape
     cells = list(product(*(range(size) for size in mesh_shape)))
     if len(cells) > max_ranks:
         return f"Not drawn: {len(cells)} ranks, of which at most {max_ranks} fit."
     sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
-    # Whole tensor dims fill up to two, so that a plan over one tensor dim still looks like the tensor.
+    # Unsharded tensor dims are added up to two, so that a plan over one tensor dim still looks like the tensor.
     unsharded = [dim for dim in range(setting.tensor_ndim) if dim not in sharded]
     dims = tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
     if len(dims) > MAX_DRAWN_DIMS:
@@ -80,7 +82,7 @@ def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
 
 
 def _parts(state: State, cells: list[tuple[int, ...]]) -> tuple[int | None, ...]:
-    """Ranks that differ along partial mesh dims alone hold parts of one sum."""
+    """Number the sums: ranks that differ only along partial mesh dims hold parts of one sum."""
     partial = {mesh_dim for mesh_dim, _ in state.partials}
     if not partial:
         return (None,) * len(cells)
@@ -95,7 +97,7 @@ Lines = list[str]
 
 
 def diagram_of(drawing: Drawing) -> str:
-    """The diagram, within the screen's width, below which plan it is of."""
+    """Return the diagram, within the screen's width, with a heading of its plan."""
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
     arrows = [_text_arrow(step.text) for step in drawing.plan.steps]
     down = f"tensor dim {drawing.dims[0]} downwards, " if len(drawing.dims) > 1 else ""
@@ -125,7 +127,7 @@ def _padded(lines: Lines) -> Lines:
 
 
 def _holders(scene: Scene, boxes: Sequence[Box], block: Box) -> str:
-    """The ranks that hold a block: `0-3`, `0 2`, or `0+2 1+3` where each holds a part of a sum."""
+    """Return the ranks that hold a block: `0-3`, `0 2`, or `0+2 1+3` if each holds a part of a sum."""
     sums: dict[int, list[int]] = defaultdict(list)
     for rank, box in enumerate(boxes):
         if overlap(box, block) == block:
@@ -144,7 +146,7 @@ def _text_arrow(text: str) -> Lines:
 
 
 def _side_by_side(panels: Sequence[Lines], arrows: Sequence[Lines]) -> Lines:
-    """Panels and arrows next to each other; an arrow that does not fit starts a line with its panel."""
+    """Join panels and arrows horizontally; an arrow that does not fit starts a line with its panel."""
     rows: list[list[Lines]] = [[panels[0]]]
     for arrow, panel in zip(arrows, panels[1:], strict=True):
         width = sum(len(part[0]) + len(GAP) for part in (*rows[-1], arrow, panel)) - len(GAP)
@@ -162,7 +164,7 @@ def _side_by_side(panels: Sequence[Lines], arrows: Sequence[Lines]) -> Lines:
 MAX_PICTURE_RANKS = 64
 SUFFIXES = (".png", ".svg")
 ABOVE_POINTS = 3
-# One family of colours for each rank of the outermost mesh dim.
+# One family of colours per rank of the outermost mesh dim.
 FAMILIES = (BLUE, RED, GREEN, PURPLE, ORANGE, SKY)
 PALEST, ONLY_BLOCK_PALER = 0.72, 0.4
 MARGIN = 0.07
@@ -171,7 +173,7 @@ FOOT_CHARACTERS_PER_INCH = 13
 
 
 def check_picture(path: Path) -> None:
-    """UserError for another suffix than .png and .svg, or a missing folder."""
+    """Raise UserError for suffixes other than .png and .svg, or a missing folder."""
     if path.suffix not in SUFFIXES:
         raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
     if not path.parent.is_dir():
@@ -179,8 +181,10 @@ def check_picture(path: Path) -> None:
 
 
 def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
-    """Draw the plan to use, and below it DTensor's default where that is another path; a sentence on what was drawn.
-    UserError where the file cannot be written."""
+    """Draw the recommended plan, and DTensor's default if that is another path; return a sentence on the picture.
+
+    Raises UserError if the file cannot be written.
+    """
     use, plans = advice.use, [advice.use]
     default = advice.plans.get(BASELINE, use)
     if default is not use and (default.states != use.states or use.planner == "direct"):
@@ -223,20 +227,20 @@ def _foot(setting: Setting, rows: Sequence[Drawing]) -> str:
     *outer, inner = setting.mesh
     hatched = " Hatched: a part of a sum." if any(drawing.has_partials for drawing in rows) else ""
     return (
-        f"{setting.tensor} on {format_mesh(setting.mesh)}. A tile is a rank, where it stands on the mesh (rows: "
-        f"{', '.join(outer) or 'one'}; columns: {inner}); its outline is the tensor. Filled is what the rank holds, in "
-        f"the colour of the rank that had it at the start.{hatched}{rows[0].left_out_note}"
+        f"{setting.tensor} on {format_mesh(setting.mesh)}. A tile is a rank at its place on the mesh (rows: "
+        f"{', '.join(outer) or 'one'}; columns: {inner}); its outline is the tensor. The filled part is held by the "
+        f"rank, in the colour of the rank that had it in the source.{hatched}{rows[0].left_out_note}"
     )
 
 
 def _tile_grid(setting: Setting) -> tuple[int, int]:
-    """(rows, columns) of tiles: the innermost mesh dim goes across, all others go down."""
+    """Return (rows, columns) of tiles: the innermost mesh dim goes across, all others go down."""
     *outer, inner = setting.problem.mesh_shape
     return math.prod(outer), inner
 
 
 def _draw_row(figure: Any, setting: Setting, drawing: Drawing, grid: tuple[int, int, int]) -> None:
-    """One plan's panels; `grid` is (rows, columns, number of the first panel), as `add_subplot` takes them."""
+    """Draw one plan's panels; `grid` is (rows, columns, number of the first panel), as for `add_subplot`."""
     num_rows, num_columns, first = grid
     plan = drawing.plan
     colours = _colours(setting, drawing.scenes[0])
@@ -247,7 +251,9 @@ def _draw_row(figure: Any, setting: Setting, drawing: Drawing, grid: tuple[int, 
         if scene.step:
             _arrow(axes, scene.step)
     default = " (DTensor's default)" if plan.planner == BASELINE else ""
-    head = f"{plan.planner}{default}: {time_words(plan.seconds)} predicted, a rank sends {size_text(plan.sent_bytes)}"
+    head = (
+        f"{plan.planner}{default}: {time_words(plan.seconds)} predicted, each rank sends {size_text(plan.sent_bytes)}"
+    )
     if first == 1:
         head = f"Use {head}"
     top = figure.axes[-1].get_position().y1 + HEAD_GAP_INCHES / figure.get_size_inches()[1]
@@ -255,7 +261,7 @@ def _draw_row(figure: Any, setting: Setting, drawing: Drawing, grid: tuple[int, 
 
 
 def _arrow(axes: "Axes", step: PlannedStep) -> None:
-    """The step that led to this panel, above it, and an arrow from the panel before."""
+    """Draw the step before this panel as text above it, and an arrow from the previous panel."""
     cost = f"{size_text(step.sent_bytes)} sent, {time_words(step.seconds)}" if step.is_collective else "nothing sent"
     _above(axes, f"{step.text}\n{cost}", 1, "right", fontsize=9, color=RED)
     style = {"arrowstyle": "-|>", "color": RED, "linewidth": 2.5, "mutation_scale": 18}
@@ -264,7 +270,7 @@ def _arrow(axes: "Axes", step: PlannedStep) -> None:
 
 
 def _above(axes: "Axes", text: str, x: float, side: Any, **style: Any) -> None:
-    """A text above the panel, as far from it in every size of picture."""
+    """Write text above the panel, at the same distance in every size of picture."""
     style |= {"xycoords": "axes fraction", "textcoords": "offset points", "ha": side, "va": "bottom"}
     axes.annotate(text, xy=(x, 1), xytext=(0, ABOVE_POINTS), **style)
 
@@ -295,7 +301,7 @@ def _draw_scene(axes: "Axes", setting: Setting, drawing: Drawing, scene: Scene, 
 
 
 def _inside_tile(box: Box, sizes: Sequence[int], row: int, column: int) -> tuple[tuple[float, float], float, float]:
-    """(corner, width, height) of a part of the tensor inside its rank's tile."""
+    """Return (corner, width, height) of a part of the tensor inside its rank's tile."""
     inside = 1 - 2 * MARGIN
     (top, bottom), (left, right) = box if len(box) > 1 else ((0, 1), box[0])
     height, width = sizes if len(sizes) > 1 else (1, sizes[0])
@@ -304,7 +310,7 @@ def _inside_tile(box: Box, sizes: Sequence[int], row: int, column: int) -> tuple
 
 
 def _colours(setting: Setting, source: Scene) -> dict[Box, Any]:
-    """A colour for each block of the source: a family by its first holder's outermost mesh index, then paler."""
+    """Return a colour for each block of the source: a family by its first holder's outermost mesh index, then paler."""
     firsts: dict[Box, int] = {}
     for rank, box in enumerate(source.boxes):
         if volume(box):

@@ -1,4 +1,4 @@
-"""How a tensor lies on a mesh, and torch's graph of the steps from one layout to another."""
+"""Layouts of a tensor on a mesh, and torch's graph of the steps from one layout to another."""
 
 import math
 import threading
@@ -21,16 +21,16 @@ REDUCE_OPS = ("sum", "avg", "min", "max", "product", "band", "bor", "bxor")
 
 
 class NotHandled(Exception):
-    """A placement or shape that this planner leaves to torch's own; the message says which."""
+    """A placement or shape that this planner leaves to torch's own planners; the message has the reason."""
 
 
 @dataclass(frozen=True)
 class State:
-    """One layout of a tensor on a mesh; mesh dims named nowhere hold replicas."""
+    """One layout of a tensor on a mesh; mesh dims without an entry hold replicas."""
 
     mesh_ndim: int
-    orders: tuple[tuple[int, ...], ...]  # for each tensor dim, the mesh dims that shard it, the first one first
-    partials: tuple[tuple[int, str], ...] = ()  # (mesh dim, reduce op) where a reduction is waited for, ascending
+    orders: tuple[tuple[int, ...], ...]  # for each tensor dim, the mesh dims that shard it, in shard order
+    partials: tuple[tuple[int, str], ...] = ()  # (mesh dim, reduce op) of pending reductions, ascending
 
     def __str__(self) -> str:
         return format_placements(self.placements())
@@ -46,7 +46,7 @@ class State:
         return tuple(mesh_dim for mesh_dim in range(self.mesh_ndim) if mesh_dim not in used_dims)
 
     def placements(self) -> tuple[Placement, ...]:
-        """One a mesh dim; shards have turns where a tensor dim is not sharded from left to right."""
+        """One per mesh dim; shards have an explicit order where a tensor dim is not sharded from left to right."""
         placements = [Placement()] * self.mesh_ndim
         for mesh_dim, reduce_op in self.partials:
             placements[mesh_dim] = Placement(reduce_op=reduce_op)
@@ -58,16 +58,16 @@ class State:
 
 
 def parse_state(text: str, tensor_ndim: int) -> State:
-    """`"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"` to a state; see `state_of`."""
+    """Parse `"S(0)R"`, `"S(0)[1]S(0)[0]"` or `"P(sum)S(1)"`; see `state_of`."""
     return state_of(parse_placements(text), tensor_ndim)
 
 
 def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
-    """The state of placements.
+    """Return the state of placements.
 
     Raises:
-        ValueError: turns that are not 0, 1, 2, ... on a tensor dim, or a strided shard.
-        NotHandled: a reduce op that is unknown here.
+        ValueError: shard orders that are not 0, 1, 2, ... on a tensor dim, or a strided shard.
+        NotHandled: an unknown reduce op.
     """
     if any(placement.split_factor is not None for placement in placements):
         text = format_placements(placements)
@@ -81,14 +81,14 @@ def state_of(placements: Sequence[Placement], tensor_ndim: int) -> State:
 
 
 def known_reduce_op(reduce_op: str) -> str:
-    """The reduce op itself; NotHandled for another than torch's plain ones."""
+    """Return the reduce op; NotHandled for any other than torch's plain ones."""
     if reduce_op not in REDUCE_OPS:
         raise NotHandled(f"reduce op {reduce_op!r}")
     return reduce_op
 
 
 def local_shape(state: State, shape: Sequence[int], mesh_shape: Sequence[int]) -> tuple[int, ...]:
-    """The largest local shape of any rank, elements; every shard is a ceil-sized chunk of what is left.
+    """Return the largest local shape of any rank, in elements; every shard is a ceil-sized chunk of the remainder.
 
     Nested ceilings are one ceiling of the product, so the shard order does not matter here.
     """
@@ -101,9 +101,9 @@ Box = tuple[tuple[int, int], ...]
 
 @lru_cache(maxsize=4096)
 def box_of(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...], coordinate: tuple[int, ...]) -> Box:
-    """What one rank holds: for each tensor dim the interval (start, stop) of the full tensor, stop exclusive.
+    """Return the box of one rank: for each tensor dim the interval (start, stop) of the full tensor, stop exclusive.
 
-    The coordinate is the rank's index along each mesh dim; partial mesh dims hold the whole of what is left.
+    The coordinate is the rank's index along each mesh dim; partial mesh dims hold the whole remainder.
     """
     box = []
     for size, order in zip(shape, state.orders, strict=True):
@@ -118,7 +118,7 @@ def box_of(state: State, shape: tuple[int, ...], mesh_shape: tuple[int, ...], co
 
 @dataclass(frozen=True)
 class Move:
-    """A step's change of one mesh dim's placement, whatever state it starts from."""
+    """A step's change of one mesh dim's placement, independent of the state before."""
 
     op: str  # one of `cost_profile.COLLECTIVES` or `cost_profile.LOCAL_OPS`
     mesh_dim: int
@@ -127,11 +127,11 @@ class Move:
 
     @property
     def num_copies(self) -> int:
-        """How many of the tensor dims it gathers or scatters are not the first, hence not contiguous."""
+        """Number of gathered or scattered tensor dims that are not the first, so not contiguous."""
         return (self.source_dim > 0) + (self.target_dim > 0)
 
 
-# (next state, move, mask of the bits that stay pending, bit that may become pending, what was entered)
+# (next state, move, mask of the bits that stay pending, bit that may become pending, entry)
 Edge = tuple[int, int, int, int, int]
 Kind = int | tuple[int, ...]
 NOTHING_ENTERED = -1
@@ -141,13 +141,13 @@ class Graph:
     """torch's graph of redistribution states, shared by all tensors of one rank; see `graph_of`.
 
     The legal steps are those of `DTensorRedistributePlanner.get_next_state` (torch 2.11 to 2.15) without its strided
-    shards: a mesh dim leaves a tensor dim only if it sharded it last, and enters one as the last of its order. A shard
-    becomes a partial only where `_get_shard_to_partial_target_states` (torch 2.14 and newer) lets it: where the target
-    has P(sum).
+    shards: a mesh dim leaves a tensor dim only if it was the last to shard it, and enters one as the last of its order.
+    A shard becomes a partial only where `_get_shard_to_partial_target_states` (torch 2.14 and newer) allows it: where
+    the target has P(sum).
 
-    States and moves are small numbers, each worked out once. Where all shards are even, a price depends on the set of
-    sharded mesh dims alone, and on a move only so far as its tensor dims are the first or not: states of one price
-    share a kind, moves a number. A mesh dim's pending bit says that it must still leave where it is: bit m for a shard,
+    States and moves are small numbers, each computed once. If all shards are even, a price depends only on the set of
+    sharded mesh dims, and of a move only on whether its tensor dims are the first: states of one price share a kind,
+    moves a number. A mesh dim's pending bit is set while it must still leave its current place: bit m for a shard,
     mesh_ndim + m for a partial.
     """
 
@@ -172,11 +172,11 @@ class Graph:
         self._move_numbers: dict[Move, int] = {}
         self._entries: dict[tuple[object, ...], int] = {}
         self._wanted: dict[int, frozenset[int]] = {}
-        # Backward passes plan on autograd's own threads.
+        # Backward plans on autograd's own threads.
         self._lock = threading.RLock()
 
     def number(self, state: State) -> int:
-        """The state's number. Numbers depend on what was planned before: never let a choice depend on them."""
+        """Return the state's number. Numbers depend on earlier plans, so choices must not depend on them."""
         number = self._numbers.get(state)
         if number is not None:
             return number
@@ -193,7 +193,7 @@ class Graph:
             return self._numbers[state]
 
     def expand(self, number: int) -> tuple[Edge, ...]:
-        """The steps out of a state, in an order that depends on the state alone."""
+        """Return the steps out of a state, in an order that depends only on the state."""
         with self._lock:
             steps = legal_steps(self.states[number], self.partial_ops, self.zero_filled)
             edges = tuple(self._edge(state, move) for state, move in steps)
@@ -201,7 +201,7 @@ class Graph:
             return edges
 
     def wanted_entries(self, target: int) -> frozenset[int]:
-        """The entries that bring a state nearer to the target: each order that begins the target's, each partial."""
+        """Entries that bring a state nearer to the target: each prefix of the target's orders, each partial."""
         if target not in self._wanted:
             state = self.states[target]
             entries = [NOTHING_ENTERED]
@@ -213,7 +213,7 @@ class Graph:
         return self._wanted[target]
 
     def pending(self, source: int, target: int) -> int:
-        """Bits of the mesh dims that must leave where they are in the source, for the target to be reached."""
+        """Return bits of the mesh dims that must leave their place in the source before the target can be reached."""
         start, end = self.states[source], self.states[target]
         bits = 0
         for order, end_order in zip(start.orders, end.orders, strict=True):
@@ -257,10 +257,10 @@ graph_of = lru_cache(maxsize=64)(Graph)
 def legal_steps(
     state: State, partial_ops: tuple[str, ...] = (), zero_filled: Collection[int] = ()
 ) -> Iterator[tuple[State, Move]]:
-    """Every state one step away, with the step. P to another P does not exist.
+    """Return every state one step away, with the step. A partial never becomes another partial.
 
     Args:
-        partial_ops: reduce ops that a replica may be split into: none unless the target has a partial.
+        partial_ops: reduce ops that a replica may be split into: empty unless the target has a partial.
         zero_filled: mesh dims whose shards may become P(sum), where the target has P(sum), with torch 2.14 or newer.
     """
     for source_dim, order in enumerate(state.orders):
@@ -271,7 +271,7 @@ def legal_steps(
         gathered = State(state.mesh_ndim, tuple(orders), state.partials)
         yield gathered, Move(ALL_GATHER, mesh_dim, source_dim)
         if mesh_dim in zero_filled:
-            # Right next to any other partial: along its mesh dim, all ranks hold zeros or all hold their shards.
+            # Valid next to any other partial: along its mesh dim, all ranks hold zeros or all hold their shards.
             yield _with_partial(gathered, mesh_dim, "sum"), Move(ZERO_FILL, mesh_dim, source_dim)
         for target_dim in range(state.tensor_ndim):
             if target_dim != source_dim:
@@ -292,7 +292,7 @@ def legal_steps(
 
 
 def zero_fillable(target: State) -> tuple[int, ...]:
-    """The mesh dims on which a shard may become a partial on the way to a target, with torch 2.14 and newer."""
+    """Return the mesh dims on which a shard may become a partial on the way to a target, with torch 2.14 and newer."""
     return tuple(mesh_dim for mesh_dim, reduce_op in target.partials if reduce_op == "sum")
 
 

@@ -1,4 +1,4 @@
-"""What `distbench plan` is asked; each planner's plan for one pair or for all pairs, and which one to use."""
+"""Queries of `distbench plan`: each planner's plan for one pair or for all pairs, and which one to use."""
 
 import math
 import random
@@ -36,8 +36,8 @@ from distbench.spec.mesh import MESH_DIMS, check_num_ranks, format_mesh, mesh_di
 from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS, format_placements
 from distbench.spec.printable_text import count_text, cut
 
-PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one a mesh dim"
-MAX_DIGITS = 4000  # Python reads no longer numbers
+PLACEMENTS = "write R, S(tensor dim), S(tensor dim)[turn] or P(sum), one per mesh dim"
+MAX_DIGITS = 4000  # Python does not parse longer numbers
 
 
 @dataclass(frozen=True)
@@ -47,14 +47,14 @@ class Setting:
     problem: Problem
     mesh: Mapping[str, int]  # mesh dim names to ranks, outermost first
     dtype: str
-    devices_per_host: int  # of the hosts by which torch prices a mesh dim
+    devices_per_host: int  # that torch's prices of a mesh dim assume
     model: MeshCost
-    profile: Profile | None = None  # of the model; None for torch's own constants
+    profile: Profile | None = None  # the cost model; None for torch's own constants
     profile_path: Path | None = None
 
     @property
     def num_ranks(self) -> int:
-        """Ranks of the mesh."""
+        """Number of ranks of the mesh."""
         return math.prod(self.problem.mesh_shape)
 
     @property
@@ -69,13 +69,13 @@ class Setting:
 
     @property
     def prices(self) -> str:
-        """The source of the prices, in words."""
+        """Describe the source of the prices."""
         if self.profile is None:
-            return f"torch's own constants ({count_text(self.devices_per_host, 'device')} a host), unmeasured"
+            return f"torch's own constants ({count_text(self.devices_per_host, 'device')} per host), unmeasured"
         return f"profile {self.profile_path} ({self.profile.machine})"
 
     def error(self, op: str, mesh_dim: int) -> float | None:
-        """The share by which a step's prediction may be off; None without a profile, 0 where there is no line."""
+        """Return the expected relative error of a step's prediction; None without a profile, 0 without a line."""
         if not isinstance(self.model, MeasuredCost):
             return None
         line = self.model.lines.get((op, mesh_dim))
@@ -88,18 +88,18 @@ def setting_of(
     """Read a tensor, a mesh and a cost model.
 
     Args:
-        shape: of the full tensor, as `4096,4096`.
+        shape: of the full tensor, such as `4096,4096`.
         dtype: `f64`, `f32`, `bf16` or `f16`.
         mesh: `2x4`, or `dp_shard=2,tp=4`.
         profile_path: a file, or None for torch's own constants.
-        devices_per_host: what torch takes a host to hold; None: 8 under a profile of NCCL, else 1, as on CPU.
+        devices_per_host: devices per host that torch assumes; None: 8 under a profile of NCCL, else 1, as on CPU.
 
     Raises:
-        UserError: any of them cannot be read, or the profile does not cover the mesh.
+        UserError: one of them cannot be parsed, or the profile does not cover the mesh.
     """
     parts = [part.strip() for part in shape.split(",")]
     if not all(part.isascii() and part.isdigit() and len(part) <= MAX_DIGITS and int(part) > 0 for part in parts):
-        raise UserError(f"shape {cut(shape)!r} is no list of sizes above 0; write for example --shape 4096,4096")
+        raise UserError(f"shape {cut(shape)!r} is not a list of sizes above 0; write for example --shape 4096,4096")
     if dtype not in DTYPE_BYTES:
         raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(DTYPE_BYTES)}")
     profile = load_profile(profile_path) if profile_path else None
@@ -136,8 +136,8 @@ def _measured(profile: Profile, mesh_sizes: Mapping[str, int], text: str) -> Mea
         measured_dims = sorted({(line.mesh_dim, line.group_size) for line in profile.lines if line.op == "all_gather"})
         covered = ", ".join(f"{name} of {size}" for name, size in measured_dims)
         raise UserError(
-            f"the profile prices no {missing} of mesh {text}, only mesh dims {covered}; "
-            f"give such a mesh, e.g. --mesh {format_mesh(profile.mesh)}, or measure yours with distbench calibrate"
+            f"the profile has no price for {missing} of mesh {text}, only for mesh dims {covered}; "
+            f"use such a mesh, e.g. --mesh {format_mesh(profile.mesh)}, or measure yours with distbench calibrate"
         )
     return measured_cost(profile, mesh_sizes)
 
@@ -148,13 +148,13 @@ def _uncovered(profile: Profile, mesh_sizes: Mapping[str, int]) -> str | None:
 
 
 def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
-    """Two layouts as torch writes them, e.g. `S(0)[1]S(0)[0]`.
+    """Parse two layouts in torch's notation, e.g. `S(0)[1]S(0)[0]`.
 
-    The target may have Partial where the source has the same, and P(sum) where the source has a shard: these are what
-    `DTensor.redistribute` takes (the latter with torch 2.14 or newer, see `zero_filled`).
+    The target may have Partial where the source has the same, and P(sum) where the source has a shard:
+    `DTensor.redistribute` accepts these (the latter with torch 2.14 or newer, see `zero_filled`).
 
     Raises:
-        UserError: a layout cannot be read, or is none of this tensor on this mesh.
+        UserError: a layout cannot be parsed, or does not fit the tensor or mesh.
     """
     states = _state(source, setting), _state(target, setting)
     for mesh_dim in dict(set(states[1].partials) - set(states[0].partials)).keys() - zero_filled(*states):
@@ -167,7 +167,7 @@ def pair_of(source: str, target: str, setting: Setting) -> tuple[State, State]:
 
 
 def zero_filled(source: State, target: State) -> set[int]:
-    """The mesh dims whose shards become P(sum)."""
+    """Return the mesh dims whose shards become P(sum)."""
     sharded = {mesh_dim for order in source.orders for mesh_dim in order}
     return {mesh_dim for mesh_dim, reduce_op in target.partials if reduce_op == "sum" and mesh_dim in sharded}
 
@@ -181,11 +181,13 @@ def _state(text: str, setting: Setting) -> State:
         raise UserError(f"{reason} of {text!r} is unknown; use sum, avg, min, max or product") from reason
     if state.mesh_ndim != len(setting.mesh):
         raise UserError(
-            f"{text!r} has {state.mesh_ndim} placements, mesh {format_mesh(setting.mesh)} has {len(setting.mesh)} "
+            f"{text!r} has {state.mesh_ndim} placements, but mesh {format_mesh(setting.mesh)} has {len(setting.mesh)} "
             f"mesh dims; {PLACEMENTS}"
         )
     if len(ops := {op for _, op in state.partials}) > 1 and ops != {"sum", "avg"}:
-        raise UserError(f"{text!r} mixes the reduce ops {', '.join(sorted(ops))}, which DTensor refuses; write one")
+        raise UserError(
+            f"{text!r} mixes the reduce ops {', '.join(sorted(ops))}, which DTensor rejects; use one of them"
+        )
     return state
 
 
@@ -201,7 +203,7 @@ def every_pair(setting: Setting) -> Iterator[tuple[State, State]]:
 
 @dataclass(frozen=True)
 class TorchPath:
-    """One planner's answer for one pair: its path in torch's own notation, or None and the reason why."""
+    """One planner's answer for one pair: its path in torch's own notation, or None and the reason."""
 
     path: str | None
     reason: str = ""
@@ -212,8 +214,10 @@ BUDGET_S, START_S = 20.0, 120.0
 
 @dataclass(frozen=True)
 class TorchAnswers:
-    """torch's version, for each planner one answer a pair, and why this torch makes no partial of a shard (None where
-    it does). Version and reason are None where torch could not be asked."""
+    """torch's version, one answer per planner and pair, and why it makes no partial of a shard (None if it does).
+
+    Version and reason are None if the query of torch failed.
+    """
 
     torch: str | None
     paths: dict[str, tuple[TorchPath, ...]]
@@ -221,9 +225,9 @@ class TorchAnswers:
 
 
 def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: float = BUDGET_S) -> TorchAnswers:
-    """Each pair's path by torch's own planners; after `budget_s` seconds of planning, pairs are left out.
+    """Return each pair's path by torch's own planners; after `budget_s` seconds of planning, pairs are left out.
 
-    Never raises: where torch fails, the answers say so.
+    Never raises: the answers include errors of torch.
     """
     request = {
         "mesh_shape": setting.problem.mesh_shape,
@@ -234,13 +238,13 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
         "budget_s": budget_s,
     }
     try:
-        failure = "torch cannot be asked: {why}"
+        failure = "the query of torch failed: {why}"
         record: dict[str, Any] = ask_child("plan_paths", given=request, timeout_s=budget_s + START_S, failure=failure)
     except UserError as error:
         record = {"unsupported": str(error)}
     if reason := record.get("unsupported"):
         return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * len(pairs)))
-    not_asked = {"error": "not asked: time was up"}
+    not_asked = {"error": "not planned: the time limit was reached"}
     paths = {
         name: tuple(TorchPath((one or not_asked).get("path"), (one or not_asked).get("error", "")) for one in answers)
         for name, answers in record["paths"].items()
@@ -248,17 +252,20 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
     return TorchAnswers(record["torch"], paths, record["no_zero_fill"])
 
 
-# Planners whose predictions are this close count as equal, and the simplest to use is taken.
+# Planners whose predictions are this close count as equal, and the one that is simplest to use wins.
 EQUAL_SHARE = 0.02
-# One of ours must be predicted faster by this share before torch's own path is left. Measured gains below it were noise
-# or losses: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2) the six that were slower than the better of torch's two
-# (by 1.5 to 11 %) were predicted 1 to 6 % faster.
+# One of ours must be predicted faster than torch's own path by this share to be recommended. Smaller measured gains
+# were noise or losses: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2), six were slower than the better one of
+# torch's two planners (by 1.5 to 11 %), and these were predicted 1 to 6 % faster.
 LEAVING_SHARE = 0.10
 
 
 def choose(predicted_s: Mapping[str, float]) -> str:
-    """The planner to use by predicted seconds alone, given simplest to use first, one at least: the better of torch's
-    (greedy where they are equal), or the fastest of ours where that is faster by more than LEAVING_SHARE."""
+    """Return the planner to use by predicted seconds of at least one planner, in order of simplicity.
+
+    It is the better one of torch's (greedy if equal), or the fastest of ours if that is faster by more than
+    LEAVING_SHARE.
+    """
     torchs = _fastest({name: value for name, value in predicted_s.items() if name in TORCH_PLANNERS})
     ours = _fastest({name: value for name, value in predicted_s.items() if name not in TORCH_PLANNERS})
     if torchs is None or ours is None:
@@ -267,24 +274,24 @@ def choose(predicted_s: Mapping[str, float]) -> str:
 
 
 def _fastest(predicted_s: Mapping[str, float]) -> str | None:
-    """The first whose time is as good as the least; None for none."""
+    """Return the first planner whose time equals the minimum; None if there are none."""
     limit = min(predicted_s.values(), default=0.0) * (1 + EQUAL_SHARE)
     return next((name for name, value in predicted_s.items() if value <= limit), None)
 
 
-# Above this many ranks, who sends what to whom is not worked out: it grows with their square.
+# Above this many ranks no exchange is planned: its time grows with their square.
 MAX_DIRECT_RANKS = 512
 
 
 @dataclass(frozen=True)
 class PlannedStep:
-    """One step of a plan, on the rank that has most to do."""
+    """One step of a plan, on the busiest rank."""
 
     op: str  # the collective; of a local step one of `cost_profile.LOCAL_OPS`
     over: str  # the mesh dim's name, or "the mesh"
     target: State
     seconds: float
-    error: float | None  # share by which the predicted seconds may be off; None without a profile
+    error: float | None  # expected relative error of the predicted seconds; None without a profile
     sent_bytes: int
     held_bytes: int  # local tensors before and after, together
     is_collective: bool
@@ -297,23 +304,23 @@ class PlannedStep:
 
 @dataclass(frozen=True)
 class Plan:
-    """One planner's way from the source to the target."""
+    """One planner's plan from the source to the target."""
 
     planner: str  # one of `spec.placements.PLANNERS`
-    path: str  # its layouts, as torch writes them
+    path: str  # its layouts, in torch's notation
     source: State
     steps: tuple[PlannedStep, ...]
-    received_bytes: int  # of the busiest rank; of a ring collective as many as it sends
+    received_bytes: int  # of the busiest rank; for a ring collective equal to the bytes sent
     peak_bytes: int  # the most that a step holds
 
     @property
     def seconds(self) -> float:
-        """Predicted for all steps."""
+        """Predicted seconds of all steps."""
         return sum(step.seconds for step in self.steps)
 
     @property
     def error(self) -> float | None:
-        """The share by which `seconds` may be off, its steps' errors weighted by their time; None without a profile."""
+        """Expected relative error of `seconds`, its steps' errors weighted by their time; None without a profile."""
         if any(step.error is None for step in self.steps):
             return None
         weighted = sum((step.error or 0.0) * step.seconds for step in self.steps)
@@ -326,12 +333,12 @@ class Plan:
 
     @property
     def num_collectives(self) -> int:
-        """Steps in which ranks communicate."""
+        """Number of steps with communication."""
         return sum(step.is_collective for step in self.steps)
 
     @property
     def states(self) -> tuple[State, ...]:
-        """Every layout on the way, the source first."""
+        """Every layout of the path, the source first."""
         return (self.source, *(step.target for step in self.steps))
 
 
@@ -342,8 +349,10 @@ class Advice:
     source: State
     target: State
     plans: Mapping[str, Plan]  # by planner, in the order of `spec.placements.PLANNERS`
-    missing: Mapping[str, str]  # planner to why it has none
-    least_bytes: int | None  # that the rank that lacks most must receive; None for Partial, or too many ranks
+    missing: Mapping[str, str]  # planner to the reason why it has no plan
+    least_bytes: (
+        int | None
+    )  # least number that the rank that lacks most must receive; None for Partial, or too many ranks
 
     @property
     def use(self) -> Plan:
@@ -351,12 +360,12 @@ class Advice:
         return self.plans[choose({planner: plan.seconds for planner, plan in self.plans.items()})]
 
     def received_ratio(self, plan: Plan) -> float | None:
-        """Received bytes over the receive lower bound; None where that is 0 or not known."""
+        """Return received bytes over the receive lower bound; None if that is 0 or unknown."""
         return plan.received_bytes / self.least_bytes if self.least_bytes else None
 
 
 def advise(setting: Setting, source: State, target: State, torch: TorchAnswers, number: int = 0) -> Advice:
-    """Every planner's plan for one pair; torch's are its answers of that number."""
+    """Return every planner's plan for one pair; torch's are its answers of that number."""
     zero_fill = torch.no_zero_fill is None
     route = cheapest_route(setting.problem, setting.model, source, target, zero_fill=zero_fill)
     outcomes: dict[str, Plan | str] = {
@@ -378,11 +387,11 @@ def _torch_plan(setting: Setting, planner: str, answer: TorchPath) -> Plan | str
         states = tuple(parse_state(part, setting.tensor_ndim) for part in answer.path.split("->"))
         return _stepwise(setting, planner, answer.path, states)
     except (ValueError, NotHandled) as error:
-        return f"takes {answer.path}, which is not priced here ({error})"
+        return f"uses {answer.path}, which is not priced here ({error})"
 
 
 def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ...]) -> Plan:
-    """A plan of given layouts; ValueError where two neighbours are not one legal step apart."""
+    """Return a plan of given layouts; ValueError if two neighbours are not one legal step apart."""
     steps = tuple(
         PlannedStep(
             op=step.move.op,
@@ -401,7 +410,7 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
 
 
 def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
-    """One exchange in the place of a path (two from a partial), or why there is none."""
+    """Return one exchange instead of a path (two from a partial), or why there is none."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
     if target.partials:
@@ -438,17 +447,17 @@ def _num_copies(source: State, target: State) -> int:
 
 
 def direct_line(setting: Setting) -> Line | None:
-    """The profile's line for this all-to-all over the whole mesh; None where it was not measured."""
+    """Return the profile's line for this all-to-all over the whole mesh; None if it was not measured."""
     if setting.profile is None:
         return None
     return setting.profile.line(DIRECT, "x".join(setting.mesh), setting.num_ranks)
 
 
 def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> tuple[float, float]:
-    """(predicted seconds, the share by which they may be off) of one all-to-all with splits.
+    """Return (predicted seconds, their expected relative error) of one all-to-all with splits.
 
-    By the profile's own line for it, if any, over what the busiest rank sends or receives, copies and adds. Else as one
-    all-to-all after the other over each mesh dim that it crosses: too slow where links work at the same time.
+    Priced by the profile's own line for it, if any, from the busiest rank's transfers and copies. Otherwise as one
+    all-to-all per crossed mesh dim, one after the other, which is too slow where links work at the same time.
     """
     if line := direct_line(setting):
         busiest, num_times, num_messages = exchange.load()
@@ -458,7 +467,7 @@ def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> 
     for mesh_dim, num_bytes in enumerate(_crossing_bytes(setting, exchange)):
         if num_bytes:
             size = setting.problem.mesh_shape[mesh_dim]
-            # A line is over the whole buffer, a rank's own part included, which does not travel.
+            # A line is over the whole buffer, including a rank's own part, which is not sent.
             payload = num_bytes * size / (size - 1)
             seconds = setting.model.seconds(ALL_TO_ALL, mesh_dim, payload, num_copies)
             total += seconds
@@ -467,8 +476,10 @@ def _exchange_seconds(setting: Setting, exchange: Exchange, num_copies: int) -> 
 
 
 def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
-    """For each mesh dim the bytes that the busiest rank sends or receives over it; two ranks use the outermost mesh dim
-    in which they differ, their slowest link."""
+    """Return for each mesh dim the bytes that the busiest rank sends or receives over it.
+
+    Two ranks use the outermost mesh dim in which they differ, their slowest link.
+    """
     cells = np.indices(setting.problem.mesh_shape).reshape(len(setting.mesh), -1)
     outermost = (cells[:, exchange.senders] != cells[:, exchange.receivers]).argmax(axis=0)
     elements = np.zeros((len(cells), 2, cells.shape[1]), dtype=np.int64)
@@ -477,9 +488,9 @@ def _crossing_bytes(setting: Setting, exchange: Exchange) -> list[int]:
     return [int(most) * setting.problem.itemsize for most in elements.max(axis=(1, 2))]
 
 
-# What to write in training code. Braces: the profile's file, or the layouts of the pair.
+# Code to write in a training script. Braces: the profile's file, or the layouts of the pair.
 HOW = {
-    "greedy": "DTensor's default, nothing to change",
+    "greedy": "DTensor's default, no change needed",
     "min_cost": "with torch.distributed.tensor._redistribute.use_min_cost_redistribution_plan()",
     "calibrated": 'with distbench.calibrated_planning("{profile}")',
     "direct": 'move = distbench.DirectRedistribution("{source}", "{target}", x.shape, mesh.mesh), then '
@@ -488,26 +499,29 @@ HOW = {
 
 
 def verdict(setting: Setting, advice: Advice) -> str:
-    """Which planner to use and why, and how far to trust that."""
+    """Return the planner to use, the reason, and how reliable that is."""
     use, default = advice.use, advice.plans.get(BASELINE)
     if advice.source == advice.target:
         return "Nothing to do: source and target are the same."
     if not use.num_collectives and not use.seconds:
-        reason = "every step is local, so no rank sends anything"
+        reason = "every step is local, without communication"
     elif default is None:
-        reason = f"predicted {time_words(use.seconds)}, the least of those that could be planned"
+        reason = f"predicted {time_words(use.seconds)}, the shortest of all plans"
     elif use is default:
-        reason = f"none of ours is predicted more than {percent_text(LEAVING_SHARE)} faster, nor min_cost at all"
+        reason = (
+            f"neither calibrated nor direct is predicted more than {percent_text(LEAVING_SHARE)} faster, "
+            "and min_cost is not faster"
+        )
     else:
-        sent = f"a rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
+        sent = f"each rank sends {size_text(use.sent_bytes)}, not {size_text(default.sent_bytes)}"
         share = f"predicted {time_words(use.seconds)}, {use.seconds / default.seconds:.2f} of {BASELINE}'s time"
         is_same = use.sent_bytes == default.sent_bytes
-        reason = f"{share}, for the same bytes sent by a rank" if is_same else f"{share}; {sent}"
+        reason = f"{share}, for the same bytes sent per rank" if is_same else f"{share}; {sent}"
     return f"Use {use.planner}: {reason}{_doubt(setting, use, default)}. How: {how(setting, advice)}."
 
 
 def how(setting: Setting, advice: Advice) -> str:
-    """What to write in training code to have the recommended plan."""
+    """Return the code that enables the recommended plan in a training script."""
     profile = setting.profile_path or "profile.json"
     text = HOW.get(advice.use.planner, f"planner {advice.use.planner!r}, as redistribute/planners.py applies it")
     return text.format(profile=profile, source=advice.source, target=advice.target)
@@ -517,34 +531,34 @@ def _doubt(setting: Setting, use: Plan, default: Plan | None) -> str:
     if default is None or use is default:
         return ""
     if setting.profile is None:
-        return " (by torch's constants; --profile decides for your machine)"
+        return " (by torch's constants; use --profile for your machine)"
     error = max(use.error or 0.0, default.error or 0.0)
     if 1 - use.seconds / default.seconds < error:
-        return f" (less apart than the prediction's error of {percent_text(error)}: measure both)"
+        return f" (the difference is below the prediction's error of {percent_text(error)}: measure both)"
     return ""
 
 
 def time_words(seconds: float) -> str:
-    """A time inside a sentence: `1.20 s`, `0 us`."""
+    """Format a time inside a sentence: `1.20 s`, `0 us`."""
     return " ".join(time_text(seconds).split()) if seconds else "0 us"
 
 
-# Who sends what to whom takes time with the square of the ranks: pairs times ranks squared, for some ten seconds.
+# Exchanges take time with the square of the ranks: pairs times ranks squared, for about ten seconds.
 MAX_WORK = 4_000_000
 
 
 @dataclass(frozen=True)
 class PairRanking:
-    """Every pair's advice, the most striking first."""
+    """Every pair's advice, in order of the largest difference."""
 
-    advices: tuple[Advice, ...]  # by how many times longer than the best plan DTensor's default is predicted to take
-    num_used: dict[str, int]  # planner to the number of pairs for which it is the one to use
-    num_all: int  # all ordered pairs; `advices` may be of some
-    num_unasked: int  # pairs for which torch gave no path by one planner at least
+    advices: tuple[Advice, ...]  # by predicted time of DTensor's default over the best plan's
+    num_used: dict[str, int]  # planner to the number of pairs for which it is recommended
+    num_all: int  # all ordered pairs; `advices` may have fewer
+    num_unasked: int  # pairs for which at least one of torch's planners gave no path
 
 
 def chosen_pairs(setting: Setting, pairs: Sequence[tuple[State, State]]) -> list[tuple[State, State]]:
-    """All pairs, or as many random ones of a large mesh as fit into some ten seconds; always the same ones."""
+    """Return all pairs, or as many random ones of a large mesh as take about ten seconds; always the same ones."""
     count = max(MAX_WORK // setting.num_ranks**2, 1)
     return list(pairs) if len(pairs) <= count else random.Random(0).sample(list(pairs), count)
 
@@ -556,7 +570,7 @@ def ranking_of(
     num_all: int | None = None,
     advised: Callable[[], None] = lambda: None,
 ) -> PairRanking:
-    """Every pair's advice by torch's answers, one a pair; `advised` is called after each pair."""
+    """Return every pair's advice from torch's answers, one per pair; `advised` is called after each pair."""
     advices = []
     for number, (source, target) in enumerate(pairs):
         advices.append(advise(setting, source, target, torch, number))
@@ -568,7 +582,7 @@ def ranking_of(
 
 
 def times_longer(advice: Advice) -> float:
-    """DTensor's default plan's time over the best plan's; 1 where both are free, 0 where torch gave no default plan."""
+    """DTensor's default plan's time over the best plan's; 1 if both are free, 0 if torch gave no default plan."""
     if BASELINE not in advice.plans:
         return 0.0
     default, best = advice.plans[BASELINE].seconds, min(plan.seconds for plan in advice.plans.values())

@@ -1,5 +1,6 @@
-"""What each step of a redistribution costs (seconds by a cost model, bytes on the wire, bytes held), and the exact
-cheapest path between two layouts."""
+"""Costs of each step of a redistribution (seconds by a cost model, bytes sent, bytes held), and the exact cheapest path
+between two layouts.
+"""
 
 import math
 from collections import defaultdict
@@ -43,16 +44,16 @@ TIME_SHIFT = SENT_SHIFT + SENT_BITS
 FEMTOSECONDS_PER_S = 1e15
 ONE_COLLECTIVE = 1 << COLLECTIVE_SHIFT
 FORBIDDEN = 1 << (TIME_SHIFT + 128)
-# After these a rank holds as many times what it held before as its group has ranks.
+# After these ops a rank holds its previous bytes times the ranks of its group.
 GROWING = (ALL_GATHER, ZERO_FILL)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A tensor (elements along each dim, bytes of one) and the mesh it lies on (ranks along each dim).
+    """A tensor (elements along each tensor dim, bytes per element) and its mesh (ranks along each mesh dim).
 
     Raises:
-        NotHandled: a size that is no plain number (a symbol), or too large for the labels.
+        NotHandled: a size is symbolic, or too large for the labels.
     """
 
     mesh_shape: tuple[int, ...]
@@ -62,13 +63,13 @@ class Problem:
     def __post_init__(self) -> None:
         for size in (*self.mesh_shape, *self.shape):
             if type(size) is not int:
-                raise NotHandled(f"size {size} is no plain number")
+                raise NotHandled(f"size {size} is not a plain number")
         if math.prod(self.shape) * self.itemsize * math.prod(self.mesh_shape) >= 1 << (PEAK_BITS - 1):
             raise NotHandled(f"a tensor of shape {self.shape} is too large to plan")
 
     @property
     def is_even(self) -> bool:
-        """Whether any set of mesh dims shards any tensor dim evenly."""
+        """Return whether every set of mesh dims shards every tensor dim evenly."""
         ranks = math.prod(self.mesh_shape)
         return not any(size % ranks for size in self.shape)
 
@@ -84,21 +85,21 @@ class Problem:
 
 @dataclass(frozen=True)
 class StepPrice:
-    """One step's price on the rank that has most to do."""
+    """One step's price on the busiest rank."""
 
     seconds: float
     payload_bytes: int  # the full gathered or scattered buffer, padding included (nccl-tests' size); locally the copy
     sent_bytes: int  # by the ring algorithm
-    # Its local tensors before and after the step, together; of a zero-fill also the zeros that the shard is added to,
-    # because torch adds out of place.
+    # Its local tensors before and after the step, together; for a zero-fill also the zeros that the shard is added to,
+    # since torch adds out of place.
     held_bytes: int
     is_collective: bool  # whether ranks communicate (over a mesh dim of one rank they do not)
 
 
 class Pricing:
-    """The prices of one problem under one cost model, worked out as searches ask for them.
+    """The prices of one problem under one cost model, computed on demand.
 
-    By the model more bytes must never be cheaper; steps that hold more than `peak_cap_bytes` are forbidden. `rows` are
+    By the model more bytes must never be cheaper; steps that hold more than `peak_cap_bytes` are forbidden. `rows` maps
     kind of state, and number of move, to (packed price, held bytes shifted into place).
     """
 
@@ -112,7 +113,7 @@ class Pricing:
         self._labels: dict[tuple[str, int, int, int], int] = {}
 
     def label(self, node: int, number: int) -> tuple[int, int]:
-        """(packed price, held bytes shifted into place) of a step; FORBIDDEN instead of a price over the cap."""
+        """(packed price, held bytes shifted into place) of a step; FORBIDDEN instead of a price above the cap."""
         graph = self.graph
         mask = graph.sharded_masks[node]
         if self.even:
@@ -129,7 +130,7 @@ class Pricing:
         return packed, held_bytes << PEAK_SHIFT
 
     def price(self, sharded_mask: int, dim_masks: Sequence[int], move: Move) -> StepPrice:
-        """The price of a step out of a state whose tensor dims are sharded by these mesh dims."""
+        """Return the price of a step out of a state whose tensor dims are sharded by these mesh dims."""
         op, mesh_dim = move.op, move.mesh_dim
         size = self.mesh_shape[mesh_dim]
         before, after, payload = self._step_bytes(dim_masks, move, size)
@@ -142,8 +143,10 @@ class Pricing:
         return StepPrice(seconds, payload, _sent_bytes(op, payload, size), held_bytes, is_collective)
 
     def share_label(self, op: str, mesh_dim: int, mask: int) -> int:
-        """A packed lower bound of a collective from a state in which the mask's mesh dims shard, whatever they shard:
-        the price of an unpadded share without copies."""
+        """Return a packed lower bound of a collective from a state whose sharding mesh dims are `mask`.
+
+        It is the price of an unpadded share without copies, for any sharded tensor dim.
+        """
         if self.even:
             return self._labels.get((op, mesh_dim, mask, 0)) or self._even_label(op, mesh_dim, mask, 0)
         size = self.mesh_shape[mesh_dim]
@@ -182,7 +185,7 @@ class Pricing:
 
 
 class PricedStep(NamedTuple):
-    """One step of a path: from where to where, by what, at which price."""
+    """One step of a path: states before and after, move, and price."""
 
     source: State
     target: State
@@ -191,8 +194,8 @@ class PricedStep(NamedTuple):
 
 
 def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> list[PricedStep]:
-    """A path's steps, priced on the rank that has most to do; ValueError where neighbours are no legal step apart."""
-    # A graph of its own: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
+    """Price a path's steps on the busiest rank; ValueError if neighbours are not one legal step apart."""
+    # A separate graph: `price` needs none of the shared numbers, and uneven prices are right for even shards too.
     graph = Graph(len(problem.mesh_shape), len(problem.shape))
     pricing = Pricing(graph, problem, model, None)
     steps = []
@@ -208,15 +211,17 @@ def priced_steps(problem: Problem, model: MeshCost, states: Sequence[State]) -> 
 
 
 def least_received_bytes(problem: Problem, source: State, target: State) -> int:
-    """The receive lower bound: bytes of the target minus the source, on the rank that lacks most; NotHandled where one
-    side has a partial."""
+    """Return the receive lower bound: bytes of the target minus the source, on the rank that lacks most.
+
+    Raises NotHandled if one side has a partial.
+    """
     if source.partials:
-        raise NotHandled("how little must be received of parts of a sum depends on who adds them up")
+        raise NotHandled("the least received bytes of partial sums depend on which rank adds them")
     return max(plan_exchange(source, target, problem.shape, problem.mesh_shape).received) * problem.itemsize
 
 
 def pack(seconds: float, sent_bytes: int, is_collective: bool) -> int:
-    """All but the peak as one label."""
+    """Pack everything except the peak into one label."""
     label = int(seconds * FEMTOSECONDS_PER_S + 0.5) << TIME_SHIFT
     return label + (sent_bytes << SENT_SHIFT) + ONE_COLLECTIVE if is_collective else label
 
@@ -243,14 +248,14 @@ def _sent_bytes(op: str, payload: int, size: int) -> int:
 
 
 class Bounds(dict[int, int]):
-    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard: for A*
-    a lower bound of what is left to pay.
+    """Least packed price from a state with these pending bits (see `Graph`) to one that the target's bits shard: a
+    lower bound of the remaining price for A*.
 
-    It forgets which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already (here
+    It ignores which tensor dims are sharded, in which order, and whether the target's own mesh dims shard already (here
     they always do, as do those that a zero-fill may take out of a shard at any time, here for nothing). Every real path
-    maps to such an abstract one that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is
-    admissible and consistent. Bytes are unpadded shares: a padded one depends on the tensor dim that is forgotten, and
-    could be larger than what the cheapest path really moves.
+    maps to such an abstract path that costs no more (a pattern database, Culberson and Schaeffer 1998), so the bound is
+    admissible and consistent. Bytes are unpadded shares: padding depends on the ignored tensor dim, and could exceed
+    the bytes of the cheapest path.
     """
 
     def __init__(self, pricing: Pricing, target: int) -> None:
@@ -268,7 +273,7 @@ class Bounds(dict[int, int]):
         least = self._gather(gathered)
         if rest := (bits ^ gathered) & ~self.zero_filled:
             least += self._leave(rest, self.target | gathered)
-        # Sharding once more makes all else smaller, and must be gathered again.
+        # One more shard makes everything else smaller, and must be gathered again.
         unsharded = self.others & ~gathered
         while unsharded:
             bit = unsharded & -unsharded
@@ -280,7 +285,7 @@ class Bounds(dict[int, int]):
         return least
 
     def _gather(self, sharding: int) -> int:
-        """All-gathers of these mesh dims, in the best order, while the target's own mesh dims shard."""
+        """Return the price of all-gathers of these mesh dims, in the best order, while the target's mesh dims shard."""
         if sharding not in self._gathers:
             self._gathers[sharding] = min(
                 self.share_label(ALL_GATHER, mesh_dim, self.target | sharding) + self._gather(sharding ^ 1 << mesh_dim)
@@ -290,7 +295,7 @@ class Bounds(dict[int, int]):
         return self._gathers[sharding]
 
     def _leave(self, bits: int, sharded: int) -> int:
-        """Each of these mesh dims leaves its tensor dim, or its partial, while all of `sharded` shard."""
+        """Price of moving each of these mesh dims out of its shard or partial while all of `sharded` shard."""
         total = 0
         for mesh_dim in range(self.mesh_ndim):
             if bits >> mesh_dim & 1:
@@ -305,14 +310,14 @@ _COUNTER = (1 << COUNTER_BITS) - 1
 
 
 class NoPath(Exception):
-    """No path obeys the memory cap, or none exists (a shard or a partial becomes no other partial in one step)."""
+    """No path fits the memory cap, or none exists (a shard or a partial becomes no other partial in one step)."""
 
 
 @dataclass(frozen=True)
 class Route:
     """A cheapest path, source and target included; bytes are those of the busiest rank.
 
-    `peak_bytes` is the most that a step holds, its local tensors before and after; the source alone without a step.
+    `peak_bytes` is the most that a step holds, its local tensors before and after; only the source without a step.
     """
 
     states: tuple[State, ...]
@@ -330,10 +335,10 @@ def cheapest_route(
     peak_cap_bytes: int | None = None,
     zero_fill: bool = False,
 ) -> Route:
-    """The path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
+    """Return the path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
 
     A* (Hart, Nilsson, Raphael 1968). More bytes must never be cheaper by the model, and no step may hold more than
-    `peak_cap_bytes`. `zero_fill`: torch makes P(sum) of a shard where the target has it.
+    `peak_cap_bytes`. `zero_fill`: torch makes P(sum) of a shard if the target has it.
 
     Raises:
         NoPath: the cap forbids every path, or there is none.
@@ -351,9 +356,9 @@ def cheapest_route(
 
 
 def least_peak_route(problem: Problem, model: MeshCost, source: State, target: State, zero_fill: bool = False) -> Route:
-    """Of the paths whose fullest step holds least, the cheapest; NoPath where there is none.
+    """Return the cheapest of the paths with the least peak; NoPath if there is none.
 
-    What a path holds at most is a bottleneck: Dijkstra's search, with the larger of two instead of their sum.
+    A path's peak is a bottleneck: Dijkstra's search, with the larger of two instead of their sum.
     """
     if source == target:
         return cheapest_route(problem, model, source, target)
@@ -365,7 +370,7 @@ def least_peak_route(problem: Problem, model: MeshCost, source: State, target: S
 def _searcher_for(
     problem: Problem, model: MeshCost, source: State, target: State, cap: int | None, zero_fill: bool
 ) -> "_Searcher":
-    # As in torch, a path splits replicas into parts only where the target has a partial.
+    # As in torch, a path splits replicas into parts only if the target has a partial.
     ops = {op for _, op in (*source.partials, *target.partials)} if target.partials else set()
     return _searcher(problem, model, tuple(sorted(ops)), cap, zero_fillable(target) if zero_fill else ())
 
@@ -379,7 +384,7 @@ def _searcher(
 
 
 def forget_prices() -> None:
-    """Drop what is kept of single tensors, so that the next plan costs what a tensor's first one does."""
+    """Drop cached data of single tensors, so that the next plan takes as long as a tensor's first one."""
     _searcher.cache_clear()
 
 
@@ -438,7 +443,7 @@ class _Searcher:
         raise self._no_path(start, end)
 
     def least_peak_bytes(self, start: int, end: int) -> int:
-        """The least that the fullest step of a path holds."""
+        """Return the least peak bytes of any path."""
         graph, price, rows = self.graph, self.pricing.label, self.pricing.rows
         best, heap = {start: 0}, [(0, start)]
         while heap:
@@ -460,5 +465,5 @@ class _Searcher:
 
     def _no_path(self, start: int, end: int) -> NoPath:
         cap, states = self.pricing.peak_cap_bytes, self.graph.states
-        limit = "" if cap is None else f" holds at most {cap} bytes a rank at every step; allow more"
+        limit = "" if cap is None else f" holds at most {cap} bytes per rank at every step; allow more"
         return NoPath(f"no path from {states[start]} to {states[end]}{limit}")

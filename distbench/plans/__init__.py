@@ -1,1 +1,1 @@
-"""A plan onto a model: checked on the meta device, applied part by part, materialised after sharding."""
+"""Application of a plan to a model: checked on the meta device, applied part by part, materialised after sharding."""

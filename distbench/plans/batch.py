@@ -1,4 +1,4 @@
-"""The global batch of a scenario, whatever it is made of: which of its tensors are split, and a rank's part of it."""
+"""The global batch of a scenario, in any container: which of its tensors are split, and the part of one rank."""
 
 import fnmatch
 from collections.abc import Callable, Iterable, Mapping
@@ -12,28 +12,28 @@ from distbench.ranks.failure import blamed, place_of
 from distbench.redistribute.expected_shards import chunk_of
 from distbench.spec import CpPlan, Scenario, UserError
 
-# Where a tensor is split: on one tensor dim for all, or glob pattern over its name to one, None for whole.
+# Tensor dim that is split: one for all tensors, or glob pattern over the name to a tensor dim, None for unsplit.
 Dims = int | Mapping[str, int | None]
 
 
 @dataclass(frozen=True)
 class Batch:
-    """A batch: tensors in dicts, lists, tuples and dataclasses, nested as one likes; anything else stays as it is."""
+    """A batch: tensors in dicts, lists, tuples and dataclasses, nested in any way; other values stay as they are."""
 
     tree: Any  # what `make_batch` returned
-    # What the scenario says of tensor dims that are the batch; None for what follows from the first tensor
+    # Batch dims that the scenario declares; None to derive them from the first tensor
     dims: Dims | None = None
-    sequence_dims: Dims | None = None  # likewise of those that are the sequence
-    place: str = ""  # of the function that made it, `file:line`, for sentences
+    sequence_dims: Dims | None = None  # the same for sequence dims
+    place: str = ""  # `file:line` of the function that made it, for messages
 
     @property
     def origin(self) -> str:
-        """Who made it, and where that is written."""
+        """The function that made the batch, with its place, for messages."""
         return f"make_batch ({self.place})" if self.place else "make_batch"
 
     @property
     def first(self) -> torch.Tensor:
-        """The first tensor that has a tensor dim; UserError where there is none."""
+        """The first tensor with a tensor dim. Raises UserError if there is none."""
         first_tensor = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
         if first_tensor is None:
             raise UserError(
@@ -44,19 +44,19 @@ class Batch:
 
     @property
     def length(self) -> int:
-        """Samples in it: the length of the first tensor that is split."""
+        """Number of samples: the length of the first tensor that is split."""
         name, tensor_dim = next(iter(self.split_dims.items()))
         return dict(tensors_of(self.tree))[name].shape[tensor_dim]
 
     @property
     def split_dims(self) -> dict[str, int]:
-        """Name of each tensor that is split over data parallel ranks to its tensor dim that is.
+        """Map the name of each tensor that is split over data parallel ranks to the tensor dim that is split.
 
-        Unsaid, tensor dim 0 of every tensor that is as long there as the first one; others, a mask of sequence x
-        sequence say, are whole on every rank.
+        By default, tensor dim 0 of every tensor that has the first tensor's length there. Other tensors, such as a mask
+        of sequence x sequence, are whole on every rank.
 
         Raises:
-            UserError: nothing is split, or what is said fits no tensor.
+            UserError: nothing is split, or batch_dims match no tensor.
         """
         if self.dims is not None:
             return self._said(self.dims, "batch_dims")
@@ -64,20 +64,20 @@ class Batch:
         return {name: 0 for name, tensor in tensors_of(self.tree) if tensor.ndim and tensor.shape[0] == length}
 
     def guessed(self) -> str:
-        """Which tensors ranks have a part of, where nobody said so and not all are alike: the guess may be wrong."""
+        """Return a note on which tensors are split, where the scenario declares nothing and tensors differ."""
         if self.dims is not None:
             return ""
         if isinstance(self.tree, list) and all(isinstance(item, Mapping | list | tuple) and item for item in self.tree):
-            return "; of a list of samples it is each one's tensors that are split: stack them, batch first"
+            return "; in a list of samples, the tensors of each sample are split: stack them, batch first"
         split = self.split_dims
         unsplit = [name for name, tensor in tensors_of(self.tree) if tensor.ndim and name not in split]
         if not unsplit:
             return ""
         guess = f"{_listed(split)} split over data parallel ranks and {_listed(unsplit)} not"
-        return f"; of the batch {guess}: say batch_dims where that is wrong"
+        return f"; of the batch {guess}: set batch_dims if that is wrong"
 
     def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
-        """Likewise over context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""
+        """The same for context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""
         if self.sequence_dims is not None:
             return self._said(self.sequence_dims, "sequence_dims")
         at = plan.seq_dim
@@ -105,7 +105,7 @@ class Batch:
         return split_dims
 
     def part(self, index: int, count: int, device: torch.device) -> Any:
-        """Part `index` of `count` equal ones, on a device."""
+        """Return part `index` of `count` equal parts, on a device."""
         dims = self.split_dims
 
         def own(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -117,7 +117,7 @@ class Batch:
 
 
 def batch_of(scenario: Scenario) -> Batch:
-    """The scenario's global batch, made anew.
+    """Make the scenario's global batch.
 
     Raises:
         UserError: make_batch raises, or its batch has nothing to split.
@@ -125,23 +125,23 @@ def batch_of(scenario: Scenario) -> Batch:
     assert scenario.make_batch is not None
     with blamed("make_batch", scenario.make_batch):
         tree = scenario.make_batch()
-    # A step is not the first one's last backward: what a batch was made by stays out of it.
+    # Gradients must not reach the first step's backward through the code that made the batch.
     tree = mapped(tree, lambda _, value: value if value.grad_fn is None else value.detach().requires_grad_())
     batch = Batch(tree, scenario.batch_dims, scenario.sequence_dims, place_of(scenario.make_batch))
-    # Scalars of numpy are numbers like any other.
+    # numpy scalars are treated as numbers.
     arrays = (
         name for name, leaf in leaves_of(tree) if type(leaf).__module__ == "numpy" and getattr(leaf, "ndim", 0) > 0
     )
     if array := next(arrays, None):
-        raise UserError(f"{batch.origin} gives {array} as an array of numpy; give tensors: torch.from_numpy(...)")
+        raise UserError(f"{batch.origin} gives {array} as a numpy array; give tensors: torch.from_numpy(...)")
     if meta := next((name for name, tensor in tensors_of(tree) if tensor.is_meta), None):
         raise UserError(f"{batch.origin} gives {meta} on the meta device; give values, on the CPU")
     tensors = dict(tensors_of(tree))
     if odd := next((name for name in batch.split_dims if tensors[name].layout != torch.strided), None):
         kind = str(tensors[odd].layout).removeprefix("torch.")
         raise UserError(
-            f"{batch.origin} gives {odd} as a {kind} tensor, which ranks cannot have parts of; give it dense and "
-            "convert it in call=, or whole to every rank by batch_dims"
+            f"{batch.origin} gives {odd} as a {kind} tensor, which cannot be split over ranks; return it dense and "
+            "convert it in call=, or keep it whole on every rank by batch_dims"
         )
     if not batch.length:
         raise UserError(f"{batch.origin} gives a batch of no samples; give one or more for each data parallel rank")
@@ -154,21 +154,21 @@ def _listed(names: Iterable[str]) -> str:
 
 
 def forward(model: Any, inputs: Any) -> Any:
-    """Call the model: a dict is its keyword arguments, a list or tuple its arguments, anything else the only one."""
+    """Call the model: a dict is its keyword arguments, a list or tuple its arguments, others its only argument."""
     if isinstance(inputs, Mapping):
         return model(**inputs)
     return model(*inputs) if isinstance(inputs, list | tuple) else model(inputs)
 
 
 def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], None] = lambda _: None) -> torch.Tensor:
-    """Forward and loss of a batch, or a part of it; `keep` is given the model's output, where we call the model.
+    """Run forward and loss on a batch or a part of it. `keep` gets the model's output, if distbench calls the model.
 
-    The scenario's `call` does all of it where there is one. Else a dict or a tuple goes to the model as its arguments;
-    with a `loss`, a pair is inputs and targets. Without one the loss is what the model returns: a scalar, the `loss` of
-    its output, or the first of a tuple or list.
+    The scenario's `call` does all of it if it is given. Otherwise a dict or a tuple is passed to the model as its
+    arguments; with a `loss`, a pair is inputs and targets. Without a `loss`, the model returns the loss: a scalar, the
+    `loss` of its output, or the first item of a tuple or list.
 
     Raises:
-        UserError: what comes out is no scalar.
+        UserError: the result is not a scalar.
     """
     if scenario.call is not None:
         return _scalar(scenario.call(model, batch), f"call ({place_of(scenario.call)})")

@@ -1,4 +1,4 @@
-"""A scenario with the changes that its variant asks for: names that begin with `plan.`, as spec/job.py has."""
+"""A scenario with the plan changes of its variant: names that begin with `plan.`, listed in spec/job.py."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -12,10 +12,10 @@ from distbench.spec.plan import ULYSSES
 
 
 def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any:
-    """What the scenario's function returns for a variant, its plan changed; what is no Scenario is given back as it is.
+    """Return the scenario of a variant, its plan changed; results that are not a Scenario are returned unchanged.
 
     Raises:
-        UserError: the plan lacks the part that a change is to.
+        UserError: the plan lacks the part that a change applies to.
     """
     own_params, knobs = split_variant(variant)
     scenario = function(**own_params)
@@ -25,7 +25,7 @@ def scenario_of(function: Callable[..., Any], variant: Mapping[str, Any]) -> Any
 
 
 def changed_plan(plan: ParallelPlan, knobs: Mapping[str, Any]) -> ParallelPlan:
-    """The plan with every change; that to the mesh is none to the plan."""
+    """Return the plan with every change applied; a change to the mesh leaves the plan as it is."""
     for name, value in knobs.items():
         needs = KNOBS[name].needs
         if needs and getattr(plan, needs) is None:
@@ -40,18 +40,18 @@ def _changed(plan: ParallelPlan, name: str, value: Any) -> ParallelPlan:
     if name == "microbatches":
         return replace(plan, microbatches=value)
     if name == "checkpoint":
-        # All activations kept, or none of the modules that the plan checkpoints or else shards each on its own.
+        # full: all activations of the modules that the plan checkpoints, else of those that FSDP wraps.
         modules = () if value == "none" else checkpointable(plan)
         if not modules and value != "none":
             raise UserError("plan.checkpoint=full needs modules that the plan checkpoints or FSDP wraps; leave it out")
         return replace(plan, checkpoint=modules, checkpoint_context=None)
     if name == "compile":
-        # What the plan compiles, or else checkpoints or FSDP wraps, or the whole model.
+        # The modules that the plan compiles, else those that it checkpoints or FSDP wraps, else the whole model.
         compiled = plan.compile or CompilePlan(checkpointable(plan) or ("",))
         return replace(plan, compile=None if value == "none" else replace(compiled, backend=value))
     if name in ("rotate", "load_balance"):
         assert plan.cp is not None
-        without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has none
+        without: dict[str, Any] = {"load_balance": None} if value == ULYSSES else {}  # Ulysses has no load balancing
         return replace(plan, cp=replace(plan.cp, **without, **{name: value}))
     assert plan.fsdp is not None
     fields = {name: value}

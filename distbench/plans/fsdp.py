@@ -1,4 +1,4 @@
-"""DDP or FSDP2 onto a model: which units, over which mesh, each parameter's shard placement, what is done by hand."""
+"""DDP or FSDP2 applied to a model: units, mesh, shard placements, and gradients that are averaged by hand."""
 
 import functools
 import inspect
@@ -29,7 +29,7 @@ from distbench.torch_private import (
 
 @dataclass
 class Sharded:
-    """What FSDP or DDP made of a model: roots, names of parameters that FSDP keeps whole, and the row's counters."""
+    """Result of FSDP or DDP on a model: roots, names of parameters that FSDP keeps whole, and the row's counters."""
 
     roots: list[Any] = field(default_factory=list)
     kept_whole: tuple[str, ...] = ()
@@ -37,15 +37,15 @@ class Sharded:
 
 
 def present(mesh_dims: Sequence[str], context: RankContext) -> list[str]:
-    """Those of the mesh dims that this mesh has."""
+    """Return those of the mesh dims that this mesh has."""
     return [name for name in mesh_dims if name in context.mesh_dims]
 
 
 def shard_fully(model: nn.Module, plan: FsdpPlan, context: RankContext) -> Sharded:
-    """`fully_shard` every unit, or `replicate` it where nothing shards, deepest first, then the root.
+    """Apply `fully_shard` to every unit (`replicate` where nothing shards), deepest first, then to the root.
 
     Raises:
-        Skipped: CPU offload where the device is the CPU.
+        Skipped: CPU offload on a CPU device.
     """
     from torch.distributed.fsdp import fully_shard
 
@@ -97,40 +97,40 @@ def replicate(model: nn.Module, plan: DdpPlan, context: RankContext) -> Sharded:
 
 
 def _policy_of(plan: FsdpPlan, unit: str) -> Any:
-    """By the unit's module name, "" for the root; None for torch's default."""
+    """Return the policy by module name, "" for the root; None for torch's default."""
     if not isinstance(plan.mixed_precision, Mapping):
         return plan.mixed_precision
     return next((policy for pattern, policy in plan.mixed_precision.items() if matching(pattern, [unit])), None)
 
 
 def policies_of(plan: FsdpPlan) -> list[Any]:
-    """Every mixed precision policy that the plan names."""
+    """Return every mixed precision policy in the plan."""
     if isinstance(plan.mixed_precision, Mapping):
         return list(plan.mixed_precision.values())
     return [] if plan.mixed_precision is None else [plan.mixed_precision]
 
 
 def _mesh(plan: FsdpPlan, context: RankContext) -> dict[str, Any]:
-    """The mesh as fully_shard takes it, and which of its mesh dims are data parallel where it is the whole one."""
+    """Return the mesh argument of fully_shard and, for the whole mesh, which of its mesh dims are data parallel."""
     shards = present(plan.mesh_dims, context)
     if not plan.mesh_dims:
         return {"mesh": flatten_mesh(context.mesh, present(plan.replicate_dims, context))}
-    # A single replica is no hybrid sharding.
+    # A single replica needs no hybrid sharding.
     replicas = [name for name in plan.replicate_dims if context.size(name) > 1]
     if "set_all_reduce_hook" in plan.configure:
-        replicas = []  # FSDP2 knows of the shards alone, and the hook of the replicas
+        replicas = []  # FSDP2 gets the shards only; a hook reduces over replicas
     if plan.spmd_mesh:
         return on_spmd_mesh(context.mesh, shards, replicas)
     return {"mesh": hybrid_mesh(context.mesh, replicas, shards) if replicas else flatten_mesh(context.mesh, shards)}
 
 
 def data_parallel_size(plan: FsdpPlan, context: RankContext) -> int:
-    """Ranks over which gradients are summed, and by whose number they are divided unless the plan says otherwise."""
+    """Number of ranks over which gradients are summed; the default divisor of the sum."""
     return context.index((*plan.mesh_dims, *plan.replicate_dims))[1]
 
 
 def shard_placement_of(plan: FsdpPlan, num_shards: int) -> Callable[[Any], Any] | None:
-    """The plan's `shard_placement_fn`; None for tensor dim 0 throughout."""
+    """The plan's `shard_placement_fn`; None if all parameters are sharded on tensor dim 0."""
     if not isinstance(plan.shard_placement, LargestDim):
         return plan.shard_placement
 
@@ -173,12 +173,12 @@ def _configure(units: Mapping[str, Any], plan: FsdpPlan, context: RankContext) -
 
 
 def is_function(value: Any) -> bool:
-    """Whether a value of `configure` returns the setter's argument; an object of a class with `__call__` is one."""
+    """Whether a value of `configure` computes the setter's argument; objects of a class with `__call__` do not."""
     return inspect.isroutine(value) or isinstance(value, functools.partial)
 
 
 def setter_arguments(argument: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Return what a setter is called with: (positional, keyword) arguments."""
+    """Return the (positional, keyword) arguments of a setter."""
     return ((), argument) if isinstance(argument, dict) else ((argument,), {})
 
 
@@ -204,9 +204,9 @@ def _counters(model: nn.Module, unsharded: dict[str, nn.Parameter], plan: FsdpPl
 
 
 def average_whole_gradients(model: nn.Module, sharded: Sharded, plan: FsdpPlan | None, context: RankContext) -> None:
-    """Average the gradients of parameters that FSDP leaves alone, each as backward finishes it.
+    """Average the gradients of parameters that FSDP ignores, each when backward finishes it.
 
-    Averaging what has been averaged before changes nothing, so micro-batches may accumulate over it.
+    Averaging an average again changes nothing, so micro-batches may accumulate over it.
     """
     if plan is None or not sharded.kept_whole:
         return

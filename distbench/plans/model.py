@@ -1,4 +1,4 @@
-"""A model as its function builds it, on the meta device; its memory and initial values; containers of tensors."""
+"""A model as its function builds it on the meta device; its memory and initial values; containers of tensors."""
 
 import contextlib
 import copy
@@ -21,29 +21,29 @@ from distbench.spec.errors import nearest
 from distbench.spec.printable_text import count_text
 from distbench.torch_private import Unsupported
 
-# Sequences that are filled anew, since they take more than their items.
+# Sequences that are built from their items: their constructors take more arguments than the items.
 FILLED = (deque, UserList)
-# Of a model of more parameters none are drawn to learn what is made of them.
+# Larger models are not built with values to find out which tensors are computed from parameters.
 MOST_DRAWN = 100_000_000
-# What every module has.
+# Attributes of every module.
 OWN_ATTRIBUTES = frozenset(vars(nn.Module()))
-# How the one parameter ends that FSDP1 makes of many.
+# End of the name of a flat parameter, which FSDP1 makes of many.
 FLAT = "_flat_param"
 
 
 def kind_of(tree: Any) -> str:
-    """What somebody returned, for a sentence."""
+    """Describe the type of a returned value, for messages."""
     name = type(tree).__name__
     return "None" if tree is None else f"{'an' if name[0] in 'AEIOUaeiou' else 'a'} {name}"
 
 
 def tensors_of(tree: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a batch with its name: keys, fields and positions joined by dots."""
+    """Yield every tensor of a batch with its name: keys, fields and positions joined by dots."""
     return ((name, leaf) for name, leaf in leaves_of(tree, name) if isinstance(leaf, torch.Tensor))
 
 
 def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Everything in a batch that has no parts, with its name."""
+    """Yield every leaf of a batch with its name."""
     parts = _parts(tree)
     if not parts:
         yield name, tree
@@ -52,7 +52,7 @@ def leaves_of(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name: str = "") -> Any:
-    """The same with each tensor changed; what holds no tensor that changes is the same object."""
+    """Return the same structure with each tensor changed; containers without a changed tensor stay the same object."""
     if isinstance(tree, torch.Tensor):
         return change(name, tree)
     parts = _parts(tree)
@@ -61,7 +61,7 @@ def mapped(tree: Any, change: Callable[[str, torch.Tensor], torch.Tensor], name:
 
 
 def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
-    """Nothing is made anew where it can be copied: constructors may take something else, or change what they take."""
+    """Copy and change: a constructor may take other arguments, or change the ones that it gets."""
     if isinstance(tree, tuple) and hasattr(tree, "_fields"):
         return tree._replace(**new)  # type: ignore[attr-defined]
     if isinstance(tree, list | tuple):
@@ -73,7 +73,7 @@ def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
         changed.clear()
         changed.extend(new.values())
     elif isinstance(changed, MutableMapping):
-        # A copy of somebody's own mapping may share the dict that has its items.
+        # A copy of a user's mapping may share the dict with its items.
         for attribute, value in list(getattr(changed, "__dict__", {}).items()):
             if isinstance(value, MutableMapping):
                 changed.__dict__[attribute] = copy.copy(value)
@@ -96,7 +96,7 @@ def _parts(tree: Any) -> Sequence[tuple[Any, Any]]:
 
 
 def _fields_of(tree: Any) -> list[tuple[str, Any]]:
-    """Of a dataclass, or one of attrs; of another object its attributes, where one of them is a tensor."""
+    """Return the fields of a dataclass or attrs class; of other objects the attributes, if one of them is a tensor."""
     kind: Any = type(tree)
     declared = dataclasses.fields(tree) if dataclasses.is_dataclass(tree) else getattr(kind, "__attrs_attrs__", None)
     if declared is not None:
@@ -107,8 +107,11 @@ def _fields_of(tree: Any) -> list[tuple[str, Any]]:
 
 
 def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
-    """A model with all its values, the same on every rank, for one that reads those of its parameters; MemoryError
-    where it has more than 100 M of them."""
+    """Build a model with all values, the same on every rank, for a function that reads its parameters' values.
+
+    Raises:
+        MemoryError: the model has more than 100 M parameters.
+    """
     total = 0
 
     def counted(parameter: nn.Parameter) -> nn.Parameter:
@@ -123,10 +126,10 @@ def whole_on_cpu(build_model: Callable[[], Any], seed: int) -> Any:
 
 
 def _built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool]:
-    """The model, and whether it can only be built with all values.
+    """Return the model, and whether it can only be built with all values.
 
-    A function that reads values of other tensors than its parameters (the rates of stochastic depth, say) runs on the
-    CPU, its parameters alone on the meta device; one that reads these too runs with all values first.
+    A function that reads values of other tensors than its parameters (such as the rates of stochastic depth) runs on
+    the CPU, with only its parameters on the meta device; one that reads parameters runs with all values first.
     """
     needs_values = False
     with blamed("build_model", build_model):
@@ -153,7 +156,7 @@ def _built_on_meta(build_model: Callable[[], Any], seed: int) -> tuple[Any, bool
 
 
 def _move_parameters(model: nn.Module) -> None:
-    """Onto the meta device, those that modules share as one: torch would make each holder its own."""
+    """Move to the meta device; shared parameters stay shared, while torch would make one per holder."""
     moved: dict[nn.Parameter, nn.Parameter] = {}
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
@@ -165,11 +168,11 @@ def _move_parameters(model: nn.Module) -> None:
 def _built_with_values(
     build_model: Callable[[], Any], seed: int, num_parameters: int, attributes: Mapping[tuple[str, str], Any]
 ) -> nn.Module:
-    """The model with values for what is no parameter, and for its parameters where others are made of them."""
+    """Return the model with values for tensors other than parameters, and for parameters that those are made of."""
     with blamed("build_model", build_model), _seeded(seed), torch.device("cpu"):
         with _registering(_on_meta):
             model: nn.Module = build_model()
-        # Made of parameters is what is still on the meta device.
+        # Tensors that are still on the meta device are computed from parameters.
         values = _attributes_of(model, attributes)
         of_parameters = [name for name, buffer in model.named_buffers() if buffer.is_meta]
         of_parameters += [
@@ -186,7 +189,7 @@ def _built_with_values(
 
 
 def _attributes_of(model: nn.Module, wanted_keys: Iterable[tuple[str, str]] = ()) -> dict[tuple[str, str], Any]:
-    """Tensors on the meta device, alone or in containers, that modules keep as plain attributes; and those wanted."""
+    """Tensors on the meta device that modules keep as plain attributes, alone or in containers, and the wanted ones."""
     keys = set(wanted_keys)
     return {
         (name, attribute): value
@@ -198,7 +201,7 @@ def _attributes_of(model: nn.Module, wanted_keys: Iterable[tuple[str, str]] = ()
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:
-    """Of an attribute; parameters among them are registered elsewhere."""
+    """Return the tensors of an attribute, without parameters, which are registered elsewhere."""
     if not isinstance(value, torch.Tensor | list | tuple | dict):
         return []
     return [tensor for _, tensor in tensors_of(value) if not isinstance(tensor, nn.Parameter)]
@@ -212,7 +215,7 @@ def _seeded(seed: int) -> Iterator[None]:
 
 
 def _on_meta(parameter: nn.Parameter) -> nn.Parameter:
-    """On the meta device; the same one where it is there already, as modules may share it."""
+    """Return the parameter on the meta device; the same object if it is there, as modules may share it."""
     if parameter.is_meta:
         return parameter
     return nn.Parameter(parameter.detach().to("meta"), requires_grad=parameter.requires_grad)
@@ -234,7 +237,7 @@ def _registering(change: Callable[[nn.Parameter], nn.Parameter]) -> Iterator[Non
 
 @dataclass(frozen=True)
 class Fact:
-    """What is known of a parameter as it was built."""
+    """Properties of a parameter as it was built."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -243,28 +246,29 @@ class Fact:
 
 @dataclass(frozen=True)
 class Blueprint:
-    """A model on the meta device, and what it was when it was built, which stays whatever a plan does to it."""
+    """A model on the meta device, and its properties when it was built, which stay whatever a plan does to it."""
 
     model: nn.Module
-    # Name to initial value on the CPU; no seed determines those
+    # Name to initial value on the CPU, for values that do not depend on the seed
     buffers: dict[str, torch.Tensor] = field(default_factory=dict)
-    # Name of each parameter to itself; those that others share stand for the first of them
+    # Name of each parameter to itself; names of shared parameters to the first name
     names: dict[str, str] = field(default_factory=dict)
     facts: dict[str, Fact] = field(default_factory=dict)  # by name
     modules: dict[str, nn.Module] = field(default_factory=dict)  # by name
-    # (module's name, attribute) to the tensors that a module keeps as neither parameter nor buffer, on the CPU where
-    # values were asked for; a tensor, or what holds some
+    # (module's name, attribute) to tensors that a module keeps as neither parameter nor buffer, on the CPU where values
+    # were requested; a tensor, or a container of tensors
     attributes: dict[tuple[str, str], Any] = field(default_factory=dict)
     needs_values: bool = False  # whether it can only be built where its parameters have values (`whole_on_cpu`)
 
     @property
     def parameters(self) -> list[str]:
-        """Each parameter's name once, in the model's order."""
+        """Return each parameter's name once, in the model's order."""
         return list(dict.fromkeys(self.names.values()))
 
     def first_names(self, model: nn.Module, names: Iterable[str]) -> dict[str, str]:
-        """Names of parameters or buffers of a model that a plan changed, to those that they had when it was built: a
-        wrapper changes names, and leaves what it wraps what it was. Those that are in no module of then are left out.
+        """Map names of parameters or buffers of a changed model to their names when it was built.
+
+        A wrapper changes names but keeps the wrapped module. Names in modules that are new are left out.
         """
         was = {id(module): name for name, module in self.modules.items()}
         modules = dict(model.named_modules(remove_duplicate=False))
@@ -277,15 +281,15 @@ class Blueprint:
 
 
 def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = True) -> Blueprint:
-    """Build a model on the meta device; where it has tensors that are no parameters, and their values are asked for,
-    once more to learn them.
+    """Build a model on the meta device.
 
-    The second time only the parameters are put on the meta device, each as it is registered, so no more than one of
-    them has memory at a time; where other tensors are made of parameters, these have memory too. What is drawn at
-    random starts from the seed, the same on every rank.
+    If values are requested and the model has tensors other than parameters, it is built a second time. Then only the
+    parameters are on the meta device, each as it is registered, so at most one of them has memory at a time; where
+    other tensors are computed from parameters, these have memory too. Random numbers start from the seed, the same on
+    every rank.
 
     Raises:
-        UserError: it raises, builds no model or a lazy one, or values are made of the parameters of a large model.
+        UserError: it raises, returns no model or a lazy one, or computes values from the parameters of a large model.
     """
     model, needs_values = _built_on_meta(build_model, seed)
     origin = f"build_model ({place_of(build_model)})"
@@ -315,7 +319,7 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
 
 
 def unregistered(built: Blueprint) -> str:
-    """A half sentence on modules in a plain list or dict, where their parameters get no memory; empty for none."""
+    """Half sentence on modules in a plain list or dict, whose parameters get no memory; "" if there are none."""
     registered = set(built.modules.values())
     for name, module in built.modules.items():
         for attribute, value in vars(module).items():
@@ -328,11 +332,13 @@ def unregistered(built: Blueprint) -> str:
 
 
 def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, nn.Parameter]:
-    """Parameters of a parallel model by the names that they had when it was built; `where` says what changed it.
+    """Return the parameters of a parallel model by their names when it was built; `where` describes the change.
 
-    A wrapper, torch.compile's or activation checkpointing's say, may have put something before or into a name; then
-    they are known by the modules that hold them, or else taken in their order. Of a pipeline's stages those that this
-    rank holds. UserError where the model has other parameters than were built.
+    A wrapper, such as torch.compile's or that of activation checkpointing, may have added to a name. Then parameters
+    are identified by the modules that hold them, or else by their order. Of a pipeline, only the stages of this rank.
+
+    Raises:
+        UserError: the model has other parameters than the one that was built.
     """
     parameters, names = dict(model.named_parameters()), built.names
     held_names = getattr(model, "held_names", names)
@@ -347,44 +353,48 @@ def as_built(model: nn.Module, built: Blueprint, where: str = "") -> dict[str, n
         return dict(zip(expected_names, parameters.values(), strict=True))
     if flat := next((name for name in parameters if name.endswith(FLAT)), None):
         problem = f"the parallel model{where} has a flat parameter {flat!r}, as FullyShardedDataParallel makes it"
-        raise UserError(f"{problem}; use fully_shard, which leaves parameters what they were")
+        raise UserError(f"{problem}; use fully_shard, which keeps each parameter")
     count = count_text(len(parameters), "parameter")
     problem = f"the parallel model{where} has {count} where build_model made {len(expected_names)}"
     new = next((name for name in parameters if name not in names), None)
     lost_name = next((name for name in expected_names if name not in parameters), None)
     odd = f"lacks {lost_name!r}" if new is None else f"{new!r} is new ({nearest(new, expected_names)})"
-    raise UserError(f"{problem}: {odd}; keep them all")
+    raise UserError(f"{problem}: {odd}; keep every parameter")
 
 
 def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str) -> None:
-    """Refuse two parameters in the place of one that modules shared: values and gradients would be those of one."""
+    """Raise UserError if two parameters replace one that modules shared: values and gradients would differ."""
     holders: dict[str, str] = {}
     for was in first.values():
         other_name = holders.setdefault(names[was], was)
         if other_name != was:
             raise UserError(
                 f"parameter {other_name} is shared with {was} in the model that build_model made, and the parallel "
-                f"model{where} has two, as when a TP style or an FSDP unit has one of its holders alone; lay both out "
+                f"model{where} has two, as when a TP style or an FSDP unit has only one of its holders; lay out both "
                 "alike, or untie them (tie_word_embeddings=False in transformers)"
             )
 
 
 def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
-    """Refuse a parallel model whose parameters are others than were built, in number, shape, dtype, or whether they
-    learn; `where` says what made it so."""
+    """Raise UserError if the parameters of a parallel model differ from those that were built.
+
+    Compared are their number, shapes, dtypes, and `requires_grad`; `where` describes the change.
+    """
     for name, parameter in as_built(model, built, where).items():
         fact = built.facts.get(name)
         if fact is None:
             continue
         if (shape := tuple(parameter.shape)) != fact.shape:
             now, then = f"has shape {list(shape)}", str(list(fact.shape))
-            instead = "shard it as a DTensor, which keeps the whole shape"
+            instead = "shard it as a DTensor, which keeps the full shape"
         elif parameter.dtype != fact.dtype:
             now, then = f"is of {dtype_name(parameter.dtype)}", dtype_name(fact.dtype)
-            instead = "cast it in build_model, so that one device computes the same, or by a MixedPrecisionPolicy"
+            instead = (
+                "cast it in build_model, so that the single-device reference does the same, or use MixedPrecisionPolicy"
+            )
         elif parameter.requires_grad != fact.learns:
             now, then = ("is frozen", "not frozen") if fact.learns else ("is not frozen", "frozen")
-            instead = "call requires_grad_ in build_model, so that one device does the same"
+            instead = "call requires_grad_ in build_model, so that the single-device reference does the same"
         else:
             continue
         raise UserError(
@@ -393,7 +403,7 @@ def require_as_built(model: nn.Module, built: Blueprint, where: str) -> None:
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
-    """id of each parameter to the (module name, module, attribute) of its holders: several where it is shared."""
+    """Map id of each parameter to the (module name, module, attribute) of its holders: several where it is shared."""
     owners: dict[int, list[tuple[str, nn.Module, str]]] = {}
     for module_name, module in model.named_modules():
         for attribute, parameter in module.named_parameters(recurse=False, remove_duplicate=False):
@@ -402,10 +412,10 @@ def owners_of(model: nn.Module) -> dict[int, list[tuple[str, nn.Module, str]]]:
 
 
 def materialise(model: nn.Module, context: RankContext, built: Blueprint, device: torch.device | None = None) -> None:
-    """Give a sharded model memory and its initial values, one parameter at a time; needs no communication.
+    """Give a sharded model memory and its initial values, one parameter at a time, without communication.
 
-    Parameters go to the rank's device, or to `device` where they are offloaded. Buffers that the plan added keep the
-    values that they were given.
+    Parameters are allocated on the rank's device, or on `device` where they are offloaded. Buffers that the plan added
+    keep their values.
 
     Raises:
         UserError: a buffer that build_model did not make has no values.
@@ -427,7 +437,7 @@ def allocate(model: nn.Module, context: RankContext, device: torch.device | None
     """Give a sharded model memory without values, and without plain attributes."""
     shared = [owners for owners in owners_of(model).values() if len(owners) > 1]
     model.to_empty(device=device or context.device)
-    # torch gives each holder of a shared parameter memory of its own, unless it is a DTensor.
+    # torch gives each holder of a shared parameter its own memory, unless it is a DTensor.
     for (_, module, attribute), *other_holders in shared:
         for _, holder, name in other_holders:
             holder.register_parameter(name, getattr(module, attribute))
@@ -439,10 +449,10 @@ def allocate(model: nn.Module, context: RankContext, device: torch.device | None
 
 @torch.no_grad()
 def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint) -> dict[str, torch.Tensor]:
-    """Set every parameter (or this rank's shard of it) to the value that its place among the parameters that were
-    built, its shape and the seed determine: a wrapper, which changes names, changes no value.
+    """Set every parameter (or this rank's shard of it) to its initial value.
 
-    Buffers get the values that they were built with; those that were not built are returned by name.
+    The value depends on the seed, the shape and the parameter's index when the model was built, so wrappers, which
+    change names, change no value. Buffers get the values that they were built with; other buffers are returned by name.
     """
     places = {name: place for place, name in enumerate(built.parameters)}
     for name, parameter in as_built(model, built).items():
@@ -458,7 +468,7 @@ def load_initial_values(model: nn.Module, context: RankContext, built: Blueprint
 
 
 def place_attributes(model: nn.Module, built: Blueprint, device: torch.device, values: bool = True) -> None:
-    """Give the tensors that modules keep as plain attributes memory on a device, and their values where asked for.
+    """Give tensors that modules keep as plain attributes memory on a device, and their values if `values`.
 
     `model` is the one that was built, changed or not, or another one that the same function built.
     """
@@ -484,7 +494,7 @@ def _fill(tensor: Any, full: torch.Tensor) -> None:
 def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> torch.Tensor:
     """A parameter's full initial value: normal with standard deviation 1/sqrt(last size); 1-D weights near one.
 
-    `place` is its index among the model's parameters; `role`, the last part of its name, tells norms from biases.
+    `place` is its index among the model's parameters; `role`, the last part of its name, separates norms from biases.
     """
     generator = torch.Generator().manual_seed((seed << 32) + place)
     value = torch.randn(shape, generator=generator, dtype=torch.float32)
@@ -494,21 +504,23 @@ def initial_value(place: int, role: str, shape: tuple[int, ...], seed: int) -> t
 
 
 def local_part(tensor: Any) -> torch.Tensor:
-    """What a rank holds of a parameter, without its history."""
+    """Return this rank's part of a parameter, without its history."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
 def name_of(model: Any) -> str:
-    """The class of a model as its author wrote it: fully_shard and replicate put one of theirs before it."""
+    """Return the class name of a model as its author wrote it, without the prefix of fully_shard and replicate."""
     return next(kind.__name__ for kind in type(model).__mro__ if not kind.__module__.startswith("torch.distributed."))
 
 
 @contextlib.contextmanager
 def named_refusal(field: str, name: str = "", module: nn.Module | None = None) -> Iterator[None]:
-    """Name the plan's field and the module in what torch raises inside, which rarely names either.
+    """Add the plan's field and the module to errors of torch, which rarely include either.
 
-    `name` is empty for the root; without a `module` the field is applied to more than one. Raises UserError where torch
-    raised anything but a failure of communication.
+    `name` is empty for the root; without a `module` the field applies to several modules.
+
+    Raises:
+        UserError: torch raised anything but a communication failure.
     """
     try:
         yield

@@ -1,4 +1,4 @@
-"""Glob patterns of a plan over the names of a model, and what a model itself says of how to lay it out."""
+"""Glob patterns of a plan over the names of a model, and the layout that a model itself declares."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -11,13 +11,13 @@ from distbench.spec import ParallelPlan, ShardParam, UserError
 from distbench.spec.errors import nearest
 from distbench.spec.plan import matching
 
-# A plan that asks for the model's own.
+# Value of a plan that requests the model's own.
 AUTO = "auto"
 TRANSFORMERS = "transformers"
 
 
 def matching_modules(patterns: Iterable[str], model: nn.Module) -> dict[str, nn.Module]:
-    """Module name to module for every match of any of the patterns, in the model's order; "auto" for `own_units`."""
+    """Map module name to module for every match of any pattern, in the model's order; "auto" means `own_units`."""
     modules = _own_modules(model)
     chosen = own_units(model) if patterns == AUTO else {n for pattern in patterns for n in matching(pattern, modules)}
     return {name: module for name, module in modules.items() if name in chosen}
@@ -28,19 +28,22 @@ def _own_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def own_units(model: nn.Module) -> set[str]:
-    """Names of the modules whose classes a model of transformers names in `_no_split_modules`; UserError without any.
+    """Return the names of the modules whose classes a transformers model lists in `_no_split_modules`.
 
-    Without those that share a parameter with a module outside of them (embeddings that the output layer uses too):
-    FSDP2 would need both in one unit, which is the root.
+    Modules that share a parameter with a module outside of them (embeddings that are also the output layer) are left
+    out: FSDP2 would need both in one unit, which is the root.
+
+    Raises:
+        UserError: the model lists no class.
     """
     classes = {name for module in model.modules() for name in getattr(module, "_no_split_modules", None) or ()}
-    # fully_shard gives a module a class of its own, below the one that is named.
+    # fully_shard gives a module its own class, a subclass of the listed one.
     units = {n for n, module in model.named_modules() if classes & {base.__name__ for base in type(module).__mro__}}
     if not units:
         kind = type(model).__name__
-        raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} names none; name modules")
+        raise UserError(f"wrap='auto' takes the units from _no_split_modules, and {kind} has none; give module names")
     shared = [[name for name, *_ in owners] for owners in owners_of(model).values() if len(owners) > 1]
-    # A parameter is split from a unit where some of its holders are in the unit and some are not.
+    # A module cannot be a unit if a parameter has holders both inside and outside of it.
     return {
         unit
         for unit in units
@@ -49,26 +52,26 @@ def own_units(model: nn.Module) -> set[str]:
 
 
 def _own_plan(model: nn.Module) -> dict[str, str]:
-    """The plan that a model of transformers brings along, pattern to the name of a style; UserError without one."""
+    """Return the plan of a transformers model, pattern to style name; UserError if it has none."""
     for prefix, module in model.named_modules():
         plan = getattr(module, "tp_plan", None)
         if isinstance(plan, Mapping) and plan:
             return {f"{prefix}.{pattern}" if prefix else pattern: style for pattern, style in plan.items()}
     raise UserError(
         f"tp='auto' takes the model's own plan (base_model_tp_plan of its config, _tp_plan of its class), and "
-        f"{type(model).__name__} brings none; give tp={{'pattern': style}}"
+        f"{type(model).__name__} has none; give tp={{'pattern': style}}"
     )
 
 
 def tp_patterns(plan: ParallelPlan, model: nn.Module) -> Mapping[str, Any]:
-    """Pattern to style, or its name; nothing for a callable plan; for "auto" the model's own, UserError without one."""
+    """Map pattern to style or its name; {} for a callable plan; the model's own plan for "auto", UserError if none."""
     if isinstance(plan.tp, str):
         return _own_plan(model)
     return plan.tp if isinstance(plan.tp, Mapping) else {}
 
 
 def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str, str, nn.Module, Any]]:
-    """(pattern, module name, module, style) for every match of a TP plan of patterns; nothing for a callable plan."""
+    """(pattern, module name, module, style) for every match of a TP plan of patterns; none for a callable plan."""
     modules = _own_modules(model)
     for pattern, style_or_name in tp_patterns(plan, model).items():
         for name in matching(pattern, modules):
@@ -78,7 +81,7 @@ def styles_by_module(plan: ParallelPlan, model: nn.Module) -> Iterator[tuple[str
 
 
 def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
-    """Parameter name to its style of transformers: its own pattern's, else that of the module that holds it."""
+    """Map parameter name to its transformers style: its own pattern's, else that of the module that holds it."""
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     of_modules = {name: style for _, name, _, style in styles_by_module(plan, model) if is_of_transformers(style)}
     styles = {name: of_modules[holder] for name in names if (holder := name.rpartition(".")[0]) in of_modules}
@@ -89,30 +92,28 @@ def styles_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, Any]:
 
 
 def is_of_transformers(style: Any) -> bool:
-    """Whether a style, or a class, is transformers' own, which changes parameters and forwards in its own way."""
+    """Whether a style or class belongs to transformers; these change parameters and forwards in their own way."""
     kind = style if isinstance(style, type) else type(style)
     return kind.__module__.partition(".")[0] == TRANSFORMERS
 
 
 def _style_of(given: Any, model: nn.Module, pattern: str) -> Any:
-    """The style of a name, transformers' own for a model of transformers and else torch's; None for "replicate".
+    """Return the style of a name: transformers' own for a transformers model, else torch's; None for "replicate".
 
-    What is no text is returned as it is; UserError where it is no style, or no style has that name.
+    Values that are not text are returned as they are. Raises UserError for unknown names and invalid styles.
     """
     if not isinstance(given, str):
         _require_style(given, pattern)
         return given
     if any(is_of_transformers(kind) for module in model.modules() for kind in type(module).__mro__):
-        # From where older versions have it too.
+        # The module from which older versions import it too.
         from transformers.integrations.tensor_parallel import ALL_PARALLEL_STYLES
 
         styles: Mapping[str, Any] = {name: ALL_PARALLEL_STYLES[name] for name in ALL_PARALLEL_STYLES}
     else:
         styles = _torch_styles()
     if given not in styles:
-        raise UserError(
-            f"TP pattern {pattern!r}: there is no style {given!r} for this model ({nearest(given, styles)})"
-        )
+        raise UserError(f"TP pattern {pattern!r}: unknown style {given!r} for this model ({nearest(given, styles)})")
     return styles[given]
 
 
@@ -120,10 +121,10 @@ def _require_style(given: Any, pattern: str) -> None:
     from torch.distributed.tensor.parallel import ParallelStyle
 
     if isinstance(given, type) and issubclass(given, ParallelStyle):
-        raise UserError(f"TP pattern {pattern!r}: {given.__name__} is a class; give a style of it, {given.__name__}()")
+        raise UserError(f"TP pattern {pattern!r}: {given.__name__} is a class; give an instance, {given.__name__}()")
     if not isinstance(given, ParallelStyle) and (isinstance(given, type) or not is_of_transformers(given)):
         kind = type(given).__name__
-        raise UserError(f"TP pattern {pattern!r}: {given!r} is a {kind}; give a ParallelStyle, or the name of one")
+        raise UserError(f"TP pattern {pattern!r}: {given!r} is a {kind}; give a ParallelStyle or its name")
 
 
 def _torch_styles() -> dict[str, Any]:
@@ -139,7 +140,7 @@ def _torch_styles() -> dict[str, Any]:
 
 
 def annotations_by_parameter(plan: ParallelPlan, model: nn.Module) -> dict[str, list[ShardParam]]:
-    """Parameter name to every annotation whose pattern matches it."""
+    """Map parameter name to every annotation whose pattern matches it."""
     names = [name for name, _ in model.named_parameters()]
     annotations: dict[str, list[ShardParam]] = {}
     for pattern, annotation in plan.shard_params.items():

@@ -1,5 +1,7 @@
-"""A plan onto a model: TP or a function of the user's own, then activation checkpointing, compile and FSDP; CP wraps
-each step (see training_step)."""
+"""A plan applied to a model: TP or the user's function, then activation checkpointing, compile and FSDP.
+
+CP wraps each step instead (see training_step).
+"""
 
 import contextlib
 import os
@@ -47,7 +49,7 @@ from distbench.torch_private import (
     whole_sequence,
 )
 
-# Backends that generate nothing, so they need no compiler.
+# Backends that generate no code, so they need no compiler.
 TRACING_ONLY = ("eager", "aot_eager")
 
 
@@ -56,9 +58,9 @@ def parallelize(
 ) -> tuple[nn.Module, Sharded]:
     """Apply a checked plan to a model on the meta device; parameters become DTensors, still without memory.
 
-    Skipped where a part of the plan has nothing to do on this machine: tensor parallel over one rank, which would
-    cost DTensor's dispatch and its own loss. `user_function` is the scenario's `parallelize`, which gets the whole mesh
-    and replaces the plan's `tp`.
+    Raises Skipped where a part of the plan has no effect on this machine, such as tensor parallel over one rank, which
+    would only add DTensor's dispatch and its own loss. `user_function` is the scenario's `parallelize`; it gets the
+    whole mesh and replaces the plan's `tp`.
     """
     annotate_parameters(model, plan, context)
     tp_dims = [name for name in plan.tp_dims if name in context.mesh_dims]
@@ -82,14 +84,14 @@ def parallelize(
 
 
 def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: Any) -> nn.Module:
-    """Have a function of the user's own lay a model over a mesh; UserError where it raises, or returns no model."""
+    """Apply the user's function to a model and mesh; UserError if it raises or returns no model."""
     try:
         with blamed("parallelize", function):
             changed = function(model, mesh)
     except UserError as error:
         if "meta tensors" not in str(error):
             raise
-        instead = "what needs values (DistributedDataParallel does) is replicate(model), or goes into after_materialize"
+        instead = "for code that needs values (DistributedDataParallel), use replicate(model) or after_materialize"
         raise UserError(f"{error}: the model is on the meta device there; {instead}") from error
     if changed is not None and not isinstance(changed, nn.Module):
         problem = f"parallelize ({place_of(function)}) returns {type(changed).__name__}"
@@ -116,15 +118,15 @@ def _tensor_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
                 continue
             module = model.get_submodule(name)
             if config is not None and not hasattr(module, "config"):
-                module.config = getattr(config, "get_text_config", lambda: config)()  # what styles of MLA read
+                module.config = getattr(config, "get_text_config", lambda: config)()  # read by styles of MLA
             style.install_forward(module, mesh)
-    # Each holder of a shared parameter was given a DTensor of its own; where they are laid out alike, they are one.
+    # Each holder of a shared parameter got its own DTensor; holders with equal layouts share one again.
     for (_, module, attribute), *other_holders in shared:
         parameter = getattr(module, attribute)
         for _, other_module, name in other_holders:
             if getattr(getattr(other_module, name), "placements", None) == getattr(parameter, "placements", None):
                 other_module.register_parameter(name, parameter)
-    # SequenceParallel makes new parameters of a module's own, and they would learn again.
+    # SequenceParallel replaces a module's parameters, and the new ones would require gradients.
     for name in frozen:
         model.get_parameter(name).requires_grad_(False)
     return model
@@ -142,7 +144,7 @@ def _expert_parallel(model: nn.Module, plan: ParallelPlan, context: RankContext,
 
 
 def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankContext) -> None:
-    """Turn the parameters that `shard_params` names into DTensors over the plan's `tp_dim`, in the mesh's order."""
+    """Turn parameters that match `shard_params` into DTensors over the plan's `tp_dim`, in the mesh's order."""
     from torch.distributed.tensor import DTensor, Replicate, Shard
 
     mesh_dims = [name for name in context.mesh_dims if name in plan.tp_dims]
@@ -166,11 +168,13 @@ def annotate_parameters(model: nn.Module, plan: ParallelPlan, context: RankConte
 
 
 def onto_spmd_mesh(model: nn.Module, context: RankContext) -> None:
-    """Have a model on the meta device work on DTensors of the whole mesh: parameters and buffers are replicated over
-    the mesh dims that they do not lie on yet, inputs are split over data parallel ranks, outputs are this rank's part.
+    """Prepare a model on the meta device for DTensors of the whole mesh.
+
+    Parameters and buffers are replicated over the mesh dims that do not shard them, inputs are split over data parallel
+    ranks, outputs are this rank's part.
 
     Raises:
-        UserError: a parameter is a DTensor on a mesh that is no part of this one.
+        UserError: a parameter is a DTensor on a mesh that is not part of this one.
     """
     owners = owners_of(model)
     for name, parameter in list(model.named_parameters()):
@@ -202,9 +206,9 @@ def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
         return tensor.detach()
     placement_of = dict(zip(tensor.device_mesh.mesh_dim_names or (), tensor.placements, strict=False))
     if len(placement_of) < tensor.device_mesh.ndim or not placement_of.keys() <= set(context.mesh_dims):
-        problem = f"spmd_mesh wants parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
+        problem = f"spmd_mesh requires parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
         raise UserError(
-            f"{problem}, {name} is on {'x'.join(placement_of) or 'one without names'}; use the mesh that is given"
+            f"{problem}, {name} is on {'x'.join(placement_of) or 'a mesh without names'}; use the mesh that is given"
         )
     placements = [placement_of.get(mesh_dim, Replicate()) for mesh_dim in context.mesh_dims]
     shape, stride = tensor.shape, tuple(tensor.stride())
@@ -218,7 +222,7 @@ def _by_batch(context: RankContext, is_split: bool = True) -> list[Any]:
 
 
 def _inputs_on_mesh(args: Any, kwargs: Any, context: RankContext) -> tuple[Any, Any]:
-    """Tensors as long as the first one are this rank's part of the batch; others are the same on every rank."""
+    """Tensors of the first one's length are this rank's part of the batch; others are the same on every rank."""
     from torch.distributed.tensor import DTensor
 
     length = next((tensor.shape[0] for _, tensor in tensors_of([args, kwargs]) if tensor.ndim), None)
@@ -233,15 +237,17 @@ def _inputs_on_mesh(args: Any, kwargs: Any, context: RankContext) -> tuple[Any, 
 
 
 def shards_sequence(plan: CpPlan | None, context: RankContext) -> bool:
-    """Whether a plan shards the sequence on this mesh."""
+    """Return whether a plan shards the sequence on this mesh."""
     return plan is not None and context.size(plan.mesh_dim) > 1
 
 
 def sequence_sharded(
     model: nn.Module, plan: CpPlan, context: RankContext, batch: Sequence[tuple[torch.Tensor, int]]
 ) -> contextlib.AbstractContextManager[None]:
-    """The context of forward, loss and backward: the batch's tensors, each with its tensor dim that is the sequence,
-    and the model's buffers are sharded in place. Buffers are whole again afterwards, the batch is not.
+    """Context of forward, loss and backward with a sharded sequence.
+
+    The batch's tensors, each with its sequence tensor dim, and the model's buffers are sharded in place. Buffers are
+    whole again afterwards, the batch is not.
     """
     buffers = dict(model.named_buffers())
     tensors = [tensor for tensor, _ in batch]
@@ -257,9 +263,9 @@ def sequence_sharded(
 
 
 def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext) -> bool:
-    """Have the model's output gathered along the sequence, in its original order, by a hook of the model's root.
+    """Gather the model's output along the sequence, in its original order, by a hook on the model's root.
 
-    Returns whether the plan asks for that and the sequence is sharded on this mesh; else nothing is done.
+    Returns whether the plan requests that and the sequence is sharded on this mesh; otherwise nothing is done.
     """
     if plan is None or not plan.unshard_output or not shards_sequence(plan, context):
         return False
@@ -268,7 +274,9 @@ def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext)
     def unshard(_: nn.Module, args: Any, output: Any) -> torch.Tensor:
         if not isinstance(output, torch.Tensor) or hasattr(output, "placements"):
             kind = type(output).__name__
-            raise UserError(f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave it out")
+            raise UserError(
+                f"unshard_output gathers one plain tensor, the model's output is a {kind}; leave unshard_output out"
+            )
         return whole_sequence(output, mesh, seq_dim)
 
     model.register_forward_hook(unshard)
@@ -276,11 +284,10 @@ def unshard_outputs(model: nn.Module, plan: CpPlan | None, context: RankContext)
 
 
 def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Callable[[], Any] | None = None) -> None:
-    """Keep only the inputs of the matching modules, and what a `context_fn` of `torch.utils.checkpoint` keeps; their
-    activations are computed again in backward.
+    """Keep only the inputs of the matching modules, and values that a `context_fn` of `torch.utils.checkpoint` saves.
 
-    The forward is replaced and not the module, so parameters keep their names and hooks (TP's before, FSDP's later)
-    stay outside of what is computed again.
+    Backward computes their activations again. The forward is replaced instead of the module, so parameters keep their
+    names, and hooks (TP's before, FSDP's later) run outside of the recomputation.
     """
     options: dict[str, Any] = {"use_reentrant": False} | ({"context_fn": context_fn} if context_fn else {})
     for module in matching_modules(patterns, model).values():
@@ -290,9 +297,9 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
     """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
 
-    What a collective of TP still has to fill is waited for before compiled code is given it, as that would do first:
-    torch 2.12 to 2.15 drop the gradient of such an input (pytorch PR 191113), and torch 2.11 to 2.13 do not wait for it
-    in a DTensor (pytorch issue 180614). `tp_mesh` is the 1-D mesh of tensor parallel, for `async_tp`.
+    Pending TP collectives of an input are waited for before compiled code runs. Compiled code would wait first, and
+    torch 2.12 to 2.15 then drop the gradient of such an input (pytorch PR 191113); torch 2.11 to 2.13 do not wait in a
+    DTensor (pytorch issue 180614). `tp_mesh` is the 1-D mesh of tensor parallel, for `async_tp`.
     """
     options = async_tp_options(tp_mesh) if plan.async_tp and tp_mesh is not None else None
     if reason := why_not(plan.backend, device):
@@ -300,7 +307,7 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
     require(PENDING)
     keep_gradients_of_pending_inputs()
     keep_compiled_graphs_apart()
-    # The mask of a row-wise embedding that an earlier model's compilation left there is a tensor of another fake mode.
+    # An earlier compilation leaves the mask of a row-wise embedding there, a tensor of another fake mode.
     forget_layouts()
     for name, module in matching_modules(plan.modules, model).items():
         compiled = torch.compile(module.forward, backend=plan.backend, options=options)
@@ -308,10 +315,10 @@ def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, t
 
 
 def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Compiled code as a module of that name calls it."""
+    """Wrap compiled code as the forward of the module with that name."""
 
     def waited(value: Any) -> Any:
-        # What nothing is pending in stays the same object: a cache that the module writes to, say.
+        # Values without a pending collective stay the same object, such as a cache that the module writes to.
         if not any(is_pending(tensor) for _, tensor in tensors_of(value)):
             return value
         return mapped(value, lambda _, tensor: waited_for(tensor))
@@ -332,7 +339,7 @@ def _entered(compiled: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 
 def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]:
-    """Names of the modules whose operators a compiler makes into kernels of its own; of a whole model its children."""
+    """Names of the modules whose operators a compiler fuses into its own kernels; for a whole model its children."""
     if plan is None or plan.backend in TRACING_ONLY:
         return ()
     names = tuple(matching_modules(plan.modules, model))
@@ -340,12 +347,12 @@ def fused_modules(model: nn.Module, plan: CompilePlan | None) -> tuple[str, ...]
 
 
 def known_backends() -> list[str]:
-    """Names that torch.compile takes."""
+    """Return the backend names that torch.compile accepts."""
     return [*torch.compiler.list_backends(), *TRACING_ONLY]
 
 
 def why_not(backend: str, device: torch.device) -> str | None:
-    """What a compile backend lacks on this machine; None when it can work."""
+    """Return the reason why a compile backend cannot work on this machine; None if it can."""
     if backend in TRACING_ONLY:
         return None
     if is_accelerator(device.type):

@@ -1,5 +1,4 @@
-"""A pipeline: the stages of a model, the schedule of torch over the stages of one rank, and how long the rank is
-idle."""
+"""A pipeline: the stages of a model, torch's schedule over the stages of one rank, and the idle time of the rank."""
 
 import contextlib
 import copy
@@ -23,24 +22,24 @@ from distbench.torch_private import V_SCHEDULES, forget_step, require, vote_on_f
 LAYERS = (nn.ModuleList, nn.ModuleDict)
 PREFERRED = "layers"
 Activations = tuple[torch.Tensor, ...]
-# Of a stage: what occupies its rank. Collectives of FSDP and TP run inside of them.
+# Methods of a stage that occupy its rank. Collectives of FSDP and TP run inside of them.
 OCCUPYING = ("forward_one_chunk", "backward_one_chunk", "backward_weight_one_chunk", "perform_reduce_grad")
 NUM_STEPS = 3
 
 
 class HandOn(nn.Module):
-    """In the place of a module that is another stage's: returns the first thing that it is given."""
+    """Placeholder for a module of another stage: returns its first argument."""
 
     def forward(self, given: Any, *_: Any, **__: Any) -> Any:
-        """What it was given."""
+        """Return the first argument."""
         return given
 
 
 class LocalStages(nn.Module):
     """The stages of one rank as one module, by the names that parameters, buffers and modules had in the whole model.
 
-    `stages` has a pruned copy of the model by stage index, and `held_names` the parameters' names, in the model's
-    order, as they were before any wrapper changed them.
+    `stages` maps stage index to a pruned copy of the model. `held_names` has the parameters' names in model order,
+    as they were before any wrapper changed them.
     """
 
     def __init__(self, stages: dict[int, nn.Module], held_names: tuple[str, ...]) -> None:
@@ -52,7 +51,7 @@ class LocalStages(nn.Module):
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Each stage's modules; this one and the stages themselves are all called by the prefix."""
+        """Yield each stage's modules; this module and the stages themselves have the prefix as their name."""
         memo = set() if memo is None else memo
         yield prefix, self
         for stage in self.stages:
@@ -60,19 +59,19 @@ class LocalStages(nn.Module):
 
 
 def _layers_name(model: nn.Module) -> str | None:
-    """The name of the list of layers that a model is split at: "layers", else the longest list that it has itself."""
+    """Name of the list of layers at which a model is split: "layers", else the longest list among its attributes."""
     lengths = {name: len(child) for name, child in model.named_children() if isinstance(child, LAYERS) and len(child)}
     return PREFERRED if PREFERRED in lengths else max(lengths, key=lambda name: lengths[name], default=None)
 
 
 def num_layers(model: nn.Module) -> int:
-    """Layers that the model can be split between; 0 where it has no list of them."""
+    """Number of layers that can be split between stages; 0 if the model has no list of layers."""
     name = _layers_name(model)
     return 0 if name is None else len(list(model.get_submodule(name).children()))
 
 
 def stage_of(model: nn.Module, plan: PipelinePlan, stage: int, num_stages: int) -> nn.Module:
-    """A stage of a model on the meta device, which stays as it is; UserError where `split` returns no module."""
+    """Return a stage of a model on the meta device, which is not changed; UserError if `split` returns no module."""
     copied = copy.deepcopy(model)
     if plan.split is None:
         return _pruned(copied, layers_of_stages(num_layers(model), num_stages, plan.first_layers), stage)
@@ -86,7 +85,7 @@ def stage_of(model: nn.Module, plan: PipelinePlan, stage: int, num_stages: int) 
 def _pruned(model: nn.Module, layers: list[range], stage: int) -> nn.Module:
     name_of_layers, is_before = _layers_name(model), True
     for name, child in list(model.named_children()):
-        # What has buffers alone, a rotary table say, is every stage's.
+        # Modules with buffers only, such as a rotary table, are part of every stage.
         is_shared = next(child.parameters(), None) is None and next(child.buffers(), None) is not None
         if name == name_of_layers:
             is_before = False
@@ -99,10 +98,10 @@ def _pruned(model: nn.Module, layers: list[range], stage: int) -> nn.Module:
 
 
 def check_split(model: nn.Module, stages: list[nn.Module]) -> None:
-    """Refuse stages that do not have each parameter of the model exactly once, by the name that it has there.
+    """Check that the stages have each parameter of the model exactly once, under its name in the model.
 
     Raises:
-        UserError: with the first parameter that is nobody's, several stages', or none of the model's.
+        UserError: a parameter is in no stage, in several stages, or not in the model.
     """
     parameters = dict(model.named_parameters(remove_duplicate=False))
     holders: dict[nn.Parameter, list[int]] = {parameter: [] for parameter in model.parameters()}
@@ -120,10 +119,10 @@ def check_split(model: nn.Module, stages: list[nn.Module]) -> None:
 
 
 def activations_of(stages: list[nn.Module], inputs: Activations) -> list[Activations]:
-    """What each stage is given, and what the last one returns: tensors on the meta device, from running all of them.
+    """Return each stage's inputs and the last stage's outputs, on the meta device, by running all stages.
 
     Raises:
-        UserError: a stage does not run, or returns what cannot be passed on.
+        UserError: a stage does not run, or returns neither a tensor nor a tuple of tensors.
     """
     activations = [inputs]
     for index, stage in enumerate(stages):
@@ -135,7 +134,7 @@ def activations_of(stages: list[nn.Module], inputs: Activations) -> list[Activat
             first_line = next(iter(str(error).splitlines()), type(error).__name__)
             wrong = f"stage {index} of the pipeline, given {shapes}, does not run on the meta device: {first_line}"
             raise UserError(
-                f"{wrong}; give PipelinePlan(split=...) whose stages take what the one before returns"
+                f"{wrong}; give PipelinePlan(split=...) whose stages take the outputs of the stage before"
             ) from error
         outputs = tuple(output) if isinstance(output, list | tuple) else (output,)
         if not all(isinstance(value, torch.Tensor) for value in outputs) and index < len(stages) - 1:
@@ -148,7 +147,7 @@ def activations_of(stages: list[nn.Module], inputs: Activations) -> list[Activat
 
 
 class LocalStage(NamedTuple):
-    """A stage of this rank: its module, and what it is given and returns, on the meta device."""
+    """A stage of this rank: its module, and its inputs and outputs on the meta device."""
 
     module: nn.Module
     given: Activations
@@ -158,12 +157,12 @@ class LocalStage(NamedTuple):
 def local_stages(
     model: nn.Module, plan: ParallelPlan, context: RankContext, inputs: Activations
 ) -> dict[int, LocalStage]:
-    """The stages of this rank by index; `inputs` are a micro-batch's. UserError where the model cannot be split so."""
+    """Return this rank's stages by index; `inputs` belong to a micro-batch. UserError if the model cannot be split."""
     pipeline = plan.pipeline
     assert pipeline is not None
     position, size = context.index((pipeline.mesh_dim,))
     num_stages = size * pipeline.stages_of_a_rank
-    # Where tensors have no values, copies of what is on the meta device could not be given memory.
+    # Tensors without values must stay on the meta device: copies of them could not be given memory.
     with with_values_again():
         stages = [stage_of(model, pipeline, stage, num_stages) for stage in range(num_stages)]
         check_split(model, stages)
@@ -175,7 +174,7 @@ def local_stages(
 
 
 def _passed_on(activations: Activations, plan: ParallelPlan, context: RankContext) -> Activations:
-    """What one rank passes on, of what one device would."""
+    """Return a rank's part of the activations that one device would pass on."""
     assert plan.pipeline is not None
     policy = plan.fsdp.mixed_precision if plan.fsdp is not None else None
     dtype = getattr(policy, "output_dtype", None) or getattr(policy, "param_dtype", None)
@@ -191,10 +190,10 @@ def _passed_on(activations: Activations, plan: ParallelPlan, context: RankContex
 
 
 def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.Tensor]:
-    """A batch as a pipeline takes it: the first stage's arguments, and what the last one's loss is held against.
+    """Split a batch into the first stage's arguments and the targets of the last stage's loss.
 
     Raises:
-        UserError: it is no pair of tensors, or there is no loss of outputs and targets.
+        UserError: the batch is not a pair of tensors, or there is no loss of outputs and targets.
     """
     is_pair = has_loss and isinstance(batch, list | tuple) and len(batch) == 2
     inputs, targets = batch if is_pair else (None, None)
@@ -208,7 +207,7 @@ def inputs_and_targets(batch: Any, has_loss: bool) -> tuple[Activations, torch.T
 
 
 class StageWork(NamedTuple):
-    """When this rank worked on a stage, seconds of the monotonic clock, and what it did."""
+    """Interval in which this rank worked on a stage, in seconds of the monotonic clock, and the activity."""
 
     begun_s: float
     ended_s: float
@@ -235,7 +234,7 @@ class Pipeline:
         group = context.mesh.get_group(self.plan.mesh_dim)
         kind, size = SCHEDULES[self.plan.schedule], context.size(self.plan.mesh_dim)
         if kind.is_v and dist.get_backend(group) == "gloo":
-            require(V_SCHEDULES)  # torch 2.11 sends on pairs of ranks that it has not connected
+            require(V_SCHEDULES)  # torch 2.11 sends between ranks that are not connected
         num_stages = size * self.plan.stages_of_a_rank
         self._stages = [
             PipelineStage(module, index, num_stages, context.device, stage.given, stage.returned, group=group)
@@ -260,7 +259,7 @@ class Pipeline:
         self._spans: list[StageWork] | None = None
 
     def run(self, batch: Any) -> torch.Tensor | None:
-        """Forward and backward of a rank's part of the batch; its loss where this rank has the last stage, else None.
+        """Run forward and backward on a rank's part of the batch; return the loss on the last stage's rank, else None.
 
         Gradients are means over the micro-batches.
         """
@@ -273,7 +272,7 @@ class Pipeline:
             self._schedule.step(*arguments, **kwargs, return_outputs=False)
         except Exception as error:
             forget_step(self._schedule)
-            # torch wraps what a stage raises in a sentence about its arguments.
+            # torch wraps errors of a stage in a sentence about its arguments.
             if error.__cause__ is not None and "failed to run" in str(error).lower():
                 raise error.__cause__ from None
             raise
@@ -281,7 +280,7 @@ class Pipeline:
 
     @contextlib.contextmanager
     def observed(self) -> Iterator[list[StageWork]]:
-        """Note when this rank works on its stages; on accelerators the device is waited for at each end."""
+        """Record when this rank works on its stages; on accelerators each end waits for the device."""
         spans: list[StageWork] = []
         self._spans = spans
         for stage in self._stages:
@@ -308,7 +307,7 @@ class Pipeline:
 
 
 def _hold_to(stage: Any, promised: Activations) -> None:
-    """Have a stage's first output compared with what its neighbour has memory for."""
+    """Compare a stage's first output with the shape that its neighbour has memory for."""
 
     def compare(_: nn.Module, args: Any, output: Any) -> None:
         handle.remove()
@@ -318,7 +317,7 @@ def _hold_to(stage: Any, promised: Activations) -> None:
         if ours != theirs or is_dtensor:
             raise UserError(
                 f"stage {stage.stage_index} of the pipeline returns {ours}{' as DTensors' if is_dtensor else ''}, the "
-                f"next one expects {theirs}; return plain tensors, and say activation_shards where a rank has a part "
+                f"next one expects {theirs}; return plain tensors, and set activation_shards if each rank has a part "
                 "of them"
             )
 
@@ -330,11 +329,11 @@ def _text(tensors: Sequence[torch.Tensor]) -> str:
 
 
 def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankContext) -> dict[str, Any]:
-    """The counters of a step's row about how long ranks are idle, of NUM_STEPS untimed steps; all ranks together.
+    """Return a step row's counters of idle time, from NUM_STEPS untimed steps; collective, all ranks call it.
 
-    `idle_shares`: of each rank, the share of forward and backward in which it runs no forward, loss, backward or
-    reduction of gradients of a stage, the median over steps. Ranks begin together, and forward and backward last as
-    long as on the slowest rank. `idle_share`: their mean. `least_idle_share`: where all stages take as long
+    `idle_shares`: per rank, the share of forward and backward in which it runs no forward, loss, backward or gradient
+    reduction of a stage, the median over steps. Ranks begin together; forward and backward last as long as on the
+    slowest rank. `idle_share`: their mean. `least_idle_share`: the value if all stages take equally long
     (`PipelinePlan.least_bubble`), None where the schedule has no such figure.
     """
     step_times: list[tuple[float, float]] = []
@@ -344,7 +343,7 @@ def idle_counters(pipeline: Pipeline, run: Callable[[], object], context: RankCo
             begun_s = time.monotonic()
             run()
             length_s = time.monotonic() - begun_s
-        # The loss is computed within no other span; nothing else runs within another one.
+        # Loss time lies in no other span; all other spans do not nest.
         step_times.append((length_s, sum(span.ended_s - span.begun_s for span in working)))
     of_ranks = context.gather(step_times)
     longest_s = [max(length_s for length_s, _ in of_step) for of_step in zip(*of_ranks, strict=True)]

@@ -1,4 +1,4 @@
-"""Everything wrong with a plan, found on the meta device before anything is measured, all of it at once."""
+"""All problems of a plan, reported together, found on the meta device before anything is measured."""
 
 import inspect
 import re
@@ -31,15 +31,15 @@ from distbench.spec.mesh import BATCH_DIMS, MESH_DIMS
 from distbench.spec.plan import ATTENTION_KERNELS, ROTATIONS, SCHEDULES, PipelinePlan, folded, matching
 from distbench.spec.printable_text import count_text, listed
 
-# Of the sizes, and of the names, that a sentence has.
+# Most sizes, and most names, in a message.
 LARGEST_SIZE, MAX_NAMED = 64, 12
-# A module's or parameter's name with the number of a layer in it.
+# Name of a module or parameter with a layer number in it.
 _IN_LAYER = re.compile(r"(?<![\w.])(?:\w+\.)*\d+(?:\.\w+)*(?![\w.])")
 _LETTER = re.compile(r"[^\W\d]")
 SHARDING_STYLES = ("ColwiseParallel", "RowwiseParallel")
-# The projections of models of transformers that are sharded by whole heads, and which field of their config has those.
+# Projections of transformers models that are sharded by whole heads, and the config field with the number of heads.
 HEADS = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads", "v_proj": "num_key_value_heads"}
-# Those that torch has not, or that leave plain parameters among the DTensors of one mesh.
+# Styles that torch lacks, or that leave plain parameters among the DTensors of one mesh.
 NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
 
 
@@ -47,9 +47,9 @@ NOT_ON_SPMD_MESH = ("gather_extension", "whole", "ignored", "unit_mesh_dims")
 class Undivided:
     """Mesh dims do not shard a tensor dim, or a batch, evenly."""
 
-    what: str  # the half of the sentence that names it, such as "parameter w of shape [3, 4] cannot be sharded on ..."
+    what: str  # first half of the message, such as "parameter w of shape [3, 4] cannot be sharded on ..."
     where: str  # the mesh dims with their size
-    number: int  # what they do not divide
+    number: int  # the number that they do not divide
     size: int  # ranks along them
     name: str  # the parameter's, or empty
 
@@ -63,12 +63,12 @@ class Undivided:
 
     @property
     def reason(self) -> str:
-        """What other parameters may share with it."""
+        """The part of the message that parameters with the same problem share."""
         return f"{self.where} does not divide {self.number} ({self._works})"
 
 
 def undivided(what: str, number: int, mesh_dims: Sequence[str], context: RankContext, name: str = "") -> Undivided:
-    """That the mesh dims do not shard a tensor dim (or batch) of `number` evenly, as a sentence that begins `what`."""
+    """Return the problem that mesh dims do not evenly shard a tensor dim (or batch) of `number`; `what` starts it."""
     _, size = context.index(tuple(mesh_dims))
     return Undivided(what, f"mesh dim {'x'.join(mesh_dims)!r} of size {size}", number, size, name)
 
@@ -82,13 +82,13 @@ def _undivided_parameter(
 
 
 def grouped(problems: Iterable[str | Undivided]) -> list[str]:
-    """One sentence for all parameters that fail for one reason, and one for all layers that have one problem."""
+    """Merge problems: one sentence for all parameters with one reason, and one for all layers with one problem."""
     by_reason: dict[str, list[str | Undivided]] = {}
     for problem in problems:
         if isinstance(problem, Undivided) and problem.name:
             reason = problem.reason
         else:
-            # A number such as 0.5 is no name.
+            # A number such as 0.5 is not a name.
             reason = _IN_LAYER.sub(lambda name: folded(name[0]) if _LETTER.search(name[0]) else name[0], str(problem))
         by_reason.setdefault(reason, []).append(problem)
     sentences = []
@@ -104,7 +104,7 @@ def grouped(problems: Iterable[str | Undivided]) -> list[str]:
 
 
 def _listed(names: Sequence[str]) -> list[str]:
-    """`layers.*.attention.{wq,wk}.weight: 8 layers`: layers counted, and modules beside each other on one line."""
+    """`layers.*.attention.{wq,wk}.weight: 8 layers`: layers counted, modules of one layer joined in one name."""
     beside: dict[tuple[str, str, int], list[str]] = {}
     for name, count in Counter(map(folded, names)).items():
         module, _, parameter = name.rpartition(".")
@@ -140,7 +140,7 @@ def _styles(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Itera
 
 
 def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[Undivided]:
-    """A shard of a projection may be of any length, but attention views it as heads."""
+    """Yield head counts that tensor parallel does not divide: shards may have any length, but attention has heads."""
     config: Any = getattr(model, "config", None)
     config = config.get_text_config() if hasattr(config, "get_text_config") else config
     colwise = [pattern for pattern, style in tp_patterns(plan, model).items() if style == "colwise"]
@@ -152,7 +152,7 @@ def _undivided_heads(model: nn.Module, plan: ParallelPlan, context: RankContext)
 
 
 def _kind(style: Any) -> str:
-    """torch's name of a style; transformers' styles take more kinds of modules and shards of unequal length."""
+    """torch's name of a style; transformers' styles accept more module types and unequal shards."""
     return "" if is_of_transformers(style) else type(style).__name__
 
 
@@ -189,7 +189,7 @@ def _annotations(model: nn.Module, plan: ParallelPlan, context: RankContext) -> 
                 cannot = f"cannot be sharded on tensor dim {tensor_dim}"
                 yield from _undivided_parameter(name, parameters[name], tensor_dim, cannot, ordered, context)
         if name in styled:
-            yield f"parameter {name} is sharded by a TP style and by shard_params; leave it to one of them"
+            yield f"parameter {name} is sharded by a TP style and by shard_params; remove one of them"
 
 
 def _bad_annotation(
@@ -201,14 +201,14 @@ def _bad_annotation(
         if mesh_dim in seen_dims:
             yield f"shard_params shards parameter {name} over mesh dim {mesh_dim!r} twice; name each mesh dim once"
         if mesh_dim in BATCH_DIMS:
-            yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; leave it to FSDP"
+            yield f"shard_params cannot use mesh dim {mesh_dim!r}, whose ranks have different data; use FSDP there"
         elif mesh_dim not in plan.tp_dims or mesh_dim not in context.mesh_dims:
             usable = ", ".join(present(plan.tp_dims, context)) or "none"
             yield f"shard_params shards over mesh dim {mesh_dim!r}; use those of tp_dim that the mesh has: {usable}"
 
 
 def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) -> Iterator[str | Undivided]:
-    """One sentence for each problem of the plan's FSDP part, if it has one."""
+    """Yield one sentence per problem of the plan's FSDP part, if it has one."""
     fsdp = plan.fsdp
     if fsdp is None:
         return
@@ -218,7 +218,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         return
     if shared_dims := sorted(set(fsdp.mesh_dims) & set(fsdp.replicate_dims)):
         shared = f"FSDP shards and replicates over mesh dim {shared_dims[0]!r}"
-        yield f"{shared}; name it in one of mesh_dims and replicate_dims"
+        yield f"{shared}; use it in either mesh_dims or replicate_dims"
     for pattern, mesh_dims in fsdp.unit_mesh_dims.items():
         if not present(mesh_dims, context):
             over, known_dims = ", ".join(mesh_dims) or "nothing", ", ".join(context.mesh_dims)
@@ -243,7 +243,7 @@ def fsdp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         if parts:
             yield f"spmd_mesh does not go with {', '.join(parts)}; leave one of them out"
     if fsdp.gather_extension is not None:
-        # Only ranks whose shards are shorter would fail in an extension; the others would wait for them.
+        # An extension would fail only on ranks with shorter shards, and the other ranks would wait for them.
         cannot, shards = "has no equal shards for a gather_extension", present(fsdp.mesh_dims, context)
         matrices = [(name, parameter) for name, parameter in model.named_parameters() if parameter.ndim > 1]
         for name, parameter in matrices:
@@ -286,9 +286,9 @@ def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
         instead = "use FsdpPlan(mesh_dims=(), replicate_dims=...)"
         yield f"ddp averages plain parameters, and tp, ep and shard_params make DTensors; {instead}"
     if ddp.bucket_cap_mb is not None and not ddp.bucket_cap_mb > 0:
-        yield f"bucket_cap_mb={ddp.bucket_cap_mb} is no size of a bucket; use more than 0"
+        yield f"bucket_cap_mb={ddp.bucket_cap_mb} is not a valid bucket size; use more than 0"
     if ddp.static_graph and not ddp.sync_each_microbatch and plan.microbatches > 1:
-        yield "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out; drop one"
+        yield "static_graph needs the first backward, which sync_each_microbatch=False skips; drop one of them"
     modules = matching_modules(ddp.ignored, model).values()
     ignored = {parameter for module in modules for parameter in module.parameters()}
     if not any(parameter.requires_grad and parameter not in ignored for parameter in model.parameters()):
@@ -306,20 +306,20 @@ def _expert_problems(model: nn.Module, plan: ParallelPlan, context: RankContext)
         return
     if plan.ep_tp_dim in (*plan.ep_dims, *BATCH_DIMS):
         differ = "tokens" if plan.ep_tp_dim in BATCH_DIMS else "experts"
-        why = f"whose ranks have different {differ}; name that of tensor parallel"
+        why = f"whose ranks have different {differ}; use that of tensor parallel"
         yield f"ep_tp_dim={plan.ep_tp_dim!r} shards each expert over a mesh dim {why}"
         return
     summed = (*fsdp.mesh_dims, *fsdp.replicate_dims) if fsdp else ()
     alone_in = [name for name in ep_dims if name in BATCH_DIMS and name not in summed]
     if plan.ddp is None and alone_in:
         where = f"ranks along {alone_in[0]!r} have different data"
-        yield f"{where} and nobody sums other gradients; name it in FSDP's mesh_dims"
+        yield f"{where} and gradients of the other parameters are not summed; add it to FSDP's mesh_dims"
     unit_dims = (fsdp.unit_mesh_dims if fsdp else {}).items()
     alone = set(matching_modules({pattern: dims for pattern, dims in unit_dims if not {*ep_dims} & {*dims}}, model))
     for name, module in matching_modules(plan.ep, model).items():
         if fsdp is not None and name not in alone and {*ep_dims} & {*summed}:
             over = "x".join(ep_dims)
-            yield f"FSDP shards {name} over {over!r} as expert parallel does; give it others in unit_mesh_dims"
+            yield f"FSDP shards {name} over {over!r} as expert parallel does; set other mesh dims in unit_mesh_dims"
         for attribute, parameter in module.named_parameters(name):
             yield from _undivided_parameter(attribute, parameter, 0, "cannot be sharded by experts", ep_dims, context)
 
@@ -348,7 +348,7 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
     pipeline = plan.pipeline
     assert pipeline is not None
     parts = {
-        "ddp": (plan.ddp, "use FsdpPlan, whose gradients torch's stages reduce once a step"),
+        "ddp": (plan.ddp, "use FsdpPlan, whose gradients torch's stages reduce once per step"),
         "cp": (plan.cp, "leave one of them out"),
         "ep": (plan.ep, "leave one of them out"),
         "loss_parallel": (plan.loss_parallel, "have the last stage return whole logits"),
@@ -359,8 +359,8 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
     for name, (part, instead) in parts.items():
         if part:
             yield f"a pipeline does not go together with {name} here; {instead}"
-    # torch's stage_backward_input looks for weights among module.parameters(), which are not those that forward used
-    # once FSDP2 has freed them.
+    # torch's stage_backward_input searches module.parameters() for the weights, which differ from those that forward
+    # used once FSDP2 has freed them.
     splits = SCHEDULES[pipeline.schedule].splits_backward
     if plan.fsdp is not None and splits and plan.fsdp.reshard_after_forward is not False:
         less = f"schedule {pipeline.schedule} has backward in parts, which loses gradients of what FSDP2 frees"
@@ -373,7 +373,7 @@ def _stages(pipeline: PipelinePlan, size: int) -> Iterator[str]:
     schedule, count = SCHEDULES[pipeline.schedule], pipeline.stages_of_a_rank
     if count < 1 or (schedule.is_fixed and count != schedule.stages_per_rank):
         must = count_text(schedule.stages_per_rank, "stage") if schedule.is_fixed else "1 stage or more"
-        yield f"schedule {pipeline.schedule} has {must} a rank, not {count}; leave stages_per_rank out"
+        yield f"schedule {pipeline.schedule} has {must} per rank, not {count}; leave stages_per_rank out"
     num_boundaries = size * count - 1
     if pipeline.first_layers and (
         len(pipeline.first_layers) != num_boundaries
@@ -389,7 +389,7 @@ def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]
     if pipeline.split is None:
         layer_count = num_layers(model)
         if not layer_count:
-            yield "a pipeline splits a ModuleList or ModuleDict of the model, it has none; give PipelinePlan(split=...)"
+            yield "a pipeline splits a ModuleList or ModuleDict, but the model has none; give PipelinePlan(split=...)"
             return
         last = max(pipeline.first_layers, default=0)
         if layer_count < num_stages or last >= layer_count:
@@ -406,9 +406,9 @@ def _split(model: nn.Module, pipeline: PipelinePlan, size: int) -> Iterator[str]
 
 
 def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankContext) -> list[str]:
-    """One sentence for each thing that keeps the plan from working on a model on the meta device and this mesh.
+    """Return one sentence per problem that keeps the plan from working on a model on the meta device and this mesh.
 
-    `batch` is the global one: a `Batch`, or what it is made of.
+    `batch` is the global one: a `Batch`, or its tree.
     """
     batch = batch if isinstance(batch, Batch) else Batch(batch)
     try:
@@ -427,7 +427,7 @@ def problems(model: nn.Module, batch: Any, plan: ParallelPlan, context: RankCont
                 *_pipeline_problems(model, plan, context),
             ]
         )
-    except UserError as error:  # a name that stands for nothing keeps the rest from being looked at
+    except UserError as error:  # an unknown name prevents the other checks
         return [str(error)]
 
 
@@ -438,12 +438,12 @@ def _unused_mesh_dims(plan: ParallelPlan, context: RankContext) -> Iterator[str]
     used |= set(plan.ddp.mesh_dims) if plan.ddp else set()
     used |= {*plan.ep_dims, *([plan.ep_tp_dim] if plan.ep_tp_dim else [])} if plan.ep else set()
     used |= {plan.pipeline.mesh_dim} if plan.pipeline else set()
-    # A function of the user's own may use any mesh dim; its name says what of a batch the ranks along it have.
+    # The user's function may use any mesh dim; the mesh dim's name determines how the batch is split along it.
     uses_any = callable(plan.tp) and plan.tp_dim == "tp"
     for name in context.mesh_dims:
         if uses_any and name not in MESH_DIMS:
             yield (
-                f"mesh dim {name!r} does not say whether its ranks have different data; name it one of "
+                f"mesh dim {name!r} does not show whether its ranks have different data; use one of "
                 f"{', '.join(MESH_DIMS)}: those along {' and '.join(BATCH_DIMS)} get different parts of the batch"
             )
         if not uses_any and name not in used and context.size(name) > 1:
@@ -460,7 +460,7 @@ def _unmatched_patterns(model: nn.Module, plan: ParallelPlan) -> Iterator[str]:
         if not matching(pattern, [*modules, "", *(parameters if isinstance(styled[pattern], str) else ())]):
             yield f"TP pattern {pattern!r} matches no module ({nearest(pattern, modules)})"
     if fsdp is not None and fsdp.wrap == AUTO:
-        own_units(model)  # UserError where the model names none
+        own_units(model)  # UserError if the model lists no units
     groups: tuple[tuple[str, str, Iterable[str]], ...] = (
         ("checkpoint", "module", plan.checkpoint),
         ("compile", "module", plan.compile.modules if plan.compile else ()),
@@ -494,7 +494,7 @@ def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -
         elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
             share = length // num_parts
             parts = f"{plan.microbatches} micro-batches; use a divisor of {share}"
-            yield f"a batch of {share} a rank cannot be split into {parts}"
+            yield f"a batch of {share} per rank cannot be split into {parts}"
 
 
 def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, context: RankContext) -> Iterator[str]:
@@ -505,13 +505,13 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     if plan.cp.kernel is not None and plan.cp.kernel not in ATTENTION_KERNELS:
         yield f"attention kernel {plan.cp.kernel!r} is unknown; use {', '.join(ATTENTION_KERNELS)} or None"
     if plan.cp.unshard_output and plan.loss_parallel:
-        yield "unshard_output gathers plain tensors, and loss parallel leaves the output a DTensor; drop one of them"
+        yield "unshard_output gathers plain tensors, and loss parallel leaves the output a DTensor; remove one of them"
     if plan.cp.unshard_output and plan.cp.seq_dim < 1:
-        yield f"unshard_output takes the batch to be tensor dim 0, so seq_dim={plan.cp.seq_dim} is not the sequence"
+        yield f"unshard_output requires the batch in tensor dim 0, so seq_dim={plan.cp.seq_dim} is not the sequence"
     buffers = [name for name, _ in model.named_buffers()]
     for name in plan.cp.buffers:
         if name not in buffers:
-            yield f"context parallel buffer {name!r} is no buffer of the model ({nearest(name, buffers)})"
+            yield f"context parallel buffer {name!r} is not a buffer of the model ({nearest(name, buffers)})"
     if plan.cp.mesh_dim not in context.mesh_dims:
         yield f"context parallel needs mesh dim {plan.cp.mesh_dim!r}, the mesh has {', '.join(context.mesh_dims)}"
         return
@@ -520,19 +520,19 @@ def _context_parallel(model: nn.Module, batch: Batch, plan: ParallelPlan, contex
     sequences = batch.sequence_dims_of(plan.cp)
     over = f"mesh dim {plan.cp.mesh_dim!r} of size {size}"
     if not sequences:
-        yield f"no tensor of the batch has a tensor dim {plan.cp.seq_dim} to be split over {over}; say sequence_dims"
+        yield f"no tensor of the batch has a tensor dim {plan.cp.seq_dim} to be split over {over}; set sequence_dims"
     tensors = dict(tensors_of(batch.tree))
     for length in dict.fromkeys(tensors[name].shape[tensor_dim] for name, tensor_dim in sequences.items()):
         if size > 1 and length % chunks:
             unbalanced = "" if length % size else ", or load_balance=False, as torch balances no other"
-            works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out of what has one token"
+            works = f"use a multiple of {chunks}{unbalanced}" if length > 1 else "leave cp out for one token"
             yield f"a sequence of {length} cannot be split into {chunks} chunks over {over}; {works}"
 
 
 def _compile_problems(plan: ParallelPlan) -> Iterator[str]:
     compiled = plan.compile
     if compiled is not None and compiled.async_tp and (plan.tp is None or compiled.backend != "inductor"):
-        yield "async_tp is inductor's overlap of what tp communicates; give a TP plan and backend='inductor'"
+        yield "async_tp is inductor's overlap of TP collectives; give a TP plan and backend='inductor'"
     if compiled is not None and compiled.backend not in known_backends():
         yield f"compile backend {compiled.backend!r} is unknown; use {', '.join(known_backends())}"
 
@@ -541,4 +541,4 @@ def _sparse_gradients(model: nn.Module) -> Iterator[str]:
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse and module.weight.requires_grad:
             kind = f"{name or 'the root'} ({type(module).__name__})"
-            yield f"{kind} has sparse gradients, which FSDP2 does not reduce and no check compares; use sparse=False"
+            yield f"{kind} has sparse gradients, which neither FSDP2 nor the checks support; use sparse=False"

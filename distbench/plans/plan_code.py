@@ -1,4 +1,4 @@
-"""A plan, or a change of one, as Python that makes it again, with the imports that it takes."""
+"""A plan, or a change of one, as Python code that makes it again, with its imports."""
 
 import functools
 import inspect
@@ -14,7 +14,7 @@ from distbench.spec.checked_dataclass import Declared
 
 MAX_LINE = 90
 PLACEMENTS = ("Replicate", "Shard", "Partial")
-# Arguments that torch keeps under another name, or whose classes tell of none: class to argument to where it is.
+# Arguments that torch keeps under another name, or whose classes do not show them: class to argument to attribute.
 KEPT_AS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     "Replicate": {},
     "Shard": {"dim": lambda placement: placement.dim},
@@ -32,7 +32,7 @@ KEPT_AS: Mapping[str, Mapping[str, Callable[[Any], Any]]] = {
     },
 }
 
-# What torch writes into a style when the plan is applied, which is no part of how it was made: class to attributes.
+# Attributes that torch sets on a style when the plan is applied; they are not part of its constructor call.
 SET_BY_APPLYING: Mapping[str, frozenset[str]] = {
     "ParallelStyle": frozenset({"src_data_rank"}),
     "RowwiseParallel": frozenset({"desired_input_layouts"}),
@@ -40,22 +40,21 @@ SET_BY_APPLYING: Mapping[str, frozenset[str]] = {
 
 
 class _NoText(Exception):
-    """A value that no text makes again: a lambda, or an object that does not keep what it was made of."""
+    """A value that no code reproduces: a lambda, or an object that does not keep its arguments."""
 
 
 def plan_code(plan: ParallelPlan) -> list[str] | None:
-    """Lines of Python, imports first and `plan = ...` last; functions of the scenario's own files by their names, which
-    a comment lists.
+    """Return lines of Python, imports first and `plan = ...` last; a comment lists names of the scenario's own files.
 
-    None where some value has no text that makes it again.
+    None if a value cannot be written as code.
     """
     return _assignment(lambda writer: writer.text(plan))
 
 
 def change_code(before: ParallelPlan, after: ParallelPlan) -> list[str] | None:
-    """Lines of Python, imports first, that make `after` of a plan that is `before`; [] where they are equal.
+    """Return lines of Python, imports first, that change the plan `before` to `after`; [] if they are equal.
 
-    None where a value that differs has no text that makes it again.
+    None if a value that differs cannot be written as code.
 
     >>> change_code(ParallelPlan(), ParallelPlan(microbatches=2))
     ['from dataclasses import replace', 'plan = replace(plan, microbatches=2)']
@@ -83,15 +82,15 @@ class _Writer:
         self._own: set[str] = set()
 
     def imports(self) -> list[str]:
-        """What everything that was written takes."""
+        """Return the imports of everything that was written."""
         lines = [f"import {module}" for module in sorted(self._modules)]
         lines += [f"from {module} import {', '.join(sorted(names))}" for module, names in sorted(self._names.items())]
         if self._own:
-            lines.append(f"# as the scenario's own files have it: {', '.join(sorted(self._own))}")
+            lines.append(f"# from the scenario's own files: {', '.join(sorted(self._own))}")
         return lines
 
     def text(self, value: Any, indent: str = "") -> str:
-        """An expression, over as many lines as it takes. Raises _NoText."""
+        """Return an expression, over as many lines as needed. Raises _NoText."""
         if value is None or isinstance(value, bool | int | float | str):
             if repr(value) in ("inf", "-inf", "nan") or type(value) not in (type(None), bool, int, float, str):
                 raise _NoText(value)
@@ -106,7 +105,7 @@ class _Writer:
         return self._made(value, indent)
 
     def difference(self, before: Any, after: Any, name: str) -> str:
-        """`replace(NAME, FIELD=..., ...)` with the fields that differ, on one line. Raises _NoText."""
+        """Return `replace(NAME, FIELD=..., ...)` with the fields that differ, on one line. Raises _NoText."""
         self._names.setdefault("dataclasses", set()).add("replace")
         changes = []
         for field in fields(after):
@@ -149,7 +148,7 @@ class _Writer:
         name, module = getattr(value, "__qualname__", ""), getattr(value, "__module__", None) or ""
         if not all(part.isidentifier() for part in name.split(".")):
             raise _NoText(value)  # a lambda, or made within a function
-        # The outermost package of the module that has the same under its name.
+        # The outermost package that has the same object under its name.
         outer_name, parts = name.partition(".")[0], module.split(".")
         packages = (".".join(parts[:count]) for count in range(1, len(parts)))
         holders = (outer for outer in packages if getattr(sys.modules.get(outer), outer_name, None) is value)
@@ -166,10 +165,10 @@ def _named(given: Mapping[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
-    """What an object of torch's or the user's own was made with, as few of it as make an equal one.
+    """Return the constructor arguments of an object of torch or the user, as few as make an equal object.
 
     Raises:
-        _NoText: it does not keep that, or what is made again is another.
+        _NoText: the object does not keep them, or they make a different object.
     """
     kind = type(value)
     elsewhere = KEPT_AS.get(kind.__name__, {})
@@ -178,7 +177,7 @@ def _arguments(value: Any) -> dict[str, Any]:
         stored = {name: elsewhere[name](value) if name in elsewhere else getattr(value, name) for name in names}
     except (AttributeError, TypeError, ValueError, IndexError) as error:
         raise _NoText(value) from error
-    # Styles wrap a single layout into a tuple when they are made, and take nothing for an empty dict.
+    # Styles wrap a single layout into a tuple in their constructor, and accept None for an empty dict.
     single = {name: kept[0] if type(kept) is tuple and len(kept) == 1 else kept for name, kept in stored.items()}
     some = {name: kept for name, kept in stored.items() if kept != {}}
     arguments = next((candidate for candidate in (stored, single, some) if _makes(candidate, value)), None)
@@ -196,7 +195,7 @@ def _makes(given: Mapping[str, Any], value: Any) -> bool:
         rebuilt = type(value)(**given)
     except Exception:
         return False
-    # Without a text of its own, an object's says where it is in memory.
+    # The default text of an object has its memory address.
     has_text = getattr(type(value), "__repr__", None) != object.__repr__
     return (not has_text or repr(rebuilt) == repr(value)) and _state(rebuilt) == _state(value)
 

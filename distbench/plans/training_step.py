@@ -1,4 +1,4 @@
-"""A step of a parallel model on this rank: of training, or forward alone; its state, saved and loaded."""
+"""A step of a parallel model on this rank, of training or forward only; its state, saved and loaded."""
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
@@ -44,7 +44,7 @@ State = tuple[dict[str, Any], dict[str, Any]]
 
 
 def saved_state(model: nn.Module, optimizer: Any) -> State:
-    """Copies, in host memory, of what this rank holds of the parameters, buffers and the optimizer's state."""
+    """Copy this rank's parameters, buffers and optimizer state to host memory."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
     of_model, of_optimizer = get_state_dict(model, () if optimizer is None else optimizer)
@@ -52,7 +52,7 @@ def saved_state(model: nn.Module, optimizer: Any) -> State:
 
 
 def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
-    """Put a saved state back, this rank's part of it."""
+    """Load this rank's part of a saved state."""
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
     of_model, of_optimizer = state
@@ -62,7 +62,7 @@ def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
 
 
 def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
-    """Save, spoil every parameter, load: the state's bytes on this rank, and what is not as it was (None: all is)."""
+    """Save, spoil every parameter, load. Return the state's bytes on this rank, and the problem or None."""
     state = saved_state(model, optimizer)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -72,7 +72,7 @@ def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
         [local_part(tensor) for tensor in _tensors(each)] for each in (state, saved_state(model, optimizer))
     )
     num_wrong = sum(not torch.equal(*pair) for pair in zip(saved, loaded, strict=True))
-    wrong = f"{num_wrong} tensors of the state are not what was saved" if num_wrong else None
+    wrong = f"{num_wrong} tensors of the loaded state differ from the saved ones" if num_wrong else None
     return sum(local.numel() * local.element_size() for local in saved), wrong
 
 
@@ -90,13 +90,12 @@ def _tensors(value: Any) -> list[Any]:
 
 
 STATE_PHASES = ("save", "load")
-SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which take turns
+SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which alternate
 Stamp = Callable[[], None]
 
 
 def state_of(optimizer: Any) -> list[Any]:
-    """What an optimizer keeps from one step to the next: its `state`, or its attributes where it has none; nothing
-    where there is no optimizer."""
+    """Return an optimizer's `state`, or its attributes if it has none; [] without an optimizer."""
     if optimizer is None:
         return []
     state = getattr(optimizer, "state", None)
@@ -106,7 +105,7 @@ def state_of(optimizer: Any) -> list[Any]:
 
 
 class TrainingStep:
-    """The parallel model with its batch on this rank; `built` is the model on the meta device, if it exists already."""
+    """The parallel model with its batch on this rank; `built` is the model on the meta device, if it exists."""
 
     def __init__(
         self,
@@ -139,7 +138,7 @@ class TrainingStep:
             assert scenario.loss is not None
             self.pipeline = Pipeline(self.model, stages, plan, context, scenario.loss)
         self._num_bucket_steps = steps_until_buckets_stay(self.model)
-        # Where the output is made whole, it can be compared with one device's: kept while the check asks for it.
+        # A whole output can be compared with one device's: it is kept while the check requests it.
         self.unshards_output = unshard_outputs(self.model, plan.cp, context)
         self.kept_outputs: list[torch.Tensor] | None = None
         index, count = context.index(BATCH_DIMS)
@@ -196,11 +195,13 @@ class TrainingStep:
         lacking = next((name for name, tensor in tensors if tensor.is_meta), None)
         if lacking and (function := hook or self._scenario.parallelize) is not None:
             problem = f"parameter {lacking} of the parallel model is still on the meta device"
-            raise UserError(f"{problem} ({place_of(function)}); leave it to distbench, which gives every one memory")
+            raise UserError(f"{problem} ({place_of(function)}); leave it to distbench, which allocates every parameter")
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor | None:
-        """Forward and backward on this rank's part of the batch; its loss, a mean over that part, or None where a rank
-        of a pipeline does not have the last stage."""
+        """Run forward and backward on this rank's part of the batch.
+
+        Returns the loss, a mean over that part, or None on a rank of a pipeline without the last stage.
+        """
         if self.pipeline is not None:
             loss = self.pipeline.run(self.microbatches[0])
             stamp()
@@ -213,7 +214,7 @@ class TrainingStep:
 
     def _one_microbatch(self, batch: Any, stamp: Stamp) -> torch.Tensor:
         def keep(output: Any) -> None:
-            # Held through backward, it would raise the step's peak of memory.
+            # Keeping it through backward would raise the step's peak memory.
             if self.kept_outputs is not None:
                 self.kept_outputs.append(output.detach())
 
@@ -250,20 +251,20 @@ class TrainingStep:
         function = self._scenario.call or self._scenario.loss
         where = f" ({place_of(function)})" if function is not None else ""
         learns = any(parameter.requires_grad for parameter in self.model.parameters())
-        why = "it was detached, or made of none" if learns else "none learns (requires_grad_)"
+        why = "it was detached, or no parameter was used" if learns else "no parameter has requires_grad"
         raise UserError(
-            f"the loss{where} does not depend on a parameter that learns: {why}; say Scenario(inference=True) to time "
-            "forward alone"
+            f"the loss{where} does not depend on a trainable parameter: {why}; use Scenario(inference=True) to time "
+            "forward only"
         )
 
     def _own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
-        """A part of the batch with this rank's share of the sequence, until `entered` is left, buffers with it."""
+        """A part of the batch with this rank's share of the sequence; buffers are sharded until `entered` closes."""
         plan = self.plan.cp
         if plan is None or not shards_sequence(plan, self._context):
             return batch
         batch = mapped(batch, lambda _, tensor: tensor.clone())
         dims = self.batch.sequence_dims_of(plan)
-        # Targets stay whole where the output is made whole.
+        # Targets stay whole if the output is gathered.
         target_name = "1" if plan.unshard_output and self._scenario.loss is not None else None
         shared = [(tensor, dims[name]) for name, tensor in tensors_of(batch) if name in dims and name != target_name]
         entered.enter_context(sequence_sharded(self.model, plan, self._context, shared))
@@ -283,24 +284,28 @@ class TrainingStep:
 
     @property
     def cache_tensors(self) -> list[torch.Tensor]:
-        """The keys and values that a forward-only step keeps from one run to the next."""
+        """Return the keys and values that a forward-only step keeps from one run to the next."""
         return []
 
     @property
     def has_buckets(self) -> bool:
-        """Whether DDP reduces its gradients."""
+        """Return whether DDP reduces its gradients."""
         return self._num_bucket_steps > 0
 
     @property
     def num_setup_steps(self) -> int:
-        """Steps that communicate what later ones do not: DDP makes its buckets in the first, and anew, in the order in
-        which gradients were finished, in a later one."""
+        """Return the number of first steps whose communication differs from later ones.
+
+        DDP makes its buckets in the first step, and rebuilds them later in the order in which gradients finished.
+        """
         return max(self._num_bucket_steps, 1)
 
     @property
     def units(self) -> list[tuple[str, Any]]:
-        """FSDP's units, by the plan or by a function of the user's own: the name that each had when the model was
-        built, and its mixed precision policy; the deepest first, the root last."""
+        """Return FSDP's units, by the plan or by the user's function: deepest first, the root last.
+
+        Each has its name when the model was built and its mixed precision policy.
+        """
         names = {id(module): name for name, module in self.built.modules.items()}
         policies, modules = unit_policies(self.model), self.model.named_modules()
         units = [(names.get(id(module), name), policies[module]) for name, module in modules if module in policies]
@@ -308,7 +313,7 @@ class TrainingStep:
 
     @property
     def num_data_parallel(self) -> int:
-        """Ranks over which gradients are summed, and by whose number they are divided unless something else is said."""
+        """Number of ranks over which gradients are summed, which is also the divisor unless the plan sets another."""
         if self.plan.fsdp is not None and self._scenario.gradient_divide_factor is None:
             return data_parallel_size(self.plan.fsdp, self._context)
         cp = (self.plan.cp.mesh_dim,) if self.plan.cp is not None else ("cp",)
@@ -316,20 +321,20 @@ class TrainingStep:
 
     @property
     def gradient_scale(self) -> float:
-        """What the plan multiplies gradients by: not 1 only where it sets its own divide factor."""
+        """Return the factor that the plan applies to gradients: other than 1 only if it sets its own divide factor."""
         fsdp, factor = self.plan.fsdp, self._scenario.gradient_divide_factor
         setters = fsdp.configure if fsdp is not None else ()
-        # Under torch's name or its old one.
+        # Under torch's current name or its old one.
         if factor is None and any(setter.endswith("_divide_factor") for setter in setters):
             factor = min(divide_factors(self.model))
         return 1.0 if factor is None else self.num_data_parallel / factor
 
     def __call__(self, stamp: Stamp) -> None:
-        """One whole step, gradients cleared at its end."""
+        """Run one whole step, gradients cleared at its end."""
         self.forward_backward(stamp)
         if self.optimizer is not None:
             self.optimizer.step()
-        # Not the optimizer's own zero_grad, which one of the user's own may lack.
+        # Not the optimizer's own zero_grad, which a user's optimizer may lack.
         self.model.zero_grad(set_to_none=True)
         if self.optimizer is not None:
             stamp()
@@ -340,7 +345,7 @@ class TrainingStep:
             stamp()
 
     def restart(self) -> None:
-        """Back to the initial parameters, no gradients, and the default dtype of before the first step."""
+        """Restore the initial parameters, no gradients, and the default dtype from before the first step."""
         torch.set_default_dtype(self.default_dtype)
         self.model.zero_grad(set_to_none=True)
         load_initial_values(self.model, self._context, self.built)
@@ -349,14 +354,16 @@ class TrainingStep:
             local_part(parameters[name]).copy_(value)
 
     def start_anew(self) -> None:
-        """The same, and an optimizer that has seen nothing."""
+        """Restart with a new optimizer."""
         self.restart()
         if self._scenario.optimizer is not None:
             self.optimizer = self._scenario.optimizer(self.model.parameters())
 
     def own_values(self) -> dict[str, torch.Tensor] | None:
-        """Where the scenario sets values itself, the whole parameters after `restart`, on rank 0's CPU; all ranks
-        together, one parameter at a time."""
+        """Return the whole parameters after `restart` on rank 0's CPU, where the scenario sets values itself.
+
+        Collective, one parameter at a time.
+        """
         if not self._own:
             return None
         values = {}
@@ -369,17 +376,17 @@ class TrainingStep:
 
 
 def cache_of(scenario: Scenario, model: Any, batch: Any) -> Any:
-    """The cache that the scenario makes for a model and a part of the batch; None where it has none."""
+    """Make the scenario's cache for a model and a part of the batch; None if it has no cache."""
     return None if scenario.make_cache is None else scenario.make_cache(model, batch)
 
 
 def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> torch.Tensor:
-    """The output of a forward pass, when it is there: a collective that it still waits for is part of the pass.
+    """Return the output of a forward pass. A collective that it still waits for is part of the pass.
 
-    The scenario's `call` runs it where there is one; else a dict or a tuple goes to the model as its arguments.
+    The scenario's `call` runs it if given; otherwise a dict or a tuple is passed to the model as its arguments.
 
     Raises:
-        UserError: there is no tensor in what comes out.
+        UserError: the output has no tensor.
     """
     if scenario.make_cache is not None:
         assert scenario.call is not None
@@ -388,12 +395,12 @@ def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> 
         output = scenario.call(model, batch)
     else:
         output = forward(model, batch)
-    # As models of transformers call them.
+    # Models of transformers are called this way.
     logits = output.get("logits") if isinstance(output, Mapping) else getattr(output, "logits", None)
     tensor = next((candidate for _, candidate in tensors_of(output if logits is None else logits)), None)
     if tensor is None:
         who = f"call ({place_of(scenario.call)})" if scenario.call else f"the model ({type(model).__name__})"
-        raise UserError(f"{who} returns {kind_of(output)}, with inference=True it must return logits, a tensor")
+        raise UserError(f"{who} returns {kind_of(output)}, inference=True requires logits, a tensor")
     # A collective that a tensor still waits for is part of the pass.
     local: Any = tensor.to_local() if hasattr(tensor, "to_local") else tensor
     local = local.wait() if hasattr(local, "wait") else local
@@ -401,13 +408,15 @@ def output_of(scenario: Scenario, model: Any, batch: Any, cache: Any = None) -> 
 
 
 def forward_alone(device: torch.device) -> contextlib.AbstractContextManager[Any]:
-    """`torch.inference_mode()`, or where a device is simulated `torch.no_grad()`: its attention has a kernel under
-    autograd's key alone, which inference mode passes over."""
+    """Return `torch.inference_mode()`, or `torch.no_grad()` on a simulated device.
+
+    Attention of a simulated device has its kernel under autograd's key only, which inference mode skips.
+    """
     return torch.inference_mode() if device.type in DEVICES else torch.no_grad()
 
 
 def _cached_tensors(value: Any, seen_ids: set[int]) -> Iterator[torch.Tensor]:
-    """The tensors of a cache, whatever it is made of: containers, modules, objects with attributes; each once."""
+    """Yield the tensors of a cache of any type (containers, modules, objects with attributes), each once."""
     if id(value) in seen_ids:
         return
     seen_ids.add(id(value))
@@ -424,7 +433,7 @@ def _cached_tensors(value: Any, seen_ids: set[int]) -> Iterator[torch.Tensor]:
 
 
 class ForwardStep(TrainingStep):
-    """The forward pass alone, whose cache the first run makes, or `start_anew` before it: no timed pass pays for it."""
+    """The forward pass alone. The first run or `start_anew` makes its cache, so no timed pass includes that."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -433,7 +442,7 @@ class ForwardStep(TrainingStep):
         self._has_cache, self._has_run = self._scenario.make_cache is None, False
 
     def forward(self, stamp: Stamp = lambda: None, is_whole: bool = False) -> torch.Tensor:
-        """The output of this rank's part of the batch; where not `is_whole`, as the ranks have it in shards."""
+        """Return the output of this rank's part of the batch; sharded as the ranks have it unless `is_whole`."""
         with forward_alone(self._context.device), contextlib.ExitStack() as entered:
             self._provide_cache()
             batch = self._own_sequence(self.microbatches[0], entered)
@@ -448,40 +457,40 @@ class ForwardStep(TrainingStep):
         return output
 
     def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
-        """The same: nothing goes backward."""
+        """Run forward; there is no backward."""
         return self.forward(stamp)
 
     def __call__(self, stamp: Stamp) -> None:
-        """One whole pass."""
+        """Run one whole pass."""
         self.forward(stamp)
 
     def whole_output(self) -> torch.Tensor:
-        """One pass's output, no longer sharded; one that may be changed."""
+        """Return one pass's output, gathered, as a tensor that may be changed."""
         return self.forward(is_whole=True).clone()
 
     def restart(self) -> None:
-        """Back to the initial parameters; the cache is made anew by the next run."""
+        """Restore the initial parameters; the next run makes a new cache."""
         for root in self.sharded.roots:
             root.reshard()
         super().restart()
         self._cache, self._has_cache = None, self._scenario.make_cache is None
 
     def start_anew(self) -> None:
-        """The same, and the cache is made at once."""
+        """Restore the initial parameters and make a new cache."""
         self.restart()
         with forward_alone(self._context.device):
             self._provide_cache()
 
     @contextlib.contextmanager
     def _parts_seen(self) -> Iterator[None]:
-        """In the first pass, refuse parts of a sequence that is too short to be split; later ones run without hooks."""
+        """In the first pass, reject sequences that are too short to be split; later passes run without hooks."""
 
         def require_elements(name: str, _: object, inputs: Any) -> None:
             empty = next((tensor for _, tensor in tensors_of(inputs) if not tensor.numel()), None)
             if empty is not None:
                 raise UserError(
-                    f"{name} is given {shape_text(empty.shape)}, a part of the sequence without a token: it has fewer "
-                    "than there are ranks; leave sequence parallel out of the plan for one token (decode)"
+                    f"{name} gets {shape_text(empty.shape)}, a part of the sequence without a token: there are fewer "
+                    "tokens than ranks; leave sequence parallel out of the plan for one token (decode)"
                 )
 
         with contextlib.ExitStack() as hooks:
@@ -499,15 +508,15 @@ class ForwardStep(TrainingStep):
 
     @property
     def cache_tensors(self) -> list[torch.Tensor]:
-        """What the cache holds."""
+        """Return the tensors of the cache."""
         return list(_cached_tensors(self._cache, set()))
 
     @property
     def cache_bytes(self) -> int:
-        """Bytes that this rank's cache takes."""
+        """Return the bytes of this rank's cache."""
         return sum(storages_of(self.cache_tensors).values())
 
 
 def step_of(scenario: Scenario, context: RankContext, *args: Any) -> TrainingStep:
-    """The step that a scenario declares, of training or forward alone; further arguments are `TrainingStep`'s."""
+    """Make the step that a scenario declares, of training or forward only; further arguments are `TrainingStep`'s."""
     return (ForwardStep if scenario.inference else TrainingStep)(scenario, context, *args)

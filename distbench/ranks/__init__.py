@@ -1,1 +1,1 @@
-"""What every rank needs: its context, clocks, samples, failures. Nothing here knows of plans or models."""
+"""Parts of every rank: its context, clocks, samples, failures. Independent of plans and models."""

@@ -1,4 +1,4 @@
-"""Ranks agree on whether a case failed on all of them or on one, and notice a rank or a host that is lost."""
+"""Ranks agree on whether a case failed on all of them or on one, and detect a lost rank or host."""
 
 import contextlib
 import datetime
@@ -21,26 +21,27 @@ from distbench.ranks.hosts import named
 from distbench.spec import UserError
 
 Store = dist.TCPStore | dist.PrefixStore
-# A rank that has not failed and reports no work for so long waits in a collective for one that has.
+# A rank that has not failed and reports no work for this long waits in a collective for a failed rank.
 GRACE_S = 5.0
 REPORT_S, POLL_S = 0.5, 0.05
 FOREVER = datetime.timedelta(days=365)
 LEFT, PARTED = "left", "parted"
-# A rank that fails with others may have its own reason to tell.
+# A rank that fails with others may report its own reason.
 GONE_AFTER_S = 10.0
 CONNECT_S = 10.0
-# A host that vanishes, or whose cable is cut, closes no connection: it is missed after 25 s.
+# A host that vanishes, or whose cable is cut, closes no connection: it is detected after 25 s.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 LEAVES = b"."
 
 
 class Agreement:
-    """One rank's part in telling a failure of all ranks from a failure of one; `hosts` has each rank's host.
+    """One rank's part in separating a failure of all ranks from a failure of one; `hosts` has each rank's host.
 
-    A rank that fails waits for the others to fail too, as long as they are working. A thread of each reports that:
-    it sleeps until some rank fails, then signals its main thread, whose Python answers between two instructions, and
-    so not while it waits in a collective. That the rank is there at all it says at once.
+    A rank that fails waits for the others to fail too, as long as they are working. A thread of each rank reports that:
+    it sleeps until some rank fails, then signals its main thread. Python handles signals between two instructions, so
+    the main thread does not answer while it waits in a collective. The thread itself reports at once that the rank is
+    alive.
     """
 
     def __init__(self, store: Store, rank: int, hosts: Sequence[str]) -> None:
@@ -52,13 +53,13 @@ class Agreement:
         threading.Thread(target=self._report_work, daemon=True).start()
 
     def require_all_failed(self, what: str, message: str) -> None:
-        """Return when every rank has failed in this too.
+        """Return when every rank has failed in `what` too.
 
         Raises:
-            RankFailed: this one alone did, or another that has left did.
-            HostLost: there is a host of whose ranks none answers any more.
+            RankFailed: only this rank failed, or another one that has left.
+            HostLost: on some host, no rank answers.
         """
-        keys = self._told(what, message)
+        keys = self._publish(what, message)
         if not self._all_set(keys):
             self._store.set(LEFT, str(self._rank))
             if lost_hosts := self._lost_hosts(keys):
@@ -68,8 +69,8 @@ class Agreement:
             raise RankFailed(message)
 
     def user_error(self, error: UserError) -> UserError:
-        """What the user can fix, said with the ranks that it was found on where it was not found on all of them."""
-        keys = self._told("by the user", str(error))
+        """Return an error that the user can fix, with the ranks that have it unless all have it."""
+        keys = self._publish("by the user", str(error))
         if self._all_set(keys):
             self._part()
             return error
@@ -78,15 +79,15 @@ class Agreement:
         return UserError(f"on {found_on} of {len(keys)} only: {error}")
 
     def _part(self) -> None:
-        """Under srun the store ends with rank 0, which therefore leaves last: the others may still be looking."""
+        """Leave the store: rank 0 leaves last, since under srun the store ends with it and others may still read it."""
         deadline = time.monotonic() + GRACE_S
         num_parted = self._store.add(PARTED, 1)
         while self._rank == 0 and num_parted < len(self._hosts) and time.monotonic() < deadline:
             time.sleep(POLL_S)
             num_parted = self._store.add(PARTED, 0)
 
-    def _told(self, what: str, message: str) -> list[str]:
-        """Have the others know that this rank failed, and how; under which key each rank says so."""
+    def _publish(self, what: str, message: str) -> list[str]:
+        """Publish that this rank failed, and the message; return the key of each rank's failure."""
         keys = [_failed(what, rank) for rank in range(len(self._hosts))]
         self._store.set(keys[self._rank], message)
         self._store.set(f"failure{self._num_failures}", "")
@@ -94,7 +95,7 @@ class Agreement:
         return keys
 
     def _lost_hosts(self, keys: list[str]) -> str:
-        """In words, the hosts of which no rank has failed in this or said that it is there; empty for none."""
+        """Describe the hosts on which no rank has failed in this or reported that it is alive; "" if there are none."""
         silent: dict[str, list[str]] = {}
         heard = set()
         for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
@@ -104,13 +105,13 @@ class Agreement:
                 silent.setdefault(host, []).append(str(rank))
         return " and ".join(
             f"host {host} is lost: its {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)} "
-            f"{'answer' if len(ranks) > 1 else 'answers'} no more"
+            f"no longer {'answer' if len(ranks) > 1 else 'answers'}"
             for host, ranks in silent.items()
             if host not in heard
         )
 
     def first_message(self, what: str, message: str) -> str:
-        """The message of the rank that failed alone and left, where one did; else this rank's own."""
+        """Return the message of a rank that failed alone and left, if there is one; else this rank's message."""
         if not self._store.check([LEFT]):
             return message
         rank = int(self._store.get(LEFT))
@@ -118,7 +119,7 @@ class Agreement:
         return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
 
     def _all_set(self, keys: list[str]) -> bool:
-        """Whether every key was set before its rank stopped working."""
+        """Return whether every key was set before its rank stopped working."""
         reports, deadline = -1, 0.0
         while not self._store.check(keys):
             now = time.monotonic()
@@ -130,7 +131,7 @@ class Agreement:
         return True
 
     def _report_work(self) -> None:
-        """Count a report whenever the main thread answers, from any rank's next failure until this rank's own."""
+        """Count a report whenever the main thread answers, from any rank's next failure until this rank's failure."""
         main = threading.main_thread().ident or 0
         store: Any = self._store.clone()  # type: ignore[union-attr]  # a store serves one thread at a time
         with contextlib.suppress(RuntimeError):  # the launch is over
@@ -157,16 +158,16 @@ def _failed(what: str, rank: int) -> str:
 
 
 class Presence:
-    """Tells a rank that another one has ended: under srun nobody else does, and a collective would wait for minutes.
+    """Notices when another rank has ended. Under srun nothing else does, so collectives would hang for minutes.
 
-    Each rank holds a connection to rank 0, which the kernel closes with the process, however that ends, and which
-    times out where the other host answers no more.
+    Each rank holds a connection to rank 0. The kernel closes it when the process ends in any way, and it times out when
+    the other host no longer answers.
 
     Args:
-        store: where rank 0 says its port.
+        store: where rank 0 publishes its port.
         hosts: each rank's host, in rank order.
         address: rank 0's.
-        on_gone: called on a thread of its own, with a sentence, once at most; not after `leave`.
+        on_gone: called on a separate thread, with a sentence, at most once; not after `leave`.
     """
 
     def __init__(
@@ -185,14 +186,14 @@ class Presence:
             store.set("presence", str(server.getsockname()[1]))
             threading.Thread(target=self._follow_all, args=(server,), daemon=True).start()
             return
-        with contextlib.suppress(OSError):  # where that port is closed to it, a rank does without
+        with contextlib.suppress(OSError):  # a rank that cannot reach that port runs without it
             port = int(store.get("presence"))
             self._link = _kept_alive(socket.create_connection((address, port), CONNECT_S))
             self._link.sendall(rank.to_bytes(4, "big"))
             threading.Thread(target=self._follow_first, args=(self._link,), daemon=True).start()
 
     def leave(self) -> None:
-        """From here on ranks may end; all of them meet once more after this."""
+        """From now on ranks may end; all ranks meet once more after this call."""
         self._is_leaving = True
         if self._link is not None:
             with contextlib.suppress(OSError):
@@ -216,7 +217,7 @@ class Presence:
                             self._tell(rank, is_silent=end in UNREACHABLE)
 
     def _end_of(self, link: socket.socket) -> int | None:
-        """How a rank's connection has ended: the system's error, 0 where it was closed; None where it has not."""
+        """Return how a rank's connection has ended: the system's error, 0 if it was closed; None if it is open."""
         try:
             received = link.recv(4 if self._ranks[link] is None else 1)
         except OSError as error:
@@ -228,7 +229,7 @@ class Presence:
         return None if received else 0
 
     def _tell(self, rank: int, is_silent: bool) -> None:
-        message = self._silence_of(rank) if is_silent else f"rank {rank} has ended while the others went on"
+        message = self._silence_of(rank) if is_silent else f"rank {rank} has ended while the others continued"
         for link in self._ranks:
             with contextlib.suppress(OSError):
                 link.sendall(message.encode())
@@ -244,13 +245,13 @@ class Presence:
                 is_silent = error.errno in UNREACHABLE
         if is_silent:
             message = self._silence_of(0)
-        self._gone(message or "rank 0 has ended while the others went on", is_silent)
+        self._gone(message or "rank 0 has ended while the others continued", is_silent)
 
     def _silence_of(self, rank: int) -> str:
         own_host, other_host = self._hosts[self._rank], self._hosts[rank]
         theirs = [other_rank for other_rank, host in enumerate(self._hosts) if host == other_host]
         ranks = named(theirs, [other_host] * len(self._hosts))
-        return f"host {other_host} ({ranks}) answers host {own_host} no more: it is down, or the network between them"
+        return f"host {other_host} ({ranks}) no longer answers host {own_host}: it is down, or the network between them"
 
     def _gone(self, message: str, is_silent: bool) -> None:
         if not self._is_leaving:
@@ -268,8 +269,9 @@ def _kept_alive(link: socket.socket) -> socket.socket:
 
 
 def presence_of(log_dir: Path, store: Store, rank: int, hosts: Sequence[str]) -> Presence | None:
-    """Each rank ends itself where another one is gone; None where a launcher sees to that, for the ranks of one host:
-    torchrun and ours set these variables.
+    """Return a Presence, by which each rank ends itself when another one is gone.
+
+    None if a launcher does that for the ranks of one host: torchrun and ours set these variables.
     """
     is_launched = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"} & set(os.environ)
     if is_launched and len(set(hosts)) == 1:

@@ -1,4 +1,4 @@
-"""What a workload hands to the runner: a case, and how to open it for measuring."""
+"""Interface between a workload and the runner: a case, and how to open it for measuring."""
 
 import math
 from collections.abc import Callable
@@ -12,10 +12,10 @@ from distbench.spec.printable_text import count_text
 
 
 class Traceable(Protocol):
-    """Traces what a case communicates."""
+    """Traces the communication of a case."""
 
     def record(self, tracing: Any, counters: dict[str, Any]) -> dict[str, Any]:
-        """The fields of the case's trace record; collective."""
+        """Return the fields of the case's trace record; collective."""
 
 
 @dataclass
@@ -23,54 +23,54 @@ class OpenedCase:
     """A case that is ready to run."""
 
     call: Call  # runs one iteration and waits for it; stamps the end of each phase
-    # Runs it once more on fresh data; None when this rank's result is right, else what is wrong with it
+    # Runs it once more on fresh data; None if this rank's result is correct, else the problem
     check: Callable[[], str | None]
     phases: tuple[str, ...] = ()  # names of the phases that `call` stamps
-    fields: dict[str, Any] = field(default_factory=dict)  # fields of CaseResult that are known beforehand
-    # Fields of `counters` that are known only when the timed iterations are over
+    fields: dict[str, Any] = field(default_factory=dict)  # fields of CaseResult that are available before timing
+    # Fields of `counters` that are available only after the timed iterations
     after: Callable[[], dict[str, Any]] = dict
-    trace: Traceable | None = None  # traces what the case communicates; None where it has no parts
+    trace: Traceable | None = None  # traces the case's communication; None if it has no parts
     stays_open: bool = False  # whether it may be kept open between passes while other cases run
-    # Memory that it takes while it is kept so, the same on every rank, where that is little and one iteration warms it
-    # up; None: as much as its parameters do
+    # Memory that an open case keeps, the same on every rank, if that is little and one iteration warms it up; None: as
+    # much as its parameters
     held_bytes: int | None = None
     pause: Callable[[], None] = lambda: None  # called before other cases run while it is kept open
     resume: Callable[[], None] = lambda: None  # called before it runs again
-    warm_ups: int | None = None  # iterations thrown away before the first sample; None: as the settings have it
-    starts_on: Any = None  # the group over which its devices start each sample together; None: as the hosts do
+    warm_ups: int | None = None  # iterations discarded before the first sample; None: from the settings
+    starts_on: Any = None  # the group whose devices start each sample together; None: the hosts start together
 
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """One case, and what opens it for measuring; all ranks open it together."""
+    """One case, and the function that opens it for measuring; all ranks open it together."""
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]
-    # Cases of one group are compared with each other, so they take turns; "" for one compared with none
+    # Cases of one group are compared with each other, so their passes alternate; "" for a case without comparison
     group: str = ""
-    max_passes: int = 0  # its group takes at most so many; 0 for no limit of its own
-    keeps_ranks: bool = False  # whether a further pass's line says each rank's median too
-    most_samples: int = 0  # of a turn; 0 for no limit of its own
+    max_passes: int = 0  # limit of its group; 0 for none
+    keeps_ranks: bool = False  # whether lines of further passes include each rank's median
+    most_samples: int = 0  # per pass; 0 for no own limit
 
 
 def first_difference(got: Any, expected: Any) -> str | None:
-    """Where two tensors differ first, as a sentence; None when they are equal."""
+    """Return the first difference of two tensors as a sentence; None if they are equal."""
     import torch
 
     if got.shape != expected.shape:
-        return f"the result has shape {tuple(got.shape)}, {tuple(expected.shape)} was expected"
+        return f"the result has shape {tuple(got.shape)}, expected {tuple(expected.shape)}"
     if torch.equal(got, expected):
         return None
     offset = int((got.flatten() != expected.flatten()).nonzero()[0])
     wrong = int((got != expected).sum())
     return (
         f"{wrong} of {count_text(got.numel(), 'element')} are wrong; the first, at offset {offset}, "
-        f"is {float(got.flatten()[offset])}, {float(expected.flatten()[offset])} was expected"
+        f"is {float(got.flatten()[offset])}, expected {float(expected.flatten()[offset])}"
     )
 
 
 def result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wrong: str | None) -> CaseResult:
-    """The row of a case's first pass; `wrong` is what its check found, None where it is right."""
+    """Return the row of a case's first pass; `wrong` is the problem that its check found, None if it is correct."""
     fields = dict(opened_case.fields)
     counters = {
         **fields.pop("counters", {}),
@@ -78,7 +78,7 @@ def result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wr
         "isolated_s": samples.isolated_s,
         **opened_case.after(),
     }
-    # JSON has no infinity: for an unbounded error there are the status and its sentence.
+    # JSON has no infinity: an unbounded error is reported by the status and its sentence.
     for name, value in counters.items():
         if isinstance(value, float) and not math.isfinite(value):
             counters[name] = None

@@ -1,5 +1,4 @@
-"""What a rank needs to know: its device, its coordinate on the mesh, its process groups; dtypes by the names of case
-ids."""
+"""A rank's context: its device, its coordinate on the mesh, its process groups; dtypes by their names in case ids."""
 
 import contextlib
 from collections.abc import Iterator
@@ -15,7 +14,7 @@ from distbench.planning.cost_profile import Profile, load_profile, profile_on
 from distbench.ranks.device import ends_within
 from distbench.spec import Job, UserError
 
-GROUP_WORKS_S = 30.0  # for a first collective, too, which sets a communicator up
+GROUP_WORKS_S = 30.0  # also for a first collective, which creates a communicator
 
 
 @dataclass(frozen=True)
@@ -25,12 +24,12 @@ class RankContext:
     rank: int
     device: torch.device
     mesh: DeviceMesh
-    backend: str  # moves the device's tensors
+    backend: str  # communicates the device's tensors
     control: dist.ProcessGroup  # a gloo group of all ranks for barriers and gathers that are never timed
     seed: int  # for data and initial parameters
     profile: Profile | None = None
-    check: str = "full"  # what steps are compared with one device's, a name out of `spec.job.CHECKS`
-    hosts: tuple[str, ...] = ()  # each rank's host, in rank order; empty where ranks are not there
+    check: str = "full"  # the check of steps against one device, one of `spec.job.CHECKS`
+    hosts: tuple[str, ...] = ()  # each rank's host, in rank order; empty without ranks
 
     @property
     def mesh_dims(self) -> tuple[str, ...]:
@@ -60,39 +59,39 @@ class RankContext:
         return position, count
 
     def any(self, flag: bool) -> bool:
-        """Whether any rank's flag is set, on every rank. Never inside timed iterations."""
+        """Return on every rank whether any rank's flag is set. Never inside timed iterations."""
         flags = torch.tensor([int(flag)])
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
         return bool(flags.item())
 
     def group_works(self, mesh_dim: str) -> bool:
-        """Whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations.
+        """Return whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations.
 
-        On an accelerator a collective that another rank has left never ends, and neither would the wait for it.
+        On an accelerator a collective that another rank has left never ends, so the wait has a limit.
         """
         ones = torch.ones(1, device=self.device)
         dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
         return ends_within(self.device, GROUP_WORKS_S) and ones.item() == self.size(mesh_dim)
 
     def gather(self, value: Any) -> list[Any]:
-        """Every rank's value, on every rank, in rank order. Never inside timed iterations."""
+        """Return every rank's value on every rank, in rank order. Never inside timed iterations."""
         return gather_objects(self.control, value)
 
 
 def gather_objects(group: dist.ProcessGroup, value: Any) -> list[Any]:
-    """The value of every rank of a group, on every rank, in rank order."""
+    """Return the value of every rank of a group on every rank, in rank order."""
     gathered: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(gathered, value, group=group)
     return gathered
 
 
 def profile_of(job: Job) -> Profile | None:
-    """The cost profile that the job names."""
+    """Read the cost profile of the job."""
     return load_profile(Path(job.profile)) if job.profile else None
 
 
 def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
-    """The job's cost profile for its mesh as that lies on these hosts; UserError where it has no lines."""
+    """Adapt the job's cost profile to its mesh on these hosts; UserError if it has no lines for that."""
     if profile is None or not profile.hosts:
         return profile
     try:
@@ -112,7 +111,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 @contextlib.contextmanager
 def default_dtype_kept() -> Iterator[None]:
-    """torch's default dtype is afterwards what it was, whatever code of the user's own sets."""
+    """Restore torch's default dtype afterwards, in case the user's code changes it."""
     before = torch.get_default_dtype()
     try:
         yield

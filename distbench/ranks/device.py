@@ -1,4 +1,4 @@
-"""All that torch does with a device itself: choose it, wait for it, read its clock and memory, say what it is; and how
+"""All direct uses of a device: choose it, wait for it, read its clock and memory, describe it; and how
 ranks share CPUs.
 """
 
@@ -20,10 +20,10 @@ from distbench.spec.devices import DEVICES, built_for, is_accelerator, known_dev
 
 POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
-# Filling that much takes a device longer than its host to enqueue a collective, and leaves nothing of it in a cache:
-# the largest known one has 256 MiB (AMD's MI300).
+# Filling this much takes a device longer than its host needs to enqueue a collective, and evicts every cache: the
+# largest known cache has 256 MiB (AMD's MI300).
 DELAY_BYTES = 256 << 20
-THREADS_PER_RANK = 2  # a rank's own and gloo's
+THREADS_PER_RANK = 2  # the rank's main thread and gloo's
 POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
 
 
@@ -31,21 +31,21 @@ POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR"
 class Accelerator:
     """A type of device other than the CPU, as torch has it: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
 
-    Its own module is used, not `torch.accelerator`: that knows one type a build, has no events, and cannot wait for
-    one that is written in Python.
+    Its own module is used, not `torch.accelerator`, which supports one type per build, has no events, and cannot wait
+    for a device that is implemented in Python.
     """
 
     type: str
 
     @classmethod
     def current(cls) -> "Accelerator | None":
-        """What `torch.accelerator` reports; None where torch has none that works."""
+        """Return what `torch.accelerator` reports; None if torch has no working accelerator."""
         device = torch.accelerator.current_accelerator(check_available=True)
         return None if device is None else cls(device.type)
 
     @property
     def module(self) -> Any:
-        """torch's own module of it; UserError where this torch has none."""
+        """torch's module for it; UserError if this version of torch has none."""
         try:
             return torch.get_device_module(self.type)
         except RuntimeError as error:
@@ -53,25 +53,25 @@ class Accelerator:
 
     @property
     def platform(self) -> str:
-        """What drives it: its type, but "rocm" where torch was built for that."""
+        """The driver: the device type, or "rocm" where torch was built for that."""
         return "rocm" if self.type == "cuda" and torch.version.hip else self.type
 
     @property
     def backend(self) -> str:
-        """What moves its tensors between ranks by torch's own table, or by ours where torch's package is not loaded."""
+        """The communication backend by torch's table, or by ours where torch's package is not loaded."""
         from_torch = dist.Backend.default_device_backend_map.get(self.type, "") if dist.is_available() else ""
         ours = known_device(self.type).backend
-        # Once torch's fake backend is imported, it stands there for a device whose package is not.
+        # Once torch's fake backend is imported, the table has it for a device whose package is not loaded.
         return (ours or from_torch) if from_torch in ("", "fake") else from_torch
 
     @property
     def version(self) -> str | None:
-        """Of what drives it, as torch was built for it."""
+        """Version of the driver library that torch was built for."""
         return getattr(torch.version, "hip" if self.platform == "rocm" else self.type, None)
 
     @property
     def is_available(self) -> bool:
-        """Whether torch can use one."""
+        """Return whether torch can use one."""
         try:
             return bool(self.module.is_available())
         except UserError:
@@ -79,53 +79,53 @@ class Accelerator:
 
     @property
     def num_devices(self) -> int:
-        """How many this process may use."""
+        """Return the number of devices that this process may use."""
         return int(self.module.device_count()) if self.is_available else 0
 
     def device(self, local_rank: int) -> torch.device:
-        """The device of a host's rank, the current one from now on; UserError where there is none for that rank.
+        """Return the device of a host's rank and make it the current one; UserError if there is none for that rank.
 
-        A launcher may show each rank one device alone, which then is number 0 for all of them.
+        A launcher may make one device visible per rank; then its number is 0 for all ranks.
         """
         if not (count := self.num_devices):
             raise UserError(f"--device {self.type}: {self._missing()}")
         if 1 < count <= local_rank:
             raise UserError(
                 f"this rank is number {local_rank} on host {os.uname().nodename} (LOCAL_RANK) and may use {count} "
-                f"{self.type.upper()} devices; show each rank one device, or all ranks of a host all of theirs"
+                f"{self.type.upper()} devices; make one device visible per rank, or all devices to all ranks of a host"
             )
         device = torch.device(self.type, local_rank if count > 1 else 0)
         self.module.set_device(device)
         return device
 
     def event(self) -> Any:
-        """One that can be timed."""
+        """Return an event that can be timed."""
         return self.module.Event(enable_timing=True)
 
     def name_of(self, device: torch.device | int) -> str:
-        """What its maker calls a device; its type where torch does not tell."""
+        """Return the product name of a device; its type where torch has no name."""
         get_name = getattr(self.module, "get_device_name", None)
         return str(get_name(device)) if get_name else self.type
 
     def asked(self, name: str, device: torch.device) -> Any:
-        """What torch's module says of a device's memory; None where it lacks the function, as MTIA's does."""
+        """Call a function of torch's module about a device's memory; None if it lacks the function, as MTIA's does."""
         function = getattr(self.module, name, None)
         return None if function is None else function(device)
 
     def _missing(self) -> str:
-        advice = f"install a torch built for {built_for(self.type)} and its driver, or use --device cpu"
-        return f"this torch ({torch.__version__}) sees no {self.type.upper()} device; {advice}; see `distbench doctor`"
+        advice = f"install torch built for {built_for(self.type)} and its driver, or use --device cpu"
+        return f"torch {torch.__version__} finds no {self.type.upper()} device; {advice}; see `distbench doctor`"
 
 
 def select_device(device_type: str) -> torch.device:
-    """This rank's device, the current one from now on; UserError where it has none."""
+    """Return this rank's device and make it the current one; UserError if there is none."""
     if not is_accelerator(device_type):
         return torch.device(device_type)
     return Accelerator(device_type).device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def identity(device: torch.device) -> str | None:
-    """What tells a device from others of its host, whatever its number here; None where torch knows no such thing."""
+    """Return an id that is unique among devices of the host and independent of the number; None if torch has none."""
     if not is_accelerator(device.type):
         return None
     properties = getattr(Accelerator(device.type).module, "get_device_properties", lambda _: None)(device)
@@ -134,7 +134,7 @@ def identity(device: torch.device) -> str | None:
 
 
 def backend_of(device_type: str) -> str:
-    """What moves tensors of a type of device."""
+    """Return the communication backend for a type of device."""
     return Accelerator(device_type).backend if is_accelerator(device_type) else DEVICES[device_type].backend
 
 
@@ -145,7 +145,7 @@ def synchronize(device: torch.device) -> None:
 
 
 def ends_within(device: torch.device, seconds: float) -> bool:
-    """Whether what was issued to the current stream ends in so many seconds; never waits longer."""
+    """Return whether the work issued to the current stream ends within `seconds`; never waits longer."""
     if not is_accelerator(device.type):
         return True
     event, deadline = Accelerator(device.type).event(), time.monotonic() + seconds
@@ -171,7 +171,7 @@ class HostClock:
         self._moments.append(self._now())
 
     def read(self) -> list[float]:
-        """Seconds of every moment since the last read, in order; forgets them."""
+        """Return seconds of every moment since the last read, in order, and clear them."""
         moments, self._moments = self._moments, []
         return moments
 
@@ -191,7 +191,7 @@ class EventClock:
         self._events[-1].record()
 
     def read(self) -> list[float]:
-        """Seconds between the first event and each, once all of them have happened; forgets them."""
+        """Return seconds between the first event and each, once all of them have happened, and clear them."""
         events, self._events = self._events, []
         if not events:
             return []
@@ -203,18 +203,18 @@ Clock = HostClock | EventClock
 
 
 def clock_of(device: torch.device) -> Clock:
-    """What samples on this device are read from."""
+    """Return the clock for samples on this device."""
     return HostClock() if known_device(device.type).waits_on_host else EventClock(device)
 
 
 def delay(device: torch.device, times: int) -> None:
-    """Keep the device busy for a while, on its current stream, and its caches full of something else."""
+    """Keep the device busy for a while on its current stream, and evict its caches."""
     for _ in range(times):
         torch.empty(DELAY_BYTES, dtype=torch.uint8, device=device).zero_()
 
 
 def empty_allocator(device: torch.device) -> int:
-    """Give back all that earlier cases left behind, so that what the next one takes is its own; bytes that are left."""
+    """Free memory that earlier cases left behind, so that peaks belong to the next case; return bytes that remain."""
     gc.collect()
     if not is_accelerator(device.type):
         return 0
@@ -228,10 +228,10 @@ def empty_allocator(device: torch.device) -> int:
 def allocator_peak(
     device: torch.device, call: Callable[[Callable[[], None]], object], phases: Sequence[str]
 ) -> dict[str, Any]:
-    """What an accelerator's allocator has handed out at the peak of one call, `peak_bytes`, and in which phase.
+    """Return the peak bytes that an accelerator's allocator handed out during one call, `peak_bytes`, and their phase.
 
-    `peak_reserved_bytes` is what it has reserved for that, since `empty_allocator`. The call stamps the end of each
-    phase; memory is handed out as work is issued, so nothing waits.
+    `peak_reserved_bytes` is the reserved peak since `empty_allocator`. The call stamps the end of each phase; memory is
+    handed out as work is issued, so nothing waits.
     """
     used = Accelerator(device.type)
     module, peaks = used.module, list[int]()
@@ -250,7 +250,7 @@ def allocator_peak(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that this rank could still take, where the ranks of a host share what is free; 0 if nobody tells."""
+    """Return memory that this rank could still use, as its share of the host's free memory; 0 if unknown."""
     if is_accelerator(device.type):
         return int((Accelerator(device.type).asked("mem_get_info", device) or (0,))[0])
     match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
@@ -258,26 +258,26 @@ def free_bytes(device: torch.device) -> int:
 
 
 def random_states(device: torch.device) -> list[torch.Tensor]:
-    """Of the generators that a model on this device draws from by default."""
+    """Return the states of the generators that a model on this device uses by default."""
     device_states = [Accelerator(device.type).module.get_rng_state(device)] if is_accelerator(device.type) else []
     return [torch.get_rng_state(), *device_states]
 
 
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
-    """What to profile: the host, as launches and kernels' metadata are taken from there, and the device."""
+    """Return the activities to profile: the device, and the host for launches and kernel metadata."""
     device_activity = getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)
     return [ProfilerActivity.CPU, device_activity]
 
 
 def products_of_f32() -> list[Any]:
-    """Where torch keeps how each library multiplies f32, as `fp32_precision`."""
+    """Return torch's settings of how each library multiplies f32, as `fp32_precision`."""
     cudnn: Any = torch.backends.cudnn
     mkldnn: Any = torch.backends.mkldnn
     return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """The header's fields about the device and what drives it; None for what torch was not built for."""
+    """Return the header's fields about the device and its driver; None for parts that torch was not built for."""
     used = Accelerator(device.type) if is_accelerator(device.type) else None
     return {
         "cuda": torch.version.cuda,
@@ -290,7 +290,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def nccl_version() -> str | None:
-    """That torch was built with; None where it does not say, as some builds for ROCm."""
+    """Return the version that torch was built with; None if torch does not report it, as in some ROCm builds."""
     try:
         version = torch.cuda.nccl.version()
     except (AttributeError, RuntimeError, ImportError):
@@ -299,7 +299,7 @@ def nccl_version() -> str | None:
 
 
 def calm_scheduler(device: str) -> None:
-    """Put this process, and all threads that it starts from here on, under SCHED_BATCH where CPUs are short.
+    """Put this process, and all threads that it starts later, under SCHED_BATCH where CPUs are short.
 
     Under the default policy every thread that wakes up may preempt the one that runs. With more threads than CPUs
     that alone made an all_gather of 1 MB (4 gloo ranks on 2 CPUs) take 3.2 ms instead of 1.5, with quartiles 3.3 ms
@@ -314,6 +314,6 @@ def calm_scheduler(device: str) -> None:
 
 
 def policy_name() -> str | None:
-    """This process's scheduling policy: "other" (the default), "batch", "fifo" ...; None where systems have none."""
+    """This process's scheduling policy: "other" (the default), "batch", "fifo" ...; None if the system has none."""
     names = {getattr(os, name): name.removeprefix("SCHED_").lower() for name in dir(os) if name in POLICIES}
     return names.get(os.sched_getscheduler(0)) if hasattr(os, "sched_getscheduler") else None

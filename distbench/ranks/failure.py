@@ -1,4 +1,4 @@
-"""How a rank that cannot go on reports why: a file of its own that the parent reads when the launch has ended."""
+"""A failing rank's report of the reason: its own file that the parent reads after the launch."""
 
 import contextlib
 import inspect
@@ -19,39 +19,39 @@ MAX_MESSAGE = 500  # characters
 
 
 class RankFailed(Exception):
-    """This rank failed where the others did not; the launch must end."""
+    """This rank failed, the others did not; the launch must end."""
 
 
 class HostLost(RankFailed):
-    """This rank failed because no rank of another host is there any more."""
+    """This rank failed because all ranks of another host are gone."""
 
 
 def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
     """Write `failure-rank<N>.json`, whole or not at all; `kind` is one of FAILURES.
 
-    Where it cannot be written, the parent sees for itself that its folder is full or gone.
+    If the file cannot be written, the parent detects that its folder is full or gone.
     """
     assert kind in FAILURES, kind
-    # By this clock the ranks of a host tell who failed first; the wall clock may jump.
+    # The ranks of a host share this clock, so it shows which failed first; the wall clock may jump.
     record = {"rank": rank, "kind": kind, "message": message, "at": time.monotonic()}
     with contextlib.suppress(OSError):
         write_whole(log_dir / f"failure-rank{rank}.json", json.dumps(record))
 
 
 def one_line(error: BaseException) -> str:
-    """An exception as one line: its type and the first line of its message, or the beginning of a long one."""
+    """Format an exception as one line: its type and the first line of its message, shortened if it is long."""
     try:
         first = str(error).strip().partition("\n")[0]
     except Exception as of_its_own:
-        first = f"its message cannot be shown, that raises {type(of_its_own).__name__}"
+        first = f"its message cannot be shown; formatting it raises {type(of_its_own).__name__}"
     first = first if len(first) <= MAX_MESSAGE else f"{first[:MAX_MESSAGE]} ... ({len(first):,} characters)"
-    # Half a character can be written to no file and no terminal.
+    # Lone surrogates cannot be written to files or terminals.
     first = first.encode("utf-8", "backslashreplace").decode()
     return f"{type(error).__name__}: {first}" if first else type(error).__name__
 
 
 def place_of(function: Callable[..., Any]) -> str:
-    """Where a function of the user's own is written: `file:line`, or its name where that is not known."""
+    """Return the place of a user's function: `file:line`, or its name if the place is unknown."""
     plain = inspect.unwrap(getattr(function, "func", function))
     if code := getattr(plain, "__code__", None):
         return f"{code.co_filename}:{code.co_firstlineno}"
@@ -59,20 +59,22 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def raised_at(error: BaseException) -> str:
-    """Where in somebody's own file an exception came from: `file:line` of its innermost frame in neither an installed
-    package nor this one; empty where there is none."""
+    """Return where in the user's files an exception was raised.
+
+    `file:line` of its innermost frame outside of installed packages and distbench; "" if there is none.
+    """
     return _own_place(traceback.extract_tb(error.__traceback__))
 
 
 def called_at() -> str:
-    """Where in somebody's own file this was called from, as `raised_at`; empty where from none."""
+    """Return where in the user's files this was called from, as `raised_at`; "" if there is none."""
     return _own_place(traceback.extract_stack())
 
 
 def _own_place(frames: traceback.StackSummary) -> str:
     installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
     own_package = Path(__file__).parents[1]
-    # A torch on PYTHONPATH lies in no folder of installed packages.
+    # torch on PYTHONPATH is outside of the folders of installed packages.
     skipped = (*installed, str(Path(torch.__file__).parent), str(own_package), "<")
     for frame in reversed(frames):
         is_skipped = frame.filename.startswith(skipped) or "site-packages" in frame.filename
@@ -82,16 +84,16 @@ def _own_place(frames: traceback.StackSummary) -> str:
 
 
 def one_line_and_place(error: BaseException) -> str:
-    """An exception as one line, with where in somebody's own file it came from."""
+    """Format an exception as one line, with its place in the user's files."""
     place = raised_at(error)
     return f"{one_line(error)} ({place})" if place else one_line(error)
 
 
 @contextlib.contextmanager
 def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Raise what the user's own function raises as a UserError with its file and line, also where it meant to exit.
+    """Raise errors of the user's function as a UserError with file and line, including attempts to exit.
 
-    An exception whose class has `is_deed` says itself what the function does.
+    The text of an exception whose class has `is_deed` describes itself what the function does.
     """
     try:
         yield

@@ -1,7 +1,7 @@
-"""What the hosts of a launch must have in common (refused), what they differ in (a caution), one folder of all logs.
+"""Checks over the hosts of a launch: required agreement, differences that are reported, and one folder for all logs.
 
-Ranks that were given different things would wait for collectives that the others never issue, or measure something else
-than they do. They are refused before anything is measured, and named.
+Ranks with different inputs would wait for collectives that the others never issue, or measure something else. The
+launch ends before anything is measured, with a message that identifies these ranks.
 """
 
 import contextlib
@@ -32,32 +32,32 @@ BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True)
 class GivenToRank:
-    """What one rank was given."""
+    """Inputs of one rank."""
 
     host: str  # its host's name
     boot: str  # what tells the host's running kernel from any other; "" where it has no such thing
     torch: str  # its version
-    asked: dict[str, str]  # what decides which collectives it issues, by what that is called
+    asked: dict[str, str]  # inputs that determine its collectives, by their name in messages
     imported: dict[str, str]  # digests of the user's own files that the scenario has imported
 
 
 def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
-    """Each rank's host, in rank order, where all ranks were given the same.
+    """Return each rank's host, in rank order, after checking that all ranks have the same inputs.
 
-    `gather` gives every rank's value, in rank order.
+    `gather` returns every rank's value, in rank order.
 
     Raises:
-        UserError: they were not, in one sentence that names what differs, and the ranks and hosts.
+        UserError: inputs differ; the message has the input, the ranks and hosts.
     """
     boot = ""
     with contextlib.suppress(OSError):
         boot = BOOT_ID.read_text().strip()
-    own_job = GivenToRank(os.uname().nodename, boot, torch.__version__, _asked(job), _imported(Path(job.file)))
+    own_job = GivenToRank(os.uname().nodename, boot, torch.__version__, _request_of(job), _imported(Path(job.file)))
     jobs: list[GivenToRank] = gather(own_job)
     hosts = tuple(rank_job.host for rank_job in jobs)
     _require_own_names(jobs)
     if problem := _differing("torch", [rank_job.torch for rank_job in jobs], hosts):
-        raise UserError(f"{problem}; install the same on all hosts")
+        raise UserError(f"{problem}; install the same version on all hosts")
     require_same([rank_job.asked for rank_job in jobs], hosts)
     require_same([rank_job.imported for rank_job in jobs], hosts)
     if len(set(hosts)) > 1:
@@ -66,9 +66,9 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
 
 
 def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> None:
-    """Refuse ranks whose values differ; what only some ranks have is not compared.
+    """Reject ranks whose values differ; values that only some ranks have are not compared.
 
-    `given` has each rank's values, whose keys name in the message what differs, and `hosts` each rank's host.
+    `given` has each rank's values by their name in the message, and `hosts` each rank's host.
     """
     for label, expected in given[0].items():
         if ranks := [rank for rank, theirs in enumerate(given) if theirs.get(label, expected) != expected]:
@@ -87,29 +87,33 @@ def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
 
 
 def _require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
-    """Refuse hosts of one name: their clocks would be taken for one, and links between them for links within a host."""
+    """Reject different hosts with one name: clocks and links between them would be treated as those of one host."""
     first_ranks: dict[str, int] = {}
     for rank, rank_job in enumerate(rank_jobs):
         first = first_ranks.setdefault(rank_job.host, rank)
         if rank_job.boot != rank_jobs[first].boot:
-            problem = f"ranks {first} and {rank} are on different hosts that are both called {rank_job.host}"
-            raise UserError(f"{problem}; give each host a name of its own (hostname)")
+            problem = f"ranks {first} and {rank} are on different hosts that both have the name {rank_job.host}"
+            raise UserError(f"{problem}; give each host its own name (hostname)")
 
 
 def require_own_devices(own_device: str | None, gather: Gather) -> None:
-    """Refuse ranks that share a device: NCCL does too, later and in other words. `own_device` names it on this host;
-    None where it is unknown."""
+    """Reject ranks that share a device, which NCCL would do later with another message.
+
+    `own_device` identifies it on this host; None if unknown.
+    """
     ranks: dict[tuple[str, str], int] = {}
     for rank, (host, device) in enumerate(gather((os.uname().nodename, own_device))):
         if device is None:
             continue
         if (other_rank := ranks.setdefault((host, device), rank)) != rank:
-            problem = f"ranks {other_rank} and {rank} have the same device of {host}"
-            raise UserError(f"{problem}; start as many ranks a host as it has devices, or show each rank another one")
+            problem = f"ranks {other_rank} and {rank} use the same device of {host}"
+            raise UserError(
+                f"{problem}; start as many ranks per host as it has devices, or show a different device to each rank"
+            )
 
 
-def _asked(job: Job) -> dict[str, str]:
-    """What decides which collectives a rank issues; under another launcher each rank has its own job and files."""
+def _request_of(job: Job) -> dict[str, str]:
+    """Inputs that determine a rank's collectives; under another launcher each rank has its own job and files."""
     request = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths, job.chosen)
     return {
         "the scenario file": digest(Path(job.file).read_bytes()),
@@ -119,7 +123,7 @@ def _asked(job: Job) -> dict[str, str]:
 
 
 def _imported(file: Path) -> dict[str, str]:
-    """Of the files of the user's own that the scenario has imported: those in its folder, or below."""
+    """Return digests of the files in the scenario's folder, or below, that the scenario has imported."""
     digests = {}
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/")
@@ -141,7 +145,7 @@ def digest(content: str | bytes) -> str:
 
 
 class HostFacts(NamedTuple):
-    """What a rank says of its host: seconds since the epoch, and its devices."""
+    """A rank's report of its host: seconds since the epoch, and its devices."""
 
     now_s: float
     device_name: str
@@ -149,9 +153,9 @@ class HostFacts(NamedTuple):
 
 
 def host_cautions(hosts: Sequence[str], device: torch.device, gather: Gather) -> list[str]:
-    """Sentences about devices of a host that differ, and clocks and devices of hosts that differ from the first host's.
+    """Return sentences on devices that differ within a host, and clocks and devices that differ from the first host's.
 
-    `hosts` has each rank's host, `device` is this rank's, and `gather` gives every rank's value, in rank order.
+    `hosts` has each rank's host, `device` is this rank's, and `gather` returns every rank's value, in rank order.
     """
     if len(set(hosts)) == 1 and not is_accelerator(device.type):
         return []
@@ -164,7 +168,7 @@ def host_cautions(hosts: Sequence[str], device: torch.device, gather: Gather) ->
 
 
 def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Hosts whose own devices differ, as sentences; `names` has each rank's device."""
+    """Return sentences on hosts whose own devices differ; `names` has each rank's device."""
     sentences = []
     for host in dict.fromkeys(hosts):
         ranks: dict[str, list[int]] = {}
@@ -173,12 +177,12 @@ def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
                 ranks.setdefault(name, []).append(rank)
         if len(ranks) > 1:
             devices = ", ".join(f"{name or 'no device'} ({named(theirs, [host])})" for name, theirs in ranks.items())
-            sentences.append(f"devices of host {host} differ: {devices}: its ranks wait for the slower")
+            sentences.append(f"devices of host {host} differ: {devices}: its ranks wait for the slower one")
     return sentences
 
 
 def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
-    """Clocks and devices of hosts that differ from the first one's, as sentences; the first one is rank 0's."""
+    """Return sentences on clocks and devices of hosts that differ from those of the first host, which is rank 0's."""
     (first, first_facts), *other_hosts = facts_by_host.items()
     cautions = []
     for host, facts in other_hosts:
@@ -186,36 +190,40 @@ def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
         if abs(ahead_s) > MAX_OFFSET_S:
             span = f"{abs(ahead_s):.0f} s" if abs(ahead_s) < 60 else f"{abs(ahead_s) / 60:,.0f} min"
             way = f"{span} {'ahead of' if ahead_s > 0 else 'behind'} host {first}'s"
-            cautions.append(f"the clock of host {host} is {way}: dates are host {first}'s, and no time depends on them")
+            cautions.append(
+                f"the clock of host {host} is {way}: dates come from host {first}; measured times do not depend on them"
+            )
         if facts.device_name != first_facts.device_name:
             device = facts.device_name or "no device"
             cautions.append(f"host {host} has {device}, host {first} {first_facts.device_name}")
         if facts.num_devices != first_facts.num_devices:
             devices = count_text(facts.num_devices, "device")
-            count = f"host {host} shows a rank {devices}, host {first} {first_facts.num_devices}"
-            cautions.append(f"{count}: ranks of hosts that differ wait for the slower")
+            count = f"host {host} shows each rank {devices}, host {first} {first_facts.num_devices}"
+            cautions.append(f"{count}: ranks of unequal hosts wait for the slower one")
     return cautions
 
 
 def require_same_device(store: dist.Store, rank: int, world_size: int, device: str) -> None:
-    """Refuse types of device that differ, on all ranks alike, before they form process groups.
+    """Reject different types of device, on all ranks alike, before they form process groups.
 
-    Each host's command finds its own accelerators. A host whose driver is gone would go on with CPUs, and its ranks
-    would form other groups than those that wait for them.
+    Each host's command detects its own accelerators. A host without a working driver would continue on CPUs, and its
+    ranks would form other groups than those that wait for them.
 
-    `store` is all ranks' own of this job, before there is any group; `device` is this rank's type.
+    `store` is the job's store of all ranks, before there is any group; `device` is this rank's type.
     """
     store.set(f"device/{rank}", json.dumps([device, os.uname().nodename]))
-    if store.add("device/ranks", 1) == world_size:  # who comes last looks for all, or each would ask for each
+    if (
+        store.add("device/ranks", 1) == world_size
+    ):  # the last rank compares for all, to avoid reads by every rank of every rank
         encoded = store.multi_get([f"device/{other_rank}" for other_rank in range(world_size)])
         devices, hosts = zip(*map(json.loads, encoded), strict=True)
         store.set("device/differs", _differing("the device", devices, hosts))
     if problem := store.get("device/differs").decode():
-        raise UserError(f"{problem}; say --device, and see `distbench doctor` on those hosts")
+        raise UserError(f"{problem}; set --device, and see `distbench doctor` on those hosts")
 
 
 def _differing(what: str, by_rank: Sequence[str], hosts: Sequence[str]) -> str:
-    """`WHAT of ranks 2, 3 (host b) is X, of rank 0 (host a) Y`; empty where all are equal."""
+    """`WHAT of ranks 2, 3 (host b) is X, of rank 0 (host a) Y`; "" if all are equal."""
     ranks = [rank for rank, value in enumerate(by_rank) if value != by_rank[0]]
     if not ranks:
         return ""
@@ -224,17 +232,16 @@ def _differing(what: str, by_rank: Sequence[str], hosts: Sequence[str]) -> str:
 
 
 def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
-    """Move this rank's folder beside rank 0's, where this host sees that; a sentence on the hosts that do not.
+    """Move this rank's folder next to rank 0's, if this host can access that; return a sentence on hosts that cannot.
 
-    A link stays in its old place, so that paths that are known already go on working: who started the rank takes it
-    away (`launch/watch_ranks.py`). `hosts` has each rank's host, and `gather` gives every rank's value, in rank
-    order.
+    A link remains in the old place, so that known paths keep working; the process that started the rank removes it
+    (`launch/watch_ranks.py`). `hosts` has each rank's host, and `gather` returns every rank's value, in rank order.
     """
     rank_logs = gather((job.log_dir, job.run_id))
-    if len({log_dir for log_dir, _ in rank_logs}) == 1:  # ranks of a launch of our own
+    if len({log_dir for log_dir, _ in rank_logs}) == 1:  # ranks that distbench launched
         return []
     first, run_id = Path(rank_logs[0][0]), rank_logs[0][1]
-    is_seen = False  # another host may have a folder of that name for itself
+    is_seen = False  # another host may have its own folder of that name
     with contextlib.suppress(OSError, UnicodeDecodeError):
         is_seen = run_id in (first / JOB_FILE).read_text(encoding="utf-8")
     if is_seen:
@@ -248,7 +255,7 @@ def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Move it, or leave it where that cannot be."""
+    """Move the folder, or leave it where it is if that fails."""
     if folder == target or target.exists():
         return
     with contextlib.suppress(OSError):

@@ -1,8 +1,8 @@
-"""Times one call: warm-up, a barrier outside the clock, stamps round the call, the slowest rank of each sample.
+"""Measurement of one call: warm-up, a barrier outside the clock, stamps around the call, the slowest rank per sample.
 
-Every rank runs the same number of iterations, because every rank decides from the same gathered stamps. On accelerators
-a barrier of the hosts is not enough: how far apart they leave it, and how long each takes to launch, would be in each
-sample. There, calls that communicate start behind a collective of their devices (`DeviceStart`).
+Every rank runs the same number of iterations, because all ranks decide by the same gathered stamps. On accelerators a
+barrier of the hosts is not enough: the skew that it leaves, and each host's launch time, would be in each sample.
+There, communicating calls start behind a collective of their devices (`DeviceStart`).
 """
 
 import contextlib
@@ -23,41 +23,41 @@ Stamp = Callable[[], None]
 Call = Callable[[Stamp], object]
 BATCH_S = 0.05
 BATCH_MIN, BATCH_MAX = 5, 200
-# On accelerators three iterations are few for clocks to rise, channels to open and heuristics to settle.
+# On accelerators, clocks, channels and heuristics need more than three iterations to settle.
 WARM_UP_S, WARM_UP_MAX = 0.1, 200
 MAX_DELAYS = 64
 
 
 @dataclass
 class Samples:
-    """What measuring gave; the same on every rank."""
+    """Result of measuring; the same on every rank."""
 
     samples_s: list[float]  # seconds of each sample on its slowest rank
     phases_s: dict[str, list[float]]  # phase name to seconds of each sample on that phase's slowest rank
     rank_median_s: list[float]  # each rank's median
-    stop_reason: str  # "steady", "max_samples" or "max_case_s"; "passes" where a pass plan said how many
-    # Median time between the first and the last rank's start; None where clocks are not shared
+    stop_reason: str  # "steady", "max_samples" or "max_case_s"; "passes" if a pass plan set the number
+    # Median time between the first and the last rank's start; None if clocks are not shared
     entry_skew_s: float | None = None
-    # Median time from the last rank in to the last rank out; where clocks are not shared, of the rank that took least,
-    # which is the last one in
+    # Median time from the last rank in to the last rank out. If clocks are not shared, of the fastest rank, which is
+    # the last one in
     isolated_s: float | None = None
 
     def to_record(self, with_ranks: bool = False) -> dict[str, Any]:
-        """The fields of a further pass's line in the run file."""
+        """Return the fields of a further pass's line in the run file."""
         names = ("samples_s", "phases_s", "stop_reason", *(("rank_median_s",) if with_ranks else ()))
         return {name: getattr(self, name) for name in names}
 
 
 @dataclass(frozen=True)
 class StampSeries:
-    """This rank's stamps of a stretch, shape (iterations, moments), and the names of the phases that they end."""
+    """This rank's stamps of one series of iterations, shape (iterations, moments), and names of the phases they end."""
 
     stamps: torch.Tensor
     phases: tuple[str, ...]
 
 
 class RankGroup:
-    """What measuring needs of the other ranks: start together, and see each other's stamps."""
+    """Interface of measuring to the other ranks: start together, and exchange stamps."""
 
     def __init__(self, control: dist.ProcessGroup | None, device: torch.device) -> None:
         self._group = control
@@ -70,18 +70,18 @@ class RankGroup:
         dist.barrier(self._group)
 
     def gather(self, stamps: torch.Tensor) -> torch.Tensor:
-        """Every rank's stamps, one more dimension in front: shape (ranks, ...)."""
+        """Return every rank's stamps, with a leading dimension: shape (ranks, ...)."""
         gathered = [torch.empty_like(stamps) for _ in range(self.world_size)]
         dist.all_gather(gathered, stamps, group=self._group)
         return torch.stack(gathered)
 
 
 class DeviceStart:
-    """Has the devices of a group start a call together, when each host has launched all of it.
+    """Make the devices of a group start a call together, after each host has launched all of it.
 
-    A fill keeps the device busy meanwhile, as many times as the launch before took; then one element is reduced over
-    the group, and what follows begins within some microseconds on all of its devices. Caches then hold nothing of the
-    call's buffers.
+    A fill keeps the device busy meanwhile, repeated for twice the previous launch time. Then one element is reduced
+    over the group, and the call begins within some microseconds on all of its devices. The fill also evicts the call's
+    buffers from the caches.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -96,12 +96,12 @@ class DeviceStart:
         dist.all_reduce(self._element, group=self._group)
 
     def took(self, launch_s: float) -> None:
-        """The host took `launch_s` to launch the start and the call: the next time the device waits twice as long."""
+        """Set the fill of the next start to twice `launch_s`, the host's time to launch the start and the call."""
         self.num_delays = min(max(math.ceil(2 * launch_s / self._delay_s), 1), MAX_DELAYS)
 
 
 def _delay_s(device: torch.device) -> float:
-    """Seconds that a device takes for one delay; the second of two, as the first one also makes room for it."""
+    """Return a device's seconds for one delay; the second of two, as the first one also allocates its memory."""
     clock = EventClock(device)
     delay(device, 1)
     clock.stamp()
@@ -115,16 +115,16 @@ class Meter:
     """Measures calls with one clock and one set of settings."""
 
     ranks: RankGroup  # the ranks that take part
-    clock: Clock  # where moments are read from
+    clock: Clock  # reads moments
     settings: Settings  # when to stop
-    shared_clock: bool  # whether all ranks' moments are on one time line
+    shared_clock: bool  # whether all ranks share one clock
     # Called on every rank after each batch with the number of samples so far
     on_batch: Callable[[int], None] = lambda count: None
-    start: DeviceStart | None = None  # has the ranks' devices start together, after the ranks have
+    start: DeviceStart | None = None  # makes the devices start together, after the ranks have
     _starts: dict[Any, DeviceStart] = field(default_factory=dict)
 
     def started_on(self, group: dist.ProcessGroup | None) -> "Meter":
-        """The meter for a call over a group: on accelerators its devices start each sample together; None: hosts do."""
+        """Return the meter for a call over a group, whose devices start samples together; None: the hosts do."""
         if group is None or not isinstance(self.clock, EventClock):
             return self
         if group not in self._starts:
@@ -132,9 +132,9 @@ class Meter:
         return replace(self, start=self._starts[group])
 
     def warm_up(self, call: Call, iterations: int | None = None) -> float:
-        """Run warm-up iterations of this very call; seconds that an iteration takes on the slowest rank.
+        """Run warm-up iterations of this call; return an iteration's seconds on the slowest rank.
 
-        On accelerators, where nobody says how many, for at least WARM_UP_S.
+        On accelerators without a given number, for at least WARM_UP_S.
         """
         stamps = self._iterate(call, iterations or self.settings.warmup_iterations)
         if iterations is None and isinstance(self.clock, EventClock):
@@ -145,16 +145,16 @@ class Meter:
         return float(_durations(stamps)[:, -1].max()) / self.settings.iterations_per_sample
 
     def touch(self, call: Call) -> None:
-        """One iteration that nobody looks at, of a call that was warmed up before others ran."""
+        """Run one discarded iteration of a call that was warmed up before other calls ran."""
         self.ranks.wait_for_all()
         call(self.clock.stamp)
 
     def measure(
         self, call: Call, phases: tuple[str, ...], estimate_s: float, limits: Settings | None = None
     ) -> Samples:
-        """Sample until the samples of this stretch agree on their median, or a cap of `limits` is reached.
+        """Sample until the samples of this series agree on their median, or a cap of `limits` is reached.
 
-        `phases` are in the order of the stamps of `call`; `estimate_s` is what `warm_up` returned.
+        `phases` are in the order of the stamps of `call`; `estimate_s` is the result of `warm_up`.
         """
         settings = limits or self.settings
         batches: list[torch.Tensor] = []
@@ -170,11 +170,11 @@ class Meter:
         return self._summary(torch.cat(batches, dim=1), phases, reason)
 
     def take(self, call: Call, phases: tuple[str, ...], count: int) -> StampSeries:
-        """So many samples of a stretch of which no rank has to decide anything: `see` tells what they are."""
+        """Take `count` samples without any decision by ranks; `see` evaluates them."""
         return StampSeries(self._own_stamps(call, count), phases)
 
     def see(self, stretches: Sequence[StampSeries], reason: str) -> list[Samples]:
-        """What every rank took since the last time, in order, the stamps of all stretches gathered at once."""
+        """Return the samples of every rank since the last call, in order, with one gather for all series."""
         gathered = self.ranks.gather(torch.cat([stretch.stamps.flatten() for stretch in stretches]))
         parts = gathered.split([stretch.stamps.numel() for stretch in stretches], dim=1)
         return [
@@ -189,7 +189,7 @@ class Meter:
         rows = []
         repeats = range(self.settings.iterations_per_sample)
         stamp = self.clock.stamp
-        self.clock.read()  # a case that raised may have left moments behind
+        self.clock.read()  # drop moments of a case that raised
         for _ in range(count):
             self.ranks.wait_for_all()
             launching = time.monotonic()
@@ -210,7 +210,7 @@ class Meter:
         parts = stamps.diff(dim=2)[:, :, :-1]
         phases_s = {}
         for name in dict.fromkeys(phases):
-            # A phase that is named twice (one a micro-batch) is the sum of its turns.
+            # A phase with several stamps (one per micro-batch) is the sum of their times.
             turns = [turn for turn in range(parts.shape[2]) if phases[turn % len(phases)] == name]
             phases_s[name] = (parts[:, :, turns].sum(dim=2).max(dim=0).values / repeats).tolist()
         rank_median_s = [median(row) for row in durations.tolist()]
@@ -242,10 +242,10 @@ def _durations(stamps: torch.Tensor) -> torch.Tensor:
 
 
 def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str | None:
-    """Why sampling ends after these samples (seconds) and seconds of timed iterations, or None to go on.
+    """Why sampling ends after these samples (seconds) and seconds of timed iterations, or None to continue.
 
-    "steady" is no statement of how well the median is known: samples of one stretch depend on each other, and another
-    stretch has another level. The order statistics that would bound the median of independent samples are near.
+    "steady" does not bound the error of the median: samples of one series depend on each other, and other series
+    drift. The order statistics that would bound the median of independent samples are near.
     """
     if len(samples) < settings.min_samples:
         return None
@@ -257,12 +257,12 @@ def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str
 
 
 ACTIVITIES = ("launch", "imports", "set-up", "warm-up", "timed", "checking")
-# Seconds by activity that the process this one was forked from spent on the same job.
+# Seconds by activity that the parent process spent on the same job before the fork.
 SPENT_BEFORE: dict[str, float] = {}
 
 
 class Stopwatch:
-    """Seconds by activity; stretches must not overlap."""
+    """Seconds by activity; intervals must not overlap."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -270,7 +270,7 @@ class Stopwatch:
         self.spent_s: dict[str, float] = dict.fromkeys(ACTIVITIES, 0.0)
 
     def begin_measuring(self) -> None:
-        """From now on cases are opened, measured and closed."""
+        """Mark that cases are opened, measured and closed from now on."""
         self._began_s = self._now()
 
     @property

@@ -1,1 +1,1 @@
-"""How a DTensor is moved from one layout to another, by every planner; and what must come out."""
+"""Redistribution of a DTensor from one layout to another by every planner, and the expected results."""

@@ -1,5 +1,6 @@
-"""The direct executor: a redistribution as one exchange (two from some Partials, see `planning.direct_exchange`), each
-rank receiving only what it lacks."""
+"""The direct executor: a redistribution as one exchange (two from some Partials, see `planning.direct_exchange`) in
+which each rank receives only the elements that it lacks.
+"""
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
@@ -20,7 +21,7 @@ TAG = 0xD15
 
 @dataclass
 class Piece:
-    """A box of one part of a reduction, here or on its way here."""
+    """A box of one part of a reduction, on this rank or in transfer to it."""
 
     part: int
     box: Box
@@ -28,19 +29,19 @@ class Piece:
     work: Any = None
 
     def arrived(self) -> torch.Tensor:
-        """The tensor, once it has arrived."""
+        """Return the tensor after its transfer has ended."""
         if self.work is not None:
             self.work.wait()
         return self.tensor
 
 
 def part_of_box(local: torch.Tensor, box: Box, part: Box) -> torch.Tensor:
-    """The view of `part` in a local tensor that holds `box`."""
+    """Return the view of `part` in a local tensor that holds `box`."""
     return local[tuple(slice(p[0] - b[0], p[1] - b[0]) for p, b in zip(part, box, strict=True))]
 
 
 def shape_of(box: Box) -> tuple[int, ...]:
-    """Elements along each tensor dim."""
+    """Number of elements along each tensor dim."""
     return tuple(stop - start for start, stop in box)
 
 
@@ -56,12 +57,12 @@ REDUCTIONS: dict[str | None, Callable[..., object]] = {
 
 
 class DirectRedistribution:
-    """One pair on one rank, planned once and run repeatedly; NotHandled where the target has a partial.
+    """One pair on one rank, planned once and run repeatedly; NotHandled if the target has a partial.
 
-    `source` and `target` are layouts as torch writes them, such as "S(0)R" (S(tensor dim), R or P(sum) per mesh dim).
+    `source` and `target` are layouts in torch's notation, such as "S(0)R" (S(tensor dim), R or P(sum) per mesh dim).
     `ranks` is the global rank at each mesh coordinate, a tensor of the mesh's shape (`DeviceMesh.mesh`). The group must
     consist of exactly these ranks; None is the default group. `seconds_of` predicts an exchange, the same on every
-    rank; it matters only to a source with partials.
+    rank; only sources with partials use it.
     """
 
     def __init__(
@@ -82,7 +83,8 @@ class DirectRedistribution:
             parse_state(layout, len(shape)) if isinstance(layout, str) else layout for layout in (source, target)
         )
         self.stages = plan_direct(before, after, tuple(shape), tuple(ranks.shape), seconds_of)
-        # Splits go by rank in the group, boxes by position on the mesh: a mesh may order its ranks differently.
+        # Splits are ordered by rank in the group, boxes by position on the mesh, and a mesh may order its ranks
+        # differently.
         peers = [flat.index(rank) for rank in members]
         self._runs = [_ExchangeOnRank(exchange, self.position, peers, group) for _, exchange in self.stages]
 
@@ -97,10 +99,10 @@ class DirectRedistribution:
         return sum(exchange.received[self.position] for exchange in self.exchanges)
 
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
-        """This rank's shard under the target layout; every rank of the group must call it.
+        """Return this rank's shard under the target layout; every rank of the group must call it.
 
-        It is `local` itself where nothing changes on any rank; ValueError where `local` has another shape than the
-        source layout gives this rank, or holds integer parts of an average.
+        It is `local` itself if nothing changes on any rank. Raises ValueError if `local` does not have the source
+        layout's shape on this rank, or holds integer parts of an average.
         """
         for run in self._runs:
             local = run(local)
@@ -110,9 +112,9 @@ class DirectRedistribution:
 class _ExchangeOnRank:
     """One exchange on one rank, at this flat position on the mesh; `peers` are those of each rank of the group.
 
-    Its pieces travel as messages of their own on CPU, elsewhere in one all-to-all, a single kernel of NCCL. gloo's
-    all-to-all copies through two buffers, and sends to every rank, also where there is nothing to send. A message
-    leaves from the local tensor and arrives in the result, wherever the piece is contiguous there.
+    On CPU its pieces are separate messages, elsewhere one all-to-all, a single kernel of NCCL. gloo's all-to-all copies
+    through two buffers, and sends to every rank, even if there is nothing to send. Messages leave from the local tensor
+    and arrive in the result, wherever the piece is contiguous there.
     """
 
     def __init__(
@@ -123,7 +125,7 @@ class _ExchangeOnRank:
         self._kept = overlap(self._before, self._after)
         to_others = [transfer for transfer in exchange.transfers if transfer.sender == position]
         from_others = [transfer for transfer in exchange.transfers if transfer.receiver == position]
-        # By rank in the group, and what two ranks exchange in the order that both know.
+        # By rank in the group; the pieces of two ranks in an order that both compute.
         self._sends = [(rank, one.box) for rank, peer in enumerate(peers) for one in to_others if one.receiver == peer]
         self._receives = [
             (rank, exchange.parts[peer], one.box)
@@ -132,20 +134,20 @@ class _ExchangeOnRank:
             if one.sender == peer
         ]
         self._rank, self._size = list(peers).index(position), len(peers)
-        # Of the parts of a box, the first may arrive where their sum shall be.
+        # Of the parts of a box, the first may arrive in the place of their sum.
         first = {box: part for _, part, box in sorted(self._receives, key=lambda one: one[1], reverse=True)}
         self._in_place = [first[box] == part and is_contiguous(box, self._after) for _, part, box in self._receives]
 
     def __call__(self, local: torch.Tensor) -> torch.Tensor:
         if tuple(local.shape) != shape_of(self._before):
             raise ValueError(
-                f"the local tensor is {tuple(local.shape)}, the source layout says {shape_of(self._before)}"
+                f"the local tensor is {tuple(local.shape)}, but the source layout has {shape_of(self._before)}"
             )
         exchange = self._exchange
         if exchange.changes_nothing:
             return local
         if exchange.num_averaged > 1 and not local.is_floating_point():
-            raise ValueError(f"parts of an average of {local.dtype} cannot be put together; use a floating-point dtype")
+            raise ValueError(f"parts of an average of {local.dtype} cannot be combined; use a floating-point dtype")
         output = local.new_empty(shape_of(self._after))
         pieces: list[Piece] = []
         leaving: list[Any] = []
@@ -154,10 +156,10 @@ class _ExchangeOnRank:
         elif exchange.transfers:
             pieces, leaving = self._messages(local, output)
         if volume(self._kept):
-            # Before those of the same part: it is here already, and copied while the others travel.
+            # First of its part: it is local, and copied while the others are in transfer.
             pieces.insert(0, Piece(self._part, self._kept, part_of_box(local, self._before, self._kept)))
         parts_of: dict[Box, list[Piece]] = defaultdict(list)
-        # In the order of the parts, so that ranks that hold replicas of a sum hold the same bits.
+        # In the order of the parts, so that replicas of a sum are equal bit by bit.
         for piece in sorted(pieces, key=lambda piece: piece.part):
             parts_of[piece.box].append(piece)
         for box, parts in parts_of.items():
@@ -167,8 +169,10 @@ class _ExchangeOnRank:
         return output.div_(exchange.num_averaged) if exchange.num_averaged > 1 else output
 
     def _messages(self, local: torch.Tensor, output: torch.Tensor) -> tuple[list[Piece], list[Any]]:
-        """(pieces on their way here, some into `output`, and works that send from here, during which `local` must not
-        be written to); returns at once."""
+        """Return (pieces in transfer to this rank, some into `output`, and works that send from here) at once.
+
+        `local` must not be written to while these works run.
+        """
         aside = [box for (_, _, box), in_place in zip(self._receives, self._in_place, strict=True) if not in_place]
         landings = iter(local.new_empty(sum(map(volume, aside))).split([volume(box) for box in aside]))
         pieces = []
@@ -177,7 +181,7 @@ class _ExchangeOnRank:
             work = dist.irecv(tensor, group=self._group, tag=TAG, group_src=rank)
             pieces.append(Piece(part, box, tensor, work))
         leaving, packed = [], {}
-        # Each rank begins with the rank after it, so that no rank is everybody's first.
+        # Each rank begins with the rank after it, so that all begin with different ranks.
         for rank, box in sorted(self._sends, key=lambda send: (send[0] - self._rank) % self._size):
             if box not in packed:
                 packed[box] = part_of_box(local, self._before, box).contiguous()
@@ -185,7 +189,7 @@ class _ExchangeOnRank:
         return pieces, leaving
 
     def _all_to_all(self, local: torch.Tensor) -> list[Piece]:
-        """The pieces that this rank receives, in one collective of the whole group."""
+        """Return the pieces that this rank receives, in one collective of the whole group."""
         flat = [part_of_box(local, self._before, box).reshape(-1) for _, box in self._sends]
         sends, receives = [0] * self._size, [0] * self._size
         for rank, box in self._sends:

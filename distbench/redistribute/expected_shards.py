@@ -1,4 +1,4 @@
-"""The part of a full tensor that a rank holds, by our own arithmetic: results are checked against it."""
+"""The part of a full tensor that a rank holds, computed independently of torch, to check results."""
 
 import math
 from collections.abc import Sequence
@@ -16,14 +16,14 @@ from distbench.torch_private import is_strided_shard, strided_shard
 
 @dataclass(frozen=True)
 class Layout:
-    """One side of a redistribution; it has no state where no order of shards gives its strided shards."""
+    """One side of a redistribution; it has no state if no shard order corresponds to its strided shards."""
 
     placements: tuple[Placement, ...]
     state: State | None
 
     @classmethod
     def of(cls, text: str, tensor_ndim: int) -> "Layout":
-        """The layout of a text such as "S(0)R"; strided shards have no state."""
+        """Parse a layout such as "S(0)R"; strided shards have no state."""
         layout = cls(parse_placements(text), None)
         return layout if layout.is_strided else cls(layout.placements, state_of(layout.placements, tensor_ndim))
 
@@ -32,23 +32,23 @@ class Layout:
 
     @property
     def has_partial(self) -> bool:
-        """Whether a mesh dim still waits for its reduction."""
+        """Return whether a mesh dim has a pending reduction."""
         return any(placement.reduce_op for placement in self.placements)
 
     @property
     def is_strided(self) -> bool:
-        """Whether a mesh dim has a strided shard."""
+        """Return whether a mesh dim has a strided shard."""
         return any(placement.split_factor for placement in self.placements)
 
     @property
     def has_own_order(self) -> bool:
-        """Whether some tensor dim is not sharded from left to right."""
+        """Return whether some tensor dim is not sharded from left to right."""
         return self.state is not None and any(tuple(sorted(order)) != order for order in self.state.orders)
 
 
 @dataclass(frozen=True)
 class Pair:
-    """One redistribution of one tensor; the shape is the full one's."""
+    """One redistribution of one tensor; the shape is that of the full tensor."""
 
     source: Layout
     target: Layout
@@ -56,7 +56,7 @@ class Pair:
 
     @classmethod
     def of(cls, source: str, target: str, shape: tuple[int, ...]) -> "Pair":
-        """The pair of two layouts as text."""
+        """Parse two layouts."""
         return cls(Layout.of(source, len(shape)), Layout.of(target, len(shape)), shape)
 
     def __str__(self) -> str:
@@ -64,14 +64,14 @@ class Pair:
 
 
 REDUCE_OPS = ("sum", "avg", "max", "min")
-# Of tagged tensors: their values lie between 0 and this.
+# Values of tagged tensors lie between 0 and this.
 PERIOD = 61
-# Parts differ by at least so many values in turn, so that one that lies at the wrong offset shows.
+# Consecutive parts differ by at least this many values, so that a part at the wrong offset is detected.
 MIN_PART_PERIOD = 7
 
 
 def parse_placement(text: str) -> Any:
-    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement; no turns in a shard order."""
+    """`"R"`, `"S(1)"`, `"P(sum)"` or `"_S(0,2)"` (a strided shard) to torch's placement; without shard orders."""
     try:
         (placement,) = parse_placements(text)
     except ValueError:
@@ -82,7 +82,7 @@ def parse_placement(text: str) -> Any:
 
 
 def torch_placement(placement: Placement) -> Any:
-    """torch's own, without turns."""
+    """Return torch's placement, without shard order."""
     from torch.distributed.tensor import Partial, Replicate, Shard
 
     if placement.reduce_op is not None:
@@ -97,11 +97,11 @@ def torch_placement(placement: Placement) -> Any:
 def shard_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """The shard of `full` at a mesh coordinate; Replicate and Partial hold all of it.
+    """Return the shard of `full` at a mesh coordinate; Replicate and Partial hold all of it.
 
-    Mesh dims shard from left to right, each into ceil-sized chunks of what is left, except that the strided shards of
-    FSDP2 over TP come after all plain ones (TP sharded the parameter before FSDP2).
-    The coordinate is the rank's index along each mesh dim.
+    Mesh dims shard from left to right, each into ceil-sized chunks of the remainder, except that the strided shards of
+    FSDP2 over TP come after all plain ones (TP sharded the parameter before FSDP2). The coordinate is the rank's index
+    along each mesh dim.
     """
     for mesh_dim in sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim])):
         tensor_dim = getattr(placements[mesh_dim], "dim", None)
@@ -111,14 +111,14 @@ def shard_of(
 
 
 def own_shard(full: torch.Tensor, placements: Sequence[Any], mesh: Any) -> torch.Tensor:
-    """The same for this rank of a device mesh; of a packed parameter (gate and up in one) a chunk of each piece."""
+    """Return this rank's shard on a device mesh; of a packed parameter (gate and up in one) a chunk of each piece."""
     shape = tuple(mesh.shape)
     of = strided_shard_of if _is_packed(placements, shape) else shard_of
     return of(full, placements, shape, tuple(mesh.get_coordinate() or ()))
 
 
 def _is_packed(placements: Sequence[Any], mesh_shape: Sequence[int]) -> bool:
-    """Whether a strided shard is its author's, and not FSDP2's over what other mesh dims shard already."""
+    """Return whether a strided shard is the author's, not one of FSDP2 over a tensor dim that is sharded already."""
     for mesh_dim, placement in enumerate(placements):
         if is_strided_shard(placement):
             inner = zip(placements[mesh_dim + 1 :], mesh_shape[mesh_dim + 1 :], strict=True)
@@ -129,7 +129,7 @@ def _is_packed(placements: Sequence[Any], mesh_shape: Sequence[int]) -> bool:
 
 
 def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int) -> torch.Tensor:
-    """Chunk `index` of `num_chunks` ceil-sized ones along a tensor dim; the last ones may be short or empty."""
+    """Return chunk `index` of `num_chunks` ceil-sized chunks along a tensor dim; the last may be short or empty."""
     length = tensor.shape[tensor_dim]
     size = -(-length // num_chunks)
     start = min(index * size, length)
@@ -139,7 +139,7 @@ def chunk_of(tensor: torch.Tensor, tensor_dim: int, num_chunks: int, index: int)
 def shard_in_order(
     full: torch.Tensor, orders: Sequence[Sequence[int]], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """As `shard_of`, by `State.orders`: for each tensor dim, the mesh dims that shard it, the first one first."""
+    """Like `shard_of`, by `State.orders`: for each tensor dim, the mesh dims that shard it, in order."""
     for tensor_dim, order in enumerate(orders):
         for mesh_dim in order:
             full = chunk_of(full, tensor_dim, mesh_shape[mesh_dim], coordinate[mesh_dim])
@@ -149,8 +149,9 @@ def shard_in_order(
 def strided_shard_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """As `shard_of`, but from left to right throughout, and a strided shard takes its chunk of each piece, as torch
-    defines `_StridedShard`."""
+    """Like `shard_of`, but always from left to right; a strided shard takes its chunk of each piece, as torch defines
+    `_StridedShard`.
+    """
     for mesh_dim, placement in enumerate(placements):
         tensor_dim = getattr(placement, "dim", None)
         if tensor_dim is not None:
@@ -162,7 +163,7 @@ def strided_shard_of(
 
 
 def tagged(shape: Sequence[int], dtype: torch.dtype, period: int = PERIOD, shift: int = 0) -> torch.Tensor:
-    """Small integers, exact in every dtype, unlike their neighbours: (offset + shift) mod period."""
+    """Return small integers, exact in every dtype, different from their neighbours: (offset + shift) mod period."""
     numel = math.prod(shape)
     pattern = ((torch.arange(period) + shift) % period).to(dtype)
     return pattern.repeat(numel // period + 1)[:numel].reshape(tuple(shape))
@@ -171,10 +172,10 @@ def tagged(shape: Sequence[int], dtype: torch.dtype, period: int = PERIOD, shift
 def part_of(
     full: torch.Tensor, placements: Sequence[Any], mesh_shape: Sequence[int], coordinate: Sequence[int]
 ) -> torch.Tensor:
-    """The part of `full` that a rank contributes to the reduction, not sharded yet; `full` itself without Partial.
+    """Return the part of `full` that a rank contributes to the reduction, unsharded; `full` itself without Partial.
 
-    Each rank contributes another part, so that a rank left out of the reduction shows. `rounding_of` is the error of a
-    right reduction.
+    Each rank contributes a different part, so that a missing rank is detected. `rounding_of` is the error of a correct
+    reduction.
     """
     mesh_dims = _partial_dims(placements)
     if not mesh_dims:
@@ -184,7 +185,7 @@ def part_of(
         num_parts, part = num_parts * mesh_shape[mesh_dim], part * mesh_shape[mesh_dim] + coordinate[mesh_dim]
     reduce_op = placements[mesh_dims[0]].reduce_op
     if reduce_op in ("max", "min"):
-        # At each offset one part holds the value and all others miss it, each by its own distance.
+        # At each offset one part holds the value and all others differ from it, each by its own distance.
         distance = tagged(full.shape, full.dtype, num_parts, part)
         return full - distance if reduce_op == "max" else full + distance
     averaged = [mesh_shape[mesh_dim] for mesh_dim in mesh_dims if placements[mesh_dim].reduce_op == "avg"]
@@ -192,23 +193,23 @@ def part_of(
 
 
 def _summand(full: torch.Tensor, num_parts: int, part: int) -> torch.Tensor:
-    """Parts 1 and 2, 3 and 4, ... cancel one another, so that sums of any parts stay small; part 0 is the rest."""
+    """Return a summand: parts 1 and 2, 3 and 4, ... cancel, so that partial sums stay small; part 0 is the rest."""
     num_pairs = num_parts // 2
     pair = (part + 1) // 2 if part else num_pairs
     noise = 1 + tagged(full.shape, full.dtype, max(num_pairs, MIN_PART_PERIOD), pair)
     if part:
         return noise if part % 2 else -noise
-    # Of an even number of parts, the last one has no counterpart.
+    # If the number of parts is even, the last one has no counterpart.
     return full.clone() if num_parts % 2 else full - noise
 
 
 def torch_placements(layout: Layout) -> Any:
-    """torch's placements, one a mesh dim, without shard orders."""
+    """Return torch's placements, one per mesh dim, without shard orders."""
     return [torch_placement(placement) for placement in layout.placements]
 
 
 def shard_under(full: torch.Tensor, layout: Layout, context: RankContext) -> torch.Tensor:
-    """This rank's shard of `full` under a layout."""
+    """Return this rank's shard of `full` under a layout."""
     at = context.mesh_shape, context.coordinate
     if layout.is_strided or layout.state is None:
         return strided_shard_of(full, torch_placements(layout), *at).contiguous()
@@ -216,7 +217,7 @@ def shard_under(full: torch.Tensor, layout: Layout, context: RankContext) -> tor
 
 
 def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> Any:
-    """The DTensor whose value is `full`, laid out by our own arithmetic; a Partial rank holds its part."""
+    """Return the DTensor whose value is `full`, with expected shards; a Partial rank holds its part."""
     placements = torch_placements(layout)
     part = part_of(full, placements, context.mesh_shape, context.coordinate)
     local = shard_under(part, layout, context).to(context.device)
@@ -226,9 +227,11 @@ def dtensor_under(full: torch.Tensor, layout: Layout, context: RankContext) -> A
 
 
 def rounding_of(source: Sequence[Any], target: Sequence[Any], mesh_shape: Sequence[int], dtype: torch.dtype) -> float:
-    """By how much a right redistribution of `part_of`'s parts may miss the full tensor's values; 0 where all sums are
-    integers that the dtype holds, and all divisions (of averages, and of a replica that becomes parts) are by powers of
-    two."""
+    """Return the largest error of a correct redistribution of `part_of`'s parts against the full tensor's values.
+
+    It is 0 if all sums are integers that the dtype represents, and all divisions (of averages, and of a replica that
+    becomes parts) are by powers of two.
+    """
     before, after = _partial_dims(source), _partial_dims(target)
     num_parts = math.prod(mesh_shape[mesh_dim] for mesh_dim in before)
     num_pairs = num_parts // 2

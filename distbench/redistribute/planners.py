@@ -1,4 +1,4 @@
-"""The ways to move a DTensor that are compared: torch's planners, ours, and the direct exchange."""
+"""The compared ways to redistribute a DTensor: torch's planners, ours, and the direct exchange."""
 
 import contextlib
 import time
@@ -40,18 +40,18 @@ WARM_PLANS = 20
 
 
 def check_planners(planners: Sequence[str], dtype: str, profile: Profile | None) -> None:
-    """UserError for a planner or dtype that is unknown, or calibrated without a profile."""
+    """Raise UserError for an unknown planner or dtype, or calibrated without a profile."""
     if dtype not in TORCH_DTYPES:
         raise UserError(f"dtype {dtype!r} is unknown; use {', '.join(TORCH_DTYPES)}")
     for name in planners:
         if name not in (*PLANNERS, *plugin_names("planners")):
             raise UserError(f"planner {name!r} is unknown; use {', '.join((*PLANNERS, *plugin_names('planners')))}")
         if name == "calibrated" and profile is None:
-            raise UserError("planner calibrated plans by a profile; write one with distbench calibrate, give --profile")
+            raise UserError("planner calibrated needs a profile; write one with distbench calibrate and pass --profile")
 
 
 class Switch:
-    """A context that is on while a case runs, and off while others run; `with` is the same."""
+    """A context that is on while its case runs, and off while others run; `with` does the same."""
 
     def __init__(self, make: Callable[[], AbstractContextManager[Any]] = contextlib.nullcontext) -> None:
         self._make, self._entered = make, contextlib.ExitStack()
@@ -74,22 +74,22 @@ class Switch:
 
 @dataclass(frozen=True)
 class PlannedRedistribution:
-    """One redistribution, planned and ready to run while the context that gave it is open."""
+    """One redistribution, planned and ready to run while the context that returned it is open."""
 
     call: Callable[[], Any]  # runs it, and returns the local tensor or a DTensor
-    path: str  # in torch's own notation, or what is done instead
+    path: str  # in torch's own notation, or a description of the exchange
     collectives: tuple[str, ...]  # as planned, in order
     executed_as: tuple[str, ...]  # the backend's collective for each of them
-    wire_bytes: int  # that one rank must send by each step's ring algorithm
+    wire_bytes: int  # that one rank must send, by each step's ring algorithm
     wire_bytes_executed: int  # the same for steps as the backend runs them
     planning_s: tuple[float, float]  # thread CPU seconds to plan with empty caches, and again from them
-    predicted_s: float | None = None  # by the profile; None without one, or where it lacks a line
+    predicted_s: float | None = None  # from the profile; None without a profile or line
     steps: tuple[PathStep, ...] = ()
     facts: dict[str, Any] = field(default_factory=dict)  # the executor's own counters
-    switch: Switch = field(default_factory=Switch)  # off: others may be planned and run in between
+    switch: Switch = field(default_factory=Switch)  # while off, others may be planned and run
 
     def local_result(self) -> Any:
-        """Run it; this rank's local tensor under the target."""
+        """Run it and return this rank's local tensor under the target."""
         moved = self.call()
         return moved.to_local() if hasattr(moved, "to_local") else moved
 
@@ -103,10 +103,10 @@ def planned_redistribution(
     native: bool,
     known_planning_s: tuple[float, float] | None = None,
 ) -> Iterator[PlannedRedistribution]:
-    """Plan a DTensor's redistribution by a planner of torch's or ours, which stays switched on until it has been timed.
+    """Plan a DTensor's redistribution by a planner of torch's or ours, which stays active until it has been timed.
 
-    `native` runs all-to-alls as such on CPU; `known_planning_s` is an earlier measurement of planning. Unsupported
-    where this planner cannot move this pair, or torch's planner has another shape.
+    `native` runs all-to-alls unchanged on CPU; `known_planning_s` is an earlier measurement of planning. Raises
+    Unsupported if this planner cannot move this pair, or torch's planner has another interface.
     """
     if name not in PLANNERS:
         with planning_switch(BASELINE, None, context, native) as switch:
@@ -154,8 +154,10 @@ def _by_plugin(
 
 
 def planning_switch(name: str, profile: Profile | None, context: RankContext, native: bool = False) -> Switch:
-    """Have DTensor plan by one of torch's planners, or by the profile, while it is on; plans are kept for when it is on
-    again. `Unsupported` where the profile lacks a line."""
+    """Make DTensor plan by one of torch's planners, or by the profile, while it is on; plans are kept while it is off.
+
+    Raises `Unsupported` if the profile lacks a line.
+    """
     plans = OwnPlans()
 
     @contextlib.contextmanager
@@ -175,12 +177,12 @@ def _planning_by(name: str, profile: Profile | None, context: RankContext) -> It
             yield
         return
     if profile is None:
-        raise Unsupported("calibrated plans by a profile, and this run has none; give --profile")
+        raise Unsupported("calibrated needs a profile, and this run has none; pass --profile")
     try:
         measured_cost(profile, dict(zip(context.mesh_dims, context.mesh_shape, strict=True)))
     except UserError as error:
         raise Unsupported(str(error)) from error
-    # A launch starts with one profile on all ranks (`rank_session`).
+    # All ranks of a launch have the same profile (`rank_session`).
     with calibrated_planning(profile, check_ranks=False):
         yield
 
@@ -200,10 +202,10 @@ def _path(
         forget_prices()
 
     planning_s = known_planning_s or planning_seconds(plan, forget, context.rank == 0)
-    plan()  # never in an iteration
+    plan()  # so that no iteration plans
     text, steps = plan_path(source, target)
     if any(step.does == ZERO_FILL for step in steps):
-        require(ZERO_FILLS)  # older versions of torch plan it by greedy, and raise
+        require(ZERO_FILLS)  # older versions of torch plan it by greedy, which raises
     itemsize = source.dtype.itemsize
     communicating = [step for step in steps if step.op and step.group_size > 1]
     executed = [executed_as(step.op, context, native) for step in communicating if step.op]
@@ -228,7 +230,7 @@ def exchange_between(
     context: RankContext,
     known_planning_s: tuple[float, float] | None = None,
 ) -> PlannedRedistribution:
-    """The direct exchange of a local tensor between two layouts of a shape, shard orders included, to no Partial."""
+    """Direct exchange of a local tensor between two layouts, with shard orders, to a target without Partial."""
     itemsize = local.dtype.itemsize
 
     def seconds_of(exchange: Exchange) -> float:
@@ -261,7 +263,7 @@ def exchange_between(
 
 
 def predicted_seconds(steps: Sequence[PathStep], itemsize: int, profile: Profile | None) -> float | None:
-    """Seconds of a path by a profile; None without one, or where it lacks a collective's line. Itemsize in bytes."""
+    """Return seconds of a path by a profile; None without one, or if it lacks a line. Itemsize in bytes."""
     if profile is None:
         return None
     total = 0.0
@@ -285,8 +287,10 @@ def _exchange_seconds(exchange: Exchange, itemsize: int, context: RankContext) -
 
 
 def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_measured: bool) -> tuple[float, float]:
-    """Thread CPU seconds to plan with empty caches, and again from them: the median of several on the rank that
-    reports, of one on the others, which would only keep it waiting for a CPU."""
+    """Return thread CPU seconds to plan with empty caches, and again with full caches.
+
+    The median of several on the rank that reports, and one on the others, which would only make it wait for a CPU.
+    """
     forget()
     seconds = []
     for _ in range(1 + (WARM_PLANS if is_measured else 1)):
@@ -297,7 +301,7 @@ def planning_seconds(plan: Callable[[], object], forget: Callable[[], None], is_
 
 
 def executed_as(op: str, context: RankContext, native: bool) -> str:
-    """The backend's collective for a step: on CPU an all-to-all is an all-gather and a local chunk, if not native."""
+    """Backend's collective for a step: on CPU an all-to-all is an all-gather and a local chunk, unless native."""
     if op == NATIVE_ALL_TO_ALL:
         return "all_to_all"
     if context.device.type == "cpu" and op == "all_to_all" and not native:
@@ -306,12 +310,12 @@ def executed_as(op: str, context: RankContext, native: bool) -> str:
 
 
 def wire_bytes(steps: Sequence[PathStep], itemsize: int) -> int:
-    """Bytes that one rank must send on a path by each step's ring algorithm."""
+    """Return the bytes that one rank must send on a path, by each step's ring algorithm."""
     return round(sum(_sent(step, step.op) for step in steps) * itemsize)
 
 
 def _sent(step: PathStep, op: str | None) -> float:
-    """Elements that one rank sends for a step that runs as `op`, by its ring algorithm."""
+    """Return the elements that one rank sends for a step that runs as `op`, by its ring algorithm."""
     if op is None:
         return 0.0
     share = busbw_factor(op, step.group_size) * step.logical_numel

@@ -1,1 +1,1 @@
-"""Which plan to use: every mesh and change of a plan that is legal, predicted or measured, and one recommended."""
+"""Choice of a plan: every legal mesh and change of a plan, predicted or measured, and one recommendation."""

@@ -1,8 +1,8 @@
-"""A sweep by measurement: every mesh, changes of the fastest, the best again; its rounds kept in a folder.
+"""A sweep by measurement: every mesh, changes of the fastest, the best again; rounds are kept in a folder.
 
 All candidates of a round are variants of one job, each on its own mesh of the same ranks, and all rounds share one
-launch. The first rounds only screen; what is recommended was measured in turn with the next best. How many changes are
-screened is what the first round says that there is time for.
+launch. The first rounds only screen; the recommended plan was measured in the same passes as the next best. The number
+of screened changes depends on the time of the first round.
 """
 
 import contextlib
@@ -78,7 +78,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
 
 
 def claim_folder(out: Path, setup: Setup) -> None:
-    """Say in the folder which sweep it is of; UserError where it cannot be written."""
+    """Write the sweep's identity into the folder; UserError if it cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / FILE, json.dumps(msgspec.structs.asdict(_identity(setup))))
@@ -153,10 +153,10 @@ def with_written(
 
 
 class Rounds:
-    """The rounds of one launch; what they measure is in `state`, also where they are interrupted.
+    """The rounds of one launch; their measurements are in `state`, also after an interrupt.
 
     Args:
-        out: folder of run files, and of what a resumed sweep goes on from.
+        out: folder of run files, and of the state that a resumed sweep continues from.
     """
 
     def __init__(
@@ -206,7 +206,7 @@ class Rounds:
 
     @contextlib.contextmanager
     def _kept_if_interrupted(self) -> Iterator[None]:
-        """An interrupt between two rounds, too, leaves what is known."""
+        """Keep the results if an interrupt comes between two rounds."""
         try:
             yield
         except KeyboardInterrupt:
@@ -225,7 +225,7 @@ class Rounds:
         return num_affordable(each_s, self._limits.left_s(SCREEN_SHARE), self._limits.max_plans - num_measured)
 
     def _final_s(self) -> float:
-        """What a plan of the last round takes beside its timed steps; 0 where that is not known."""
+        """Return the seconds of a plan in the last round in addition to its timed steps; 0 if unknown."""
         return FINAL_IN_SCREENED * self._spent_s / max(len(self._state.measured), 1)
 
     def _best(self, count: int | None = None) -> list[Candidate]:

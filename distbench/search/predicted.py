@@ -1,10 +1,10 @@
-"""A sweep by prediction: steps are recorded and replayed, and no rank is started.
+"""A sweep by prediction: steps are recorded and replayed, without starting ranks.
 
 Meshes are predicted as written, those that need the fewest fast links first; then changes of the best, one at a time;
-with --around-my-plan the neighbours of the plan as written. At last the best are recorded with all layers.
+with --around-my-plan the neighbours of the plan as written. Finally the best are recorded with all layers.
 
-Until then a step is recorded with few layers. Time extends linearly in layers, to 1 %, and so do the bytes that are
-alive at the peak. What the allocator reserves does not: its free blocks are a smaller share of more layers.
+Before that, a step is recorded with few layers. Time extends linearly in layers, to 1 %, and so do the bytes that are
+alive at the peak. Reserved memory does not: its free blocks are a smaller share of more layers.
 """
 
 import math
@@ -35,8 +35,8 @@ from distbench.spec.errors import UserError
 from distbench.spec.plan import folded
 from distbench.spec.printable_text import count_text
 
-LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters that say how many layers a model has
-SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for what it asks for
+LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
+SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # of the best, whose changes are tried
 NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all
 AT_ONCE = 8
@@ -45,7 +45,7 @@ MESH_SHARE = 0.5  # of what is tried; further meshes wait until no change of a b
 
 
 def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | None:
-    """The parameter that says how many layers there are, where there are more than need be recorded.
+    """Return the parameter for the number of layers, if there are more than need be recorded.
 
     Args:
         swept: parameters that take several values, which candidates differ by.
@@ -55,7 +55,7 @@ def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | Non
 
 
 def with_memory(hardware: Hardware, memory_bytes: float | None) -> Hardware:
-    """The same machine with as much memory as --memory says."""
+    """Return the same machine with the memory of --memory."""
     if memory_bytes is None:
         return hardware
     figure = Figure(int(memory_bytes), "published", "--memory")
@@ -69,10 +69,12 @@ def predicted(
     hardware: Hardware,
     float8: tuple[str, ...] = (),
 ) -> Prediction:
-    """From recordings of (layers, step by each of some ranks); of one as it is, of two on the line through both at
-    `num_layers`. Time is the slowest rank's, memory the fullest one's. What is alive at the peak lies on that line too.
-    What the allocator reserves beyond it is taken to grow with the square root of it: in plans recorded whole it grows
-    more slowly than what is alive (`python -m benchmarks.memory_estimates`).
+    """Predict from recordings of (layers, step on each of some ranks): of one as it is, of two by the line through both
+    at `num_layers`.
+
+    Time is the slowest rank's, memory the fullest one's. Live memory at the peak lies on that line too. The memory that
+    the allocator reserves in addition is assumed to grow with the square root of it: in plans recorded whole it grows
+    more slowly than live memory (`python -m benchmarks.memory_estimates`).
 
     Args:
         float8: patterns of modules whose matmuls are in float8.
@@ -94,7 +96,7 @@ def predicted(
 
     live = line(low.live_bytes, high.live_bytes)
     growth = live / high.live_bytes if high.live_bytes else 1.0
-    # Estimates may be a tenth too large or too small, so only what is alive rules a plan out.
+    # Estimates may be a tenth too large or too small, so only live memory rules a plan out.
     fits = False if live > hardware.usable_bytes else None
     return replace(
         high,
@@ -155,7 +157,7 @@ class Predictor:
 
     Args:
         base: all parameters of the scenario, as the user chose them.
-        tell: is called as questions are put and answered: (asked, answered).
+        `tell`: called with the numbers of queries and of answers.
         float8: patterns of modules whose matmuls are in float8.
         layers: the parameter of the number of layers, where few of them are recorded.
     """
@@ -169,7 +171,7 @@ class Predictor:
     _few_layers_work: bool = field(default=False, init=False)
 
     def outcomes(self, candidates: Sequence[Candidate], whole: bool = False) -> Iterator[tuple[Candidate, Any]]:
-        """(candidate, prediction or why there is none) as answers come."""
+        """Yield (candidate, prediction or the reason why there is none) as answers come."""
         self.tell(len(candidates), 0)
         failed: list[tuple[Candidate, str]] = []
         for candidate, outcome in self._answers(candidates, whole):
@@ -184,7 +186,7 @@ class Predictor:
             yield result
 
     def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
-        """Outcomes of candidates of which none works with few layers: a plan may name layers that those lack."""
+        """Yield outcomes of candidates that all fail with few layers: a plan may include layers that those lack."""
         self._few_layers_work = True
         first, *others = (candidate for candidate, _ in failed)
         ((_, outcome),) = self._answers([first], whole=True)
@@ -237,7 +239,7 @@ def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:
     """Search, and record the best whole; the outcomes are in `state`, also where this is interrupted.
 
     Raises:
-        UserError: the plan as written does not work, where its neighbours are asked for.
+        UserError: the plan as written does not work, and its neighbours were requested.
     """
     try:
         if state.written is not None:
@@ -325,7 +327,7 @@ def take_in(state: SweepState, outcomes: Iterable[tuple[Candidate, Any]]) -> Non
 
 
 def other_work(first: Prediction, other: Prediction) -> str:
-    """Why two candidates cannot be compared; empty where they compute the same."""
+    """Return the reason why two candidates cannot be compared; "" if they compute the same."""
     if first.num_parameters != other.num_parameters:
         parameters = count_text(other.num_parameters, "parameter")
         return f"its model has {parameters}, and the plan as written {first.num_parameters:,}"
@@ -337,8 +339,10 @@ def other_work(first: Prediction, other: Prediction) -> str:
 
 
 def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Record the best with all layers, two at a time, until enough of them are known to fit. Their time stays that of
-    few layers, as the others' is."""
+    """Record the best with all layers, two at a time, until enough of them are known to fit.
+
+    Their time stays that of few layers, like that of the others.
+    """
     num_tried = 0
     while num_tried < MAX_WHOLE:
         num_fitting = sum(prediction.fits is True for prediction in state.ranked_predictions)
@@ -362,7 +366,7 @@ def _confirm(state: SweepState, predictor: Predictor, limits: Limits) -> None:
 
 
 def require_fitting(setup: Setup, state: SweepState, hardware: Hardware) -> None:
-    """Refuse to recommend a plan that does not fit."""
+    """Raise UserError if the recommended plan does not fit."""
     if not state.predictions:
         raise no_plan_error(setup, state, hardware)
     best = state.ranked_predictions[0]
@@ -371,7 +375,7 @@ def require_fitting(setup: Setup, state: SweepState, hardware: Hardware) -> None
 
 
 def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) -> UserError:
-    """Why no candidate has a prediction.
+    """Return the error that no candidate has a prediction.
 
     Args:
         hardware: None where candidates are measured.
@@ -401,7 +405,7 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
 
 
 def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardware, stopped: str = "") -> UserError:
-    """That the memory is too small for every plan that was tried, and what the nearest would need.
+    """Return the error that the memory is too small for every plan that was tried, with the need of the nearest.
 
     Args:
         stopped: why not all plans were tried; empty where they were.
@@ -426,7 +430,7 @@ def _reserve_text(hardware: Hardware) -> str:
 
 
 def memory_for(hardware: Hardware, need_bytes: float) -> float:
-    """The memory of a device of which so much is usable."""
+    """Return the memory of a device with `need_bytes` of usable memory."""
     memory = need_bytes
     if hardware.host is None:
         for _ in range(20):  # the reserve may be a share of the memory

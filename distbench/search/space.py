@@ -1,4 +1,4 @@
-"""What a sweep may try: one scenario, meshes of the ranks of its world, and changes to the plan, as plain data."""
+"""The candidates of a sweep: one scenario, meshes of the ranks of its world, and changes to the plan, as plain data."""
 
 import itertools
 import math
@@ -25,7 +25,7 @@ class Candidate:
 
     Args:
         sizes: mesh dims with their sizes, outermost first.
-        choices: what is not as the scenario has it, by name: its own parameters, and changes to the plan.
+        choices: differences from the scenario, by name: its own parameters, and changes to the plan.
     """
 
     sizes: tuple[tuple[str, int], ...]
@@ -115,7 +115,7 @@ class Space:
         )
 
     def alternatives(self, candidate: Candidate) -> dict[str, list[Any]]:
-        """What may be changed in a candidate: name to all values, the one as written first."""
+        """Return the possible changes of a candidate: name to all values, the one as written first."""
         mesh, facts = candidate.mesh, self.facts
         choices: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
         now = facts["microbatches"]
@@ -212,11 +212,11 @@ class Setup:
     """One sweep's question.
 
     Args:
-        base: all parameters of the scenario, and changes to the plan that hold for all candidates.
+        base: all parameters of the scenario, and changes to the plan of all candidates.
         world: ranks.
         mesh: the scenario's own, fitted to so many ranks.
         given: texts of --set, for a command to paste.
-        note: what was chosen for the user, or empty.
+        note: values chosen for the user, or empty.
         float8: patterns of modules whose matmuls are predicted in float8.
     """
 
@@ -284,7 +284,7 @@ class Setup:
 
 
 def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[str, int] | None, quick: bool) -> Setup:
-    """What the user asked for, checked.
+    """Check the user's request.
 
     Raises:
         UserError: an unknown scenario, several of them, an unknown axis or value, or a world that no mesh has.
@@ -296,7 +296,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     declared = entry.quick_mesh if quick and entry.quick_mesh else entry.mesh
     size = world if world is not None else mesh_size(mesh or declared)
     if not 1 <= size <= MAX_RANKS:
-        raise UserError(f"--world {size} is no number of ranks; give one from 1 to {MAX_RANKS}")
+        raise UserError(f"--world {size} is not a number of ranks; use 1 to {MAX_RANKS}")
     if mesh and mesh_size(mesh) != size:
         raise UserError(f"--mesh has {count_text(mesh_size(mesh), 'rank')} and --world {size}; leave one of them out")
     chosen = parse_choices(texts, entry.params)

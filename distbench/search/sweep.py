@@ -1,4 +1,4 @@
-"""One sweep from its question to its result, whether it is predicted, measured, or interrupted."""
+"""One sweep from its request to its result, whether it is predicted, measured, or interrupted."""
 
 import math
 import os
@@ -48,8 +48,8 @@ class AskedSweep:
     """A command line, checked.
 
     Args:
-        hardware: with as much memory as --memory says; None to measure.
-        price: of a device and hour.
+        hardware: with the memory of --memory; None to measure.
+        price: per device and hour.
     """
 
     setup: Setup
@@ -71,9 +71,9 @@ class AskedSweep:
             raise UserError("a sweep tries all meshes, so --mesh goes with --around-my-plan only; give --world N")
         hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
-            raise UserError("--memory goes with --hardware: what is measured here fits; give --hardware too")
+            raise UserError("--memory needs --hardware, since measured plans fit; add --hardware")
         if given["float8"] is not None and hardware is None:
-            raise UserError("--float8 goes with --hardware: it is a rule of predictions; give --hardware too")
+            raise UserError("--float8 needs --hardware, since it is a rule of predictions; add --hardware")
         setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
         if given["float8"] is not None and hardware is not None:
             setup = replace(setup, float8=patterns_of(given["float8"], hardware))
@@ -92,10 +92,10 @@ class AskedSweep:
 
 
 def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepResult, bool]:
-    """The result of the sweep, and whether it was interrupted.
+    """Return the result of the sweep, and whether it was interrupted.
 
     Raises:
-        UserError: no plan works or fits, or nothing was known yet when it was interrupted.
+        UserError: no plan works or fits, or it was interrupted before any result.
     """
     setup, entry = request.setup, request.setup.entry
     claim_folder(request.out, setup)
@@ -121,7 +121,7 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
                 for ended in child.again:
                     say(f"a process that records steps was {ended}; it was started once more")
     except KeyboardInterrupt:
-        say(f"too early for a ranking; what was recorded and measured is in {request.out}, and --resume goes on")
+        say(f"too early for a ranking; recordings and measurements are in {request.out}; continue with --resume")
         raise
 
 
@@ -147,7 +147,7 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
         except KeyboardInterrupt:
             if not state.predictions:
                 raise
-            state.interrupted, state.stopped = True, "it was interrupted; --resume goes on"
+            state.interrupted, state.stopped = True, "it was interrupted; continue with --resume"
     require_fitting(setup, state, hardware)
     if not state.interrupted and is_here(setup, hardware):
         usable = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits is not False]
@@ -156,7 +156,7 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
 
 
 def _measure(request: AskedSweep, child: SweepChild, state: SweepState) -> None:
-    """Measure plans, of which the child process says whether they can work."""
+    """Measure plans that can work by the answer of the child process."""
     setup, space, written = request.setup, state.space, state.written
     starting = ([written] if written else space.meshes)[: request.limits.max_plans]
     working, wrong = legal(child, setup, starting)
@@ -203,7 +203,7 @@ def _codes(request: AskedSweep, child: SweepChild, state: SweepState) -> dict[Ca
 
 
 def is_here(setup: Setup, hardware: Hardware) -> bool:
-    """Whether a hardware file is this machine's own, and it can run so many ranks."""
+    """Return whether a hardware file describes this machine, and it can run that many ranks."""
     from distbench.records.machine import machine_name
 
     if hardware.host is None or hardware.name != machine_name():
@@ -216,7 +216,7 @@ def is_here(setup: Setup, hardware: Hardware) -> bool:
 
 
 def require_ranks(setup: Setup) -> None:
-    """Refuse to measure what this machine cannot run."""
+    """Raise UserError for plans that this machine cannot run."""
     from distbench.records.machine import accelerator_here, device_count
 
     device = accelerator_here()[0]

@@ -1,4 +1,4 @@
-"""The sweep's child process: one import of torch, asked as the sweep goes on; what it records is kept in a folder."""
+"""The sweep's child process: one import of torch for all queries; its recordings are kept in a folder."""
 
 import contextlib
 import hashlib
@@ -28,10 +28,10 @@ END_S = 5.0
 
 @dataclass(frozen=True)
 class Question:
-    """What is asked of some variants on one mesh.
+    """A query about some variants on one mesh.
 
     Args:
-        ask: "facts", "record", "check" or "code", as the child process has them.
+        `ask`: "facts", "record", "check" or "code", the child's queries.
     """
 
     ask: str
@@ -40,14 +40,15 @@ class Question:
 
 
 class LeftOut(msgspec.Struct):
-    """The file of a variant that was not recorded: why."""
+    """The file of a variant that was not recorded: the reason."""
 
     left_out: str
 
 
 def code_of_file(file: Path) -> list[Any]:
-    """What a result of a scenario's file depends on: that file and those beside it, where a model may be, and the
-    versions of torch and of this program."""
+    """All inputs of a result of a scenario's file: that file and its neighbours, which may have the model, and the
+    versions of torch and of distbench.
+    """
     code = {str(path): digest_of(path) for path in {file, *file.parent.glob("*.py")}}
     return [__version__, installed_torch(), *sorted(code.items())]
 
@@ -58,12 +59,12 @@ def digest(what: Sequence[Any]) -> str:
 
 
 class SweepChild:
-    """Asks the child process; `with` ends it.
+    """Sends queries to the child process; `with` ends it.
 
     Args:
         file: declares the scenario.
         folder: of recordings, one file each; None for a temporary one.
-        resume: take what is in the folder already.
+        resume: reuse recordings in the folder.
     """
 
     def __init__(self, file: Path, scenario: str, folder: Path | None = None, resume: bool = False) -> None:
@@ -199,7 +200,7 @@ class SweepChild:
 
 
 def facts_of(setup: Setup, child: SweepChild) -> dict[str, Any]:
-    """What the child process says of the scenario's plan and model."""
+    """Return the child's facts of the scenario's plan and model."""
     (facts,) = child.answers(Question("facts", [setup.base], setup.mesh))
     return dict(facts)
 

@@ -1,4 +1,4 @@
-"""What a sweep finds: predicted and measured plans, their order by time and memory, and the result with its notes."""
+"""Results of a sweep: predicted and measured plans, their order by time and memory, and the notes."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -14,9 +14,9 @@ from distbench.simulate.hardware_file import Hardware
 from distbench.spec.printable_text import count_text
 from distbench.statistics.pass_comparison import as_table, compare_passes
 
-FEW = (2, 4)  # layers that are recorded in place of all
-CLOSE = 0.01  # predicted times that are nearer are not told apart
-EQUAL = 0.001  # of the time: such a plan is no other choice
+FEW = (2, 4)  # layers that are recorded instead of all
+CLOSE = 0.01  # predicted times with smaller differences are ties
+EQUAL = 0.001  # of the time: smaller differences are equal
 LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
 MAX_LEFT_OUT = 3
 COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
@@ -25,19 +25,20 @@ CommunicationPath = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a candidate's step would take.
+    """Prediction of a candidate's step.
 
     Args:
-        parts_s: `compute`, `idle` (no kernel runs, for the host has issued none) and, of a pipeline, `bubble`, seconds.
+        parts_s: `compute`, `idle` (no kernel runs, because the host has issued none) and, of a pipeline, `bubble`,
+            seconds.
         exposed_s: exposed communication by (mesh dim, collective, owner).
-        implicit_s: exposed communication of redistributions that nobody asked for, by (owner, redistribution).
+        implicit_s: exposed communication of implicit redistributions, by (owner, redistribution).
         reserved_bytes: by the allocator at its peak.
         live_bytes: of that, alive at the peak.
         is_whole: all layers were recorded.
-        fits: whether that many bytes are there and the reserve is left free; None where it is not known.
-        is_tight: it fits only because the allocator gives back what it cached.
+        fits: whether the memory suffices with the reserve left free; None if unknown.
+        is_tight: it fits only because the allocator releases its cache.
         takes_reserve: it does not fit, but would without a reserve.
-        assumed: what a reader must know of the figures: what was guessed, fitted, extrapolated and left out.
+        assumed: caveats: guessed, fitted, extrapolated and missing figures.
     """
 
     candidate: Candidate
@@ -68,7 +69,7 @@ class RankedPlan:
     """One row of what a sweep found.
 
     Args:
-        memory_bytes: at the peak; None where nobody knows.
+        memory_bytes: at the peak; None if unknown.
         memory_basis: "whole", "about" or "measured".
         verdict: a measured plan's, against the recommended one; empty for a predicted one.
         prediction: where there is one.
@@ -97,7 +98,7 @@ class RankedPlan:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fits, and needs more than is there, were nothing given back."""
+        """Whether it fits, but would need more memory than there is if the allocator released nothing."""
         return self.fits is not False and self.prediction is not None and self.prediction.is_tight
 
 
@@ -128,7 +129,7 @@ def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPla
 
 
 def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
-    """Those that fit and that no other one beats in both time and memory, the fastest first."""
+    """Return plans that fit and that no other plan beats in both time and memory, the fastest first."""
     front: list[RankedPlan] = []
     least = float("inf")
     for plan in sorted(plans, key=lambda plan: (plan.step_s, plan.memory_bytes or 0)):
@@ -148,7 +149,7 @@ class Limits:
 
     @property
     def reached(self) -> str:
-        """The sentence that says that so many candidates were tried."""
+        """The sentence that the limit on candidates was reached."""
         return f"--plans {self.max_plans} allows no more"
 
     def left_s(self, share: float = 1.0) -> float:
@@ -158,7 +159,7 @@ class Limits:
 
 @dataclass
 class SweepState:
-    """What a sweep knows so far.
+    """Current results of a sweep.
 
     Args:
         written: the plan as the scenario has it, where only its neighbours are tried.
@@ -200,8 +201,8 @@ class SweepState:
     def ranked_predictions(self) -> list[Prediction]:
         """Predictions that fit or may fit, the fastest first; then those that do not fit, the smallest first.
 
-        Of those that are too near to the fastest to be told apart, the one with the least memory comes first; of
-        several with about as little, the fastest. Memory that is known whole counts before an estimate.
+        Of plans that tie with the fastest, the one with the least memory comes first; of several with about as little,
+        the fastest. Memory from a whole recording counts before an estimate.
         """
         usable = [prediction for prediction in self.predictions.values() if prediction.fits is not False]
         too_large = [prediction for prediction in self.predictions.values() if prediction.fits is False]
@@ -229,10 +230,10 @@ class SweepState:
 
 @dataclass(frozen=True)
 class Change:
-    """One change of the plan as written, and what it does.
+    """One change of the plan as written, and its effect.
 
     Args:
-        imports, code: lines that make it, after the plan as written; none where they could not be asked for.
+        imports, code: lines that make it, after the plan as written; none if they are unavailable.
         time_share: of the step as written that it adds; negative where it is faster.
         memory_bytes: that it adds; None where that is not known.
     """
@@ -266,7 +267,7 @@ def changes_of(
 
 
 def _layouts(prediction: Prediction) -> list[str]:
-    """Redistributions that nobody asked for, and what could be saved at most by keeping what they undo."""
+    """Return implicit redistributions, and how much could be saved at most by keeping the layouts that they undo."""
     ranked = sorted(prediction.implicit_s.items(), key=lambda item: -item[1])
     return [
         f"{owner or 'the root'}: {moved or 'a redistribution'} is implicit; at most "
@@ -279,20 +280,20 @@ def _layouts(prediction: Prediction) -> list[str]:
 
 @dataclass(frozen=True)
 class SweepResult:
-    """What a sweep ends with.
+    """The result of a sweep.
 
     Args:
-        plans: the best first; what does not fit last.
+        plans: the best first; plans that do not fit last.
         where: "predicted on h100", "measured on this machine".
         world: devices.
-        unit: what is counted a second: "tokens" or "samples".
+        unit: counted per second: "tokens" or "samples".
         code: Python to paste.
         command: to measure the recommended plan.
         capacity_bytes: memory of a device, where it counts.
-        reserve_bytes: of that, what is left free.
-        notes: what was assumed, tried and left out.
-        changes: of the plan as written, each on its own, where that was asked for.
-        written_sizes: of the mesh of the plan as written, where that was asked for.
+        reserve_bytes: of that, the part that is left free.
+        notes: assumptions, and plans that were tried and left out.
+        changes: of the plan as written, each alone, if requested.
+        written_sizes: of the mesh of the plan as written, if requested.
         layouts: what else could be changed in it.
         traces: what measured plans communicate, where that was traced.
         predicted: where `plans` are the best of predicted ones, measured: all of those.
@@ -324,7 +325,7 @@ class SweepResult:
 
     @property
     def runner_up(self) -> RankedPlan | None:
-        """The next one that may be used, one that is told apart before others."""
+        """The next plan that may be used; preferably one that does not tie."""
         usable = [plan for plan in self.plans[1:] if plan.fits is not False]
         distinct = (plan for plan in usable if plan.verdict or abs(plan.step_s / self.best.step_s - 1) > EQUAL)
         return next(distinct, usable[0] if usable else None)

@@ -1,5 +1,4 @@
-"""The result of a sweep, as a person reads it: a recommendation, why, what else there is, what to paste, and the
-picture."""
+"""The result of a sweep as text: a recommendation, the reasons, alternatives, code to paste, and the picture."""
 
 from collections.abc import Iterator, Sequence
 from math import inf

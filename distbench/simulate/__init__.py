@@ -1,1 +1,1 @@
-"""A step on hardware that is not here: recorded once in a child process, replayed by a clock and an allocator."""
+"""Simulation of a step on other hardware: recorded once in a child process, replayed by a clock and an allocator."""

@@ -1,9 +1,9 @@
-"""torch's caching allocator for accelerators on a recorded list of allocations: what it reserves for what is alive.
+"""torch's caching allocator for accelerators on a recorded list of allocations: reserved memory for live memory.
 
 The rules are those of CUDACachingAllocator.cpp (torch 2.11 to 2.13) with its default settings, or with
-`expandable_segments:True`; a test holds each against hand-worked cases. Not modelled: `max_split_size_mb`,
-`roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs; and that a segment which can grow
-also gives back pages in its middle before memory runs out.
+`expandable_segments:True`; a test compares each rule with cases computed by hand. Not modelled: `max_split_size_mb`,
+`roundup_power2_divisions`, `garbage_collection_threshold`, private pools of graphs; and that an expandable segment
+also releases pages in its middle before memory runs out.
 """
 
 import bisect
@@ -15,16 +15,16 @@ from distbench.simulate.recording import Allocated, Event, Freed
 
 MIB = 1 << 20
 ROUND_BYTES = 512  # kMinBlockSize
-SMALL_BYTES = 1 * MIB  # kSmallSize: what is larger comes from the large pool
+SMALL_BYTES = 1 * MIB  # kSmallSize: larger requests come from the large pool
 SMALL_SEGMENT_BYTES = 2 * MIB  # kSmallBuffer
-MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: what is smaller shares segments of
+MIN_LARGE_BYTES = 10 * MIB  # kMinLargeAlloc: smaller requests share segments of
 LARGE_SEGMENT_BYTES = 20 * MIB  # kLargeBuffer
 LARGE_ROUND_BYTES = 2 * MIB  # kRoundLarge
 Pool = tuple[int, bool]
 
 
 class OutOfMemory(Exception):
-    """The device cannot hold `asked_bytes` more, also without what is cached."""
+    """The device cannot hold `asked_bytes` more, even without cached memory."""
 
     def __init__(self, asked_bytes: int) -> None:
         super().__init__(asked_bytes)
@@ -44,7 +44,7 @@ class _Piece:
 
     @property
     def key(self) -> tuple[int, int]:
-        """Best fit: the smallest that is large enough, of those the one at the lowest address."""
+        """Best fit: the smallest sufficient block, of those the one at the lowest address."""
         return self.num_bytes, self.address
 
 
@@ -53,8 +53,8 @@ class CachingAllocator:
     """The allocator of one device.
 
     Args:
-        expandable: with `expandable_segments:True`, one segment a pool, which grows.
-        capacity_bytes: what it may reserve; None for as much as is asked for.
+        expandable: with `expandable_segments:True`, one segment per pool, which grows.
+        capacity_bytes: limit of reserved memory; None for no limit.
     """
 
     expandable: bool = False
@@ -72,10 +72,10 @@ class CachingAllocator:
     _next_address: int = 0
 
     def allocate(self, number: int, num_bytes: int, stream: int) -> None:
-        """Give a block of at least `num_bytes` to whoever calls it `number`.
+        """Allocate a block of at least `num_bytes` with this number.
 
         Raises:
-            OutOfMemory: the capacity is used up, also after what is cached was given back.
+            OutOfMemory: the capacity is used up, even after cached memory was released.
         """
         size = max(-(-num_bytes // ROUND_BYTES), 1) * ROUND_BYTES
         pool = (stream, size <= SMALL_BYTES)
@@ -87,7 +87,7 @@ class CachingAllocator:
         self.peak_allocated_bytes = max(self.peak_allocated_bytes, self.allocated_bytes)
 
     def free(self, number: int) -> None:
-        """Take a block back into the pool of its stream, merged with free neighbours."""
+        """Return a block to the pool of its stream, merged with free neighbours."""
         block = self._given.pop(number)
         self.allocated_bytes -= block.num_bytes
         for neighbour in (block.before, block.after):
@@ -102,12 +102,13 @@ class CachingAllocator:
             return None
         piece = self._by_address[fitting[place][1]]
         if piece is self._tails.get(pool) and place + 1 < len(fitting):
-            # The end of a segment that can grow counts as large as it can get: any other that fits is the better fit.
+            # The end of an expandable segment counts as large as it can grow: any other block that fits is the better
+            # fit.
             piece = self._by_address[fitting[place + 1][1]]
         return piece
 
     def _segment(self, pool: Pool, size: int) -> _Piece:
-        """A free block that is a new segment, as `get_allocation_size` sizes it."""
+        """Return a free block that is a new segment, of the size by `get_allocation_size`."""
         segment_bytes = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
         if size >= MIN_LARGE_BYTES:
             segment_bytes = -(-size // LARGE_ROUND_BYTES) * LARGE_ROUND_BYTES
@@ -119,7 +120,7 @@ class CachingAllocator:
         return block
 
     def _grown(self, pool: Pool, size: int) -> _Piece:
-        """The last block of the pool's one segment, grown by whole pages (2 MiB or 20 MiB) until it is large enough."""
+        """Last block of the pool's one segment, grown by whole pages (2 MiB or 20 MiB) until it is large enough."""
         page = SMALL_SEGMENT_BYTES if pool[1] else LARGE_SEGMENT_BYTES
         tail = self._tails.get(pool)
         free_bytes = tail.num_bytes if tail is not None and tail.is_free else 0
@@ -127,7 +128,7 @@ class CachingAllocator:
         self._reserve(more)
         if tail is None:
             self.num_segments += 1
-            # Apart by more than any device has: segments are addresses that never meet.
+            # Further apart than any device's memory, so that segments never meet.
             tail = _Piece(self.num_segments << 50, more, pool)
         elif tail.is_free:
             self._take(tail)
@@ -150,7 +151,7 @@ class CachingAllocator:
         self.peak_reserved_bytes = max(self.peak_reserved_bytes, self.reserved_bytes)
 
     def _give_back(self) -> None:
-        """Release what is cached: segments that are free as a whole, or the free end of one that can grow."""
+        """Release cached memory: segments that are entirely free, or the free end of an expandable segment."""
         for block in [block for block in self._by_address.values() if block.is_free and block.after is None]:
             if self.expandable:
                 self._shrink(block)
@@ -176,7 +177,7 @@ class CachingAllocator:
             del self._tails[block.pool]
 
     def _split(self, block: _Piece, size: int) -> None:
-        """What is left over is a block of its own where it is worth it: `should_split`."""
+        """Split the remainder off as its own block if `should_split`."""
         left_bytes = block.num_bytes - size
         least = ROUND_BYTES if block.pool[1] or self.expandable else SMALL_BYTES + 1
         if left_bytes < least:
@@ -190,7 +191,7 @@ class CachingAllocator:
         self._put(rest)
 
     def _absorb(self, block: _Piece, neighbour: _Piece) -> None:
-        """Make a free neighbour part of a block."""
+        """Merge a free neighbour into a block."""
         self._take(neighbour)
         if neighbour is block.before:
             block.address, block.before = neighbour.address, neighbour.before
@@ -218,15 +219,15 @@ class CachingAllocator:
 
 @dataclass(frozen=True)
 class MemoryUse:
-    """What a recording needs of a device, bytes.
+    """Memory of a recording on a device, bytes.
 
     Args:
         reserved_bytes: by the allocator at its peak, of all steps.
-        allocated_bytes: of what it handed out, rounded up, at its peak.
-        live_bytes: of what was asked for, at its peak.
-        alive: what was alive at that peak: (held, owner) to bytes.
-        num_retries: how often it had to give back what it cached.
-        out_of_memory: what could not be allocated, bytes; None where all could.
+        allocated_bytes: rounded allocations at their peak.
+        live_bytes: requested bytes at their peak.
+        alive: memory alive at that peak: (held, owner) to bytes.
+        num_retries: how often the allocator had to release its cache.
+        out_of_memory: bytes that could not be allocated; None if all could.
     """
 
     reserved_bytes: int
@@ -239,7 +240,7 @@ class MemoryUse:
 
 
 def replay_memory(events: Iterable[Event], *, expandable: bool = False, capacity_bytes: int | None = None) -> MemoryUse:
-    """Replay every allocation of a recording; nothing is computed."""
+    """Replay every allocation of a recording; without computation."""
     allocator, events = CachingAllocator(expandable, capacity_bytes), list(events)
     failed: int | None = None
     sizes: dict[int, int] = {}

@@ -1,12 +1,12 @@
-"""When each operator, collective and message of a recorded step begins, and how long it takes: one host, streams,
-events, a queue a communicator.
+"""Start and duration of each operator, collective and message of a recorded step: one host, streams, events, and one
+queue per communicator.
 
-The host issues one thing after another and is never ahead of what it waits for. What is issued to a stream begins when
-the host has issued it, when what was issued to the stream before has ended, and when what the stream waits for has
-happened; NCCL runs the collectives of one communicator one after another. Nothing slows down what runs beside it.
+The host issues its work in order, and waits where it must. Work on a stream begins when the host has issued it, when
+the stream's earlier work has ended, and when the events that the stream waits for have happened; NCCL runs the
+collectives of one communicator one after another. Simultaneous work is not slowed down.
 
 The ranks of a pipeline are replayed together: a message begins when both of its ends are ready for it. Each rank is a
-generator that stops where the other end is not known yet, so they go on in the order in which messages let them.
+generator that stops while the other end is unknown, so ranks continue in the order of their messages.
 """
 
 import itertools
@@ -38,15 +38,16 @@ from distbench.spec.printable_text import count_text
 from distbench.spec.time_spans import Cover, union
 
 FSDP, DDP = "fsdp", "ddp"
-WORTH_SAYING = 0.01  # of a share of the step that is extrapolated
+WORTH_SAYING = 0.01  # smallest extrapolated share of the step that is reported
 
 
 def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None, world_size: int = 1) -> float:
-    """Seconds that an operator runs: its floating point operations, or its bytes, whichever take longer.
+    """Return an operator's seconds: of its floating point operations or its bytes, whichever take longer.
 
     Args:
-        fused: bytes of the one kernel that it became with others, 0 where another one stands for it; None for its own.
-        world_size: of the devices that wait for one another.
+        fused: bytes of the kernel that it became with others, 0 if another operator counts for it; None for its
+            own.
+        world_size: number of devices that wait for one another.
     """
     num_bytes = operator.num_bytes if fused is None else fused
     bytes_s = num_bytes / (hardware["memory_bytes_per_s"] * hardware["memory_share"])
@@ -54,7 +55,7 @@ def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None,
         name = "fp8" if operator.dtype == FLOAT8 else "bf16" if operator.dtype in HALF else "f32"
         return max(operator.flops / hardware[f"matmul_{name}_flops"] * slowest(hardware, world_size), bytes_s)
     if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
-        # By shape: causal or not, forward or backward, and slower where sequences are short.
+        # By shape: causal or not, forward or backward, and slower for short sequences.
         queries, keys, is_causal = operator.attention or (0, 0, 1)
         name = "attention_backward" if operator.kind == ATTENTION_BACKWARD else "attention"
         rate = hardware[f"{name}_flops" if is_causal else f"{name}_full_flops"]
@@ -65,10 +66,10 @@ def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None,
 
 
 def slowest(hardware: Hardware, world_size: int) -> float:
-    """How much longer the slowest of so many devices computes than the mean one.
+    """Return how much longer the slowest of `world_size` devices computes than the mean one.
 
-    All wait for it in every step, so a larger world is slower. Speeds are taken as normally distributed with the
-    hardware file's spread, and the largest of n as Blom's approximation has it (Statistical Estimates, 1958).
+    All devices wait for it in every step, so a larger world is slower. Speeds are assumed to be normally distributed
+    with the hardware file's spread; the largest of n is Blom's approximation (Statistical Estimates, 1958).
     """
     return 1 + hardware["device_spread"] * _largest_of(world_size)
 
@@ -79,14 +80,14 @@ def _largest_of(count: int) -> float:
 
 
 def collective_s(collective: Collective, hardware: Hardware) -> float:
-    """Seconds of one collective that has its links to itself.
+    """Return the seconds of one collective that does not share its links.
 
     Bytes over bus bandwidth, as nccl-tests defines it: factor x S / busbw, with 2(n-1)/n for an all-reduce and (n-1)/n
-    for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once for
-    every device of the group that is there, so their network links add up, to no more than the node's own. In an
-    all-to-all they do not: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks of
-    the group share its node. Bus bandwidth is then the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267).
-    Where nodes have different numbers of the group's ranks, the node with the fewest is the slowest.
+    for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once per
+    device of the group on it, so their network links add up, to at most the node's own limit. In an all-to-all they do
+    not: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks of the group share
+    its node. Bus bandwidth is then the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267). If nodes have
+    different numbers of the group's ranks, the node with the fewest is the slowest.
     """
     size = collective.group_size
     if size == 1:
@@ -111,21 +112,21 @@ def collective_s(collective: Collective, hardware: Hardware) -> float:
 
 
 def is_rotation(collective: Collective) -> bool:
-    """Whether ring attention passes a block on: each device sends to one other, which fewer links carry.
+    """Return whether ring attention passes a block on: each device sends to one other device, over fewer links.
 
-    Ulysses exchanges heads and sequence by DTensor, each device with all others.
+    Ulysses exchanges heads and sequence by DTensor, between all devices.
     """
     return collective.source == "cp" and collective.kind == "all_to_all" and not collective.redistribution
 
 
 @lru_cache(maxsize=1024)
 def ranks_by_node(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> tuple[int, ...]:
-    """Return how many ranks of a group each node has that the group spans. Ranks are numbered node by node."""
+    """Return the number of a group's ranks on each node that it spans. Ranks are numbered node by node."""
     return tuple(Counter(rank // devices_per_node for rank in ranks_of(ranks)).values())
 
 
 def _message_s(message: Collective, rank: int, hardware: Hardware) -> float:
-    """Seconds of one message that has its links to itself: a fixed part, and its bytes from one device to another."""
+    """Seconds of one message that does not share its links: a fixed part plus its bytes between two devices."""
     assert message.peer is not None
     is_near = rank // hardware.devices_per_node == message.peer // hardware.devices_per_node
     rate = hardware["peer_bytes_per_s" if is_near else "network_bytes_per_s"]
@@ -133,13 +134,15 @@ def _message_s(message: Collective, rank: int, hardware: Hardware) -> float:
 
 
 def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, float]:
-    """Seconds of the host's own work before the event, and of the event itself, the file's factors included; both 0 for
-    what does nothing."""
+    """Return the seconds of the host's own work before the event, and of the event itself, with the file's factors.
+
+    Both are 0 for events without work.
+    """
     factor = host["step_factor"]
     if isinstance(event, Collective):
         if event.group_size == 1:
             return 0.0, 0.0
-        # The host's own time by who issues it: DDP's reducer does so in C++, like an operator.
+        # The host's own time depends on the issuer: DDP's reducer issues in C++, like an operator.
         name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, "redistribution_s")
         return host[name] * factor, collective_on_host(event, host) * factor
     if not event.num_bytes and not event.flops:
@@ -149,13 +152,13 @@ def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, flo
 
 
 def operator_on_host(operator: Operator, host: HostFigures) -> float:
-    """Seconds of an operator by itself."""
+    """Return the seconds of an operator alone."""
     name, amount = _curve_of(operator)
     return num_listed(operator) * host.operators[name].seconds(amount) if amount else 0.0
 
 
 def _curve_of(operator: Operator) -> tuple[str, float]:
-    """Which of OPERATOR_CURVES an operator is on, and where."""
+    """Return the operator's curve of OPERATOR_CURVES, and its amount."""
     if operator.kind == MATMUL:
         return ("matmul_bf16" if operator.dtype in HALF else "matmul_f32"), operator.flops
     if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
@@ -164,17 +167,17 @@ def _curve_of(operator: Operator) -> tuple[str, float]:
 
 
 def num_listed(operator: Operator) -> int:
-    """Tensors in the lists of an operator of the optimizer, which a host goes through one by one; 1 for others."""
+    """Return the number of tensors in the lists of an optimizer's operator, which a host runs singly; 1 for others."""
     return max(len(operator.reads), 1) if is_listed(operator) else 1
 
 
 def is_listed(operator: Operator) -> bool:
-    """Whether a device would run it once for lists of tensors, and torch's optimizers on CPU once for each."""
+    """Whether a device runs the operator once for lists of tensors, and torch's optimizers on CPU once per tensor."""
     return operator.phase == "optimizer" and "_foreach" in operator.name
 
 
 def collective_on_host(collective: Collective, host: HostFigures) -> float:
-    """Seconds of a collective; one of a group size that was not measured goes by the nearest one that was.
+    """Return the seconds of a collective; an unmeasured group size uses the nearest measured one.
 
     On CPU DTensor runs its all-to-alls as all-gathers of the whole tensor.
     """
@@ -187,8 +190,10 @@ def collective_on_host(collective: Collective, host: HostFigures) -> float:
 
 
 def _curve_of_group(kind: str, collective: Collective, host: HostFigures) -> tuple[Curve, int]:
-    """The curve of a kind (an all-gather's for one that was not measured), and the group size that it is of: for a
-    group as it lies on hosts, where such groups were measured; else for the nearest size."""
+    """Return the curve of a kind (an all-gather's if it was not measured), and its group size.
+
+    It is the curve of groups with the same placement on hosts if they were measured, else of the nearest size.
+    """
     if (curve := host.by_shape.get((kind, _shape_of(collective, host)))) is not None:
         return curve, collective.group_size
     if not any(of_kind == kind for of_kind, _ in host.collectives):
@@ -199,28 +204,28 @@ def _curve_of_group(kind: str, collective: Collective, host: HostFigures) -> tup
 
 
 def _shape_of(collective: Collective, host: HostFigures) -> str:
-    """How its group lies on the hosts that were measured; empty where they do not say."""
+    """Return the placement of its group on the measured hosts; "" if they are unknown."""
     ranks = ranks_of(collective.ranks) if host.hosts else [0]
     return group_shape(ranks, host.hosts) if max(ranks) < len(host.hosts) else ""
 
 
 @dataclass
 class _Message:
-    """When each end of a message that is there was ready for it, s, by kind ("send", "recv")."""
+    """Times at which the ends of a posted message were ready for it, s, by kind ("send", "recv")."""
 
     num_bytes: int
     ready_s: dict[str, float] = field(default_factory=dict)
 
 
 class _Exchanges:
-    """Sends and receives of all ranks; between two ranks, in one direction, they match by their order."""
+    """Sends and receives of all ranks; between two ranks, in one direction, they match by order."""
 
     def __init__(self) -> None:
         self.posted: Counter[tuple[int, int, str]] = Counter()
         self._messages: dict[tuple[int, int, int], _Message] = {}
 
     def post(self, rank: int, message: Collective, ready_s: float) -> _Message:
-        """One end of a message is ready; UserError where the other end has another size."""
+        """Post one ready end of a message; UserError if the other end has another size."""
         assert message.peer is not None
         sender, receiver = (rank, message.peer) if message.kind == "send" else (message.peer, rank)
         place = self.posted[sender, receiver, message.kind]
@@ -228,13 +233,13 @@ class _Exchanges:
         exchange = self._messages.setdefault((sender, receiver, place), _Message(message.payload_bytes))
         if exchange.num_bytes != message.payload_bytes:
             sizes = f"{exchange.num_bytes:,} bytes on one end and {message.payload_bytes:,} on the other"
-            raise UserError(f"message {place} from rank {sender} to {receiver} has {sizes}; record the step anew")
+            raise UserError(f"message {place} from rank {sender} to {receiver} has {sizes}; record the step again")
         exchange.ready_s[message.kind] = ready_s
         return exchange
 
 
 class TimedEvent(NamedTuple):
-    """What ran on a stream from when to when, s from the step's begin."""
+    """An event on a stream with its start and end, s from the step's begin."""
 
     start_s: float
     end_s: float
@@ -246,9 +251,9 @@ class TimedStep:
     """A step on the simulated clock.
 
     Args:
-        step_s: until the device and the host are done, of a pipeline those of its last rank.
+        step_s: until the device and the host are done; of a pipeline those of its last rank.
         host_s: of the host's own work.
-        spans: in the order of issue; of a message from when both of its ends were ready.
+        spans: in the order of issue; messages begin when both of their ends are ready.
         awaited: (start, end) of waiting for another rank's end of a message, or for the last rank; in any order.
     """
 
@@ -259,7 +264,7 @@ class TimedStep:
 
 
 class Exposed(NamedTuple):
-    """Who communicates while nothing is computed."""
+    """Origin of communication during which nothing is computed."""
 
     mesh_dim: str
     kind: str
@@ -269,15 +274,15 @@ class Exposed(NamedTuple):
 
 @dataclass(frozen=True)
 class Parts:
-    """What the time of a step is made of; all parts together are the step.
+    """Parts of a step's time; their sum is the step.
 
     Args:
         compute_s: some operator runs.
-        exposed_s: by whom it is exposed, communication runs and no operator.
-        idle_s: neither runs: the host has not issued anything yet.
-        bubble_s: neither runs: another rank of the pipeline is waited for.
-        by_kind_s: of compute, what operators of each kind take, summed over streams.
-        communication_s: by mesh dim, collectives' durations, summed.
+        exposed_s: communication runs and no operator, by its origin.
+        idle_s: neither runs, because the host has not issued anything yet.
+        bubble_s: neither runs, because another rank of the pipeline is not ready.
+        by_kind_s: of compute, seconds of operators per kind, summed over streams.
+        communication_s: durations of collectives by mesh dim, summed.
     """
 
     compute_s: float
@@ -289,16 +294,16 @@ class Parts:
 
 
 def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list[TimedStep]:
-    """Run the steps of some ranks on one clock: all ranks of a pipeline, or one that is alone.
+    """Run the steps of some ranks on one clock: all ranks of a pipeline, or a single rank.
 
     Raises:
-        UserError: a message has no other end, or ranks wait for one another for ever.
+        UserError: a message has no other end, or ranks wait for one another forever.
     """
     if hardware.host is not None:
         if any(of_rank.head.pipeline is not None for of_rank in recordings):
             raise UserError(
-                f"hardware file {hardware.name} is a CPU's, whose messages between stages nobody has measured; give "
-                "--hardware an accelerator's"
+                f"hardware file {hardware.name} describes a CPU, without measured messages between stages; use "
+                "--hardware with an accelerator"
             )
         return [_replay_on_host(recording.step, hardware.host) for recording in recordings]
     exchanges = _Exchanges()
@@ -310,8 +315,8 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
         if before == (exchanges.posted.total(), len(running)):
             lacking = ", ".join(str(of_rank.head.rank) for of_rank in recordings if of_rank.head.rank not in steps)
             raise UserError(
-                f"rank {lacking} waits for a message whose other end is not recorded, or stands behind one that waits "
-                "for it; record the step anew, all ranks of its pipeline together"
+                f"rank {lacking} waits for a message whose other end is not recorded, or is queued behind such a "
+                "message; record the step again, all ranks of its pipeline together"
             )
     last_s = max(timed.step_s for timed in steps.values())
     for rank, timed in steps.items():
@@ -323,7 +328,7 @@ def replay_together(recordings: Sequence[Recording], hardware: Hardware) -> list
 def _replay(
     recording: Recording, hardware: Hardware, exchanges: _Exchanges, steps: dict[int, TimedStep]
 ) -> Iterator[bool]:
-    """Replay one rank into `steps`; yields whenever it cannot go on before other ranks have."""
+    """Replay one rank into `steps`; yields whenever it must wait for other ranks."""
     events, rank = recording.step, recording.head.rank
     fused = fused_bytes(events, recording.head.compiled)
     streams: dict[int, float] = defaultdict(float)
@@ -367,7 +372,7 @@ def _replay(
 
 
 def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
-    """The messages that begin and end together from one on; none where it is not the first of them."""
+    """Return the messages that begin and end together with the one at `place`; [] unless it is the first of them."""
 
     def of(at: int) -> int | None:
         event = events[at] if 0 <= at < len(events) else None
@@ -382,11 +387,11 @@ def _batch_at(events: Sequence[Event], place: int) -> list[Collective]:
 def _passed_on(
     batch: Sequence[Collective], rank: int, ready_s: float, exchanges: _Exchanges, hardware: Hardware
 ) -> Generator[bool, None, list[TimedEvent]]:
-    """When a rank's messages begin and end that it is ready for together; yields while an end is not there."""
+    """Yield while an end of a rank's messages is missing; return when they, ready together, begin and end."""
     posted = [exchanges.post(rank, message, ready_s) for message in batch]
     while not all(len(exchange.ready_s) > 1 for exchange in posted):
         yield True
-    starts = [max(exchange.ready_s.values()) for exchange in posted]  # NCCL sends nothing before somebody receives it
+    starts = [max(exchange.ready_s.values()) for exchange in posted]  # NCCL sends only when the receiver is ready
     return [
         TimedEvent(start, start + _message_s(message, rank, hardware), message)
         for message, start in zip(batch, starts, strict=True)
@@ -394,7 +399,7 @@ def _passed_on(
 
 
 def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
-    """One thing after another: the host runs the operators itself, and waits for each collective."""
+    """Replay sequentially: the host runs the operators itself, and waits for each collective."""
     now = waited = 0.0
     spans = []
     for event in events:
@@ -408,7 +413,7 @@ def _replay_on_host(events: Iterable[Event], host: HostFigures) -> TimedStep:
 
 
 def parts_of(timed: TimedStep) -> Parts:
-    """Where the time of a step went."""
+    """Divide the time of a step into parts."""
     by_kind: dict[str, float] = defaultdict(float)
     communication: dict[str, float] = defaultdict(float)
     exposed: dict[Exposed, float] = defaultdict(float)
@@ -428,14 +433,14 @@ def parts_of(timed: TimedStep) -> Parts:
 
 
 def computing_of(timed: TimedStep) -> list[tuple[float, float]]:
-    """When some operator runs, s: ascending stretches that do not touch."""
+    """Return the times when some operator runs, s, as ascending intervals that do not touch."""
     return union((span.start_s, span.end_s) for span in timed.spans if isinstance(span.what, Operator))
 
 
 def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
-    """The collectives in the order in which they began, and how long each is what the step waits for, s.
+    """Return the collectives by begin, each with its exposed time, s.
 
-    Of several at once, that is the one that began first.
+    Of several at once, the exposed one is the one that began first.
     """
     computed, exposed, until = Cover(computing_of(timed)), [], 0.0
     collectives = [span for span in timed.spans if isinstance(span.what, Collective)]
@@ -449,15 +454,15 @@ def exposed_spans(timed: TimedStep) -> list[tuple[TimedEvent, float]]:
 
 
 def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
-    """What a reader must know of a step on such a machine: what is extrapolated, and by how much of the step."""
+    """Return caveats about a step on such a machine: extrapolated parts, and their share of the step."""
     sentences = []
     if recording.world_size != host.num_ranks:
         sentences.append(
-            f"its times are those of {count_text(host.num_ranks, 'rank')} that share this machine, and this step has "
-            f"{recording.world_size}: a guess; calibrate with as many ranks"
+            f"times were measured with {count_text(host.num_ranks, 'rank')} on this machine, and this step has "
+            f"{recording.world_size} ranks: an extrapolation; calibrate with as many ranks"
         )
     if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
-        sentences.append("a CPU reduces DDP's buckets beside backward, not after it: the step may be shorter than this")
+        sentences.append("a CPU reduces DDP's buckets during backward, not after it: the step may be shorter than this")
     beyond: dict[str, float] = defaultdict(float)
     total = 0.0
     for event in recording.step:

@@ -1,18 +1,18 @@
-"""What torch.compile and float8 change in a recorded step, as rules.
+"""Changes of a recorded step by torch.compile and float8, as rules.
 
-torch.compile: a run is what lies between two matmuls, attentions or collectives on the default stream: memory-bound
-operators of compiled modules. The inductor makes a run one kernel; the partitioner keeps for backward what backward
-needs.
+torch.compile: a run is the sequence of operators between two matmuls, attentions or collectives on the default stream:
+memory-bound operators of compiled modules. The inductor makes a run one kernel; the partitioner keeps for backward the
+tensors that backward needs.
 
 float8: torchao's tensorwise dynamic scaling of linear layers. Every matmul of the chosen modules is done in float8.
-Each tensor that goes into one is cast before: its largest element is looked for (by the kernel that made it, where that
-is compiled), then it is read and a float8 copy written, once for all matmuls that read it. What the gradient of a
-weight is made from is copied once more, transposed: float8 matmuls take one layout only. FSDP gathers weights in
-float8, so those are cast in their shards, which takes no time here. Tensor parallel casts before it gathers, too
-(torchao's Float8ColwiseParallel, Float8RowwiseParallel and PrepareFloat8ModuleInput): half the bytes. Its casts are
-taken to be of the whole tensor all the same, as is its memory. What is kept for backward stays as it was: torchao keeps
-the high-precision tensor where a module is checkpointed. A copy has memory until the last matmul of its phase that
-reads it; backward casts what it was kept again.
+Each of its input tensors is cast before: a kernel finds its largest element (if compiled, the kernel that made it),
+then the tensor is read and a float8 copy is written, once for all matmuls that read it. The inputs of a weight's
+gradient are copied once more, transposed, since float8 matmuls support one layout only. FSDP gathers weights in float8,
+so those are cast in their shards, which takes no time here. Tensor parallel also casts before it gathers (torchao's
+Float8ColwiseParallel, Float8RowwiseParallel and PrepareFloat8ModuleInput): half the bytes. Its casts, and its memory,
+are still those of the whole tensor here. Tensors kept for backward do not change: torchao keeps the high-precision
+tensor where a module is checkpointed. A copy has memory until the last matmul of its phase that reads it; backward
+casts kept tensors again.
 """
 
 import itertools
@@ -42,19 +42,19 @@ from distbench.spec.plan import folded, matching
 
 DEFAULT_STREAM = 0
 FLOAT8, HALF = "float8", ("bf16", "f16")
-# Waits for the largest element of the whole tensor, so it is never part of the kernel that made the tensor.
+# Waits for the largest element of the whole tensor, so it cannot be part of the kernel that made the tensor.
 CAST = "float8.cast"
 GATHERS = ("fsdp.all_gather_copy_in", "fsdp.split_with_sizes_copy")
 FLOAT8_RULE = (
-    "float8 is a rule here: torchao's tensorwise scaling; what is kept for backward stays as it was ({patterns})"
+    "float8 is simulated by rules of torchao's tensorwise scaling; tensors kept for backward do not change ({patterns})"
 )
 
 
 def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int, int]:
-    """What each run touches as one kernel, bytes: it reads what it did not make, and writes what outlives it.
+    """Return the bytes that each run reads and writes as one kernel: inputs from outside, and outputs used outside.
 
     Returns:
-        Place in `events` to bytes, for every operator of a run: all of them at its last one, 0 at the others.
+        Index in `events` to bytes, for every operator of a run: all bytes at its last one, 0 at the others.
     """
     freed_at = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
     fused: dict[int, int] = {}
@@ -77,14 +77,14 @@ def fused_bytes(events: Sequence[Event], compiled: Sequence[str]) -> Mapping[int
 
 
 def compiled_memory(recording: Recording) -> Sequence[Event]:
-    """The allocations of a recording as they are once its modules are compiled; its own where none is.
+    """Return the allocations of a recording with its modules compiled; unchanged if none is compiled.
 
-    Of the compiled modules' activations, those are not there that are made and freed within one kernel. Those that
-    nothing of backward reads (what selective checkpointing keeps and nobody asks for) go when forward is done with
-    them. So do those that a kernel of backward can make again from what is kept anyway; where a matmul reads them,
-    they are made again before it.
+    Activations of compiled modules that are made and freed within one kernel are not allocated. Activations that
+    backward never reads (such as those kept by selective checkpointing without use) are freed at the end of their use
+    in forward. So are those that a kernel of backward can recompute from kept tensors; if a matmul reads them, they are
+    recomputed before it.
 
-    The first step has no operators; it is taken to allocate what the second one does, and the optimizer's state.
+    The first step has no operators; it is assumed to allocate as the second one does, plus the optimizer's state.
     """
     if not recording.head.compiled:
         return recording.events
@@ -106,7 +106,7 @@ def _runs(events: Sequence[Event], compiled: Sequence[str]) -> Sequence[_FusedRu
     runs: list[_FusedRun] = []
     run: list[int] = []
     for place, event in enumerate(events):
-        # What may lie between two operators of one kernel.
+        # Events that may lie between two operators of one kernel.
         if isinstance(event, Allocated | Freed | EventRecorded | EventWaited | HostWaited):
             continue
         if (
@@ -135,8 +135,9 @@ def _is_within(owner: str, modules: Set[str]) -> bool:
 
 
 class _Uses(NamedTuple):
-    """Of a block that a step allocates: the places where that is, of the operator that makes it, of the last one of
-    forward that touches it, of those of backward that do, and where it is freed."""
+    """Indices of a block's events in a step: its allocation, the operator that makes it, the last one of forward that
+    uses it, those of backward that use it, and its release.
+    """
 
     allocated: int
     maker: int
@@ -148,8 +149,8 @@ class _Uses(NamedTuple):
 def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Event]:
     inside, runs = set(compiled), _runs(events, compiled)
     run_of = {place: run for run in runs for place in run.places}
-    gone: set[int] = set()  # places of events that are left out
-    added: dict[int, list[Event]] = defaultdict(list)  # place to events that follow it
+    gone: set[int] = set()  # indices of removed events
+    added: dict[int, list[Event]] = defaultdict(list)  # index to events that follow it
     uses_of = _uses(events)
     begins = next((at for at, event in enumerate(events) if _phase(event) == "backward"), len(events))
     dropped: set[int] = set()
@@ -162,7 +163,7 @@ def _compiled_step(events: Sequence[Event], compiled: Sequence[str]) -> list[Eve
         if run is not None and uses.freed < run.end:
             gone.update((uses.allocated, uses.freed))
         elif maker.phase == "forward" and uses.freed >= begins and _is_dispensable(uses, maker, run, uses_of, dropped):
-            # Freed when forward is done with it, and made again before what must read it from memory.
+            # Freed after its last use in forward, and recomputed before an operator that must read it from memory.
             dropped.add(block)
             gone.add(uses.freed)
             added[_done_with(uses, events)].append(Freed(block))
@@ -188,8 +189,10 @@ def _is_dispensable(
 
 
 def _done_with(uses: _Uses, events: Sequence[Event]) -> int:
-    """Where forward is done with a block. A collective does not list its blocks: one before the next operator may
-    read this one."""
+    """Return the index after a block's last use in forward.
+
+    A collective does not list its blocks: one before the next operator may read this one.
+    """
     done = uses.forward
     for place in range(done + 1, len(events)):
         if isinstance(events[place], Operator):
@@ -203,7 +206,7 @@ def _phase(event: Event) -> str:
 
 
 def _uses(events: Sequence[Event]) -> dict[int, _Uses]:
-    """Of the blocks that are allocated and freed here and that some operator writes first."""
+    """Return the uses of blocks that are allocated and freed here and first written by an operator."""
     allocated = {event.block: place for place, event in enumerate(events) if isinstance(event, Allocated)}
     freed = {event.block: place for place, event in enumerate(events) if isinstance(event, Freed)}
     written_at: dict[int, int] = {}
@@ -227,8 +230,11 @@ def _uses(events: Sequence[Event]) -> dict[int, _Uses]:
 
 
 def _as_first(second: Sequence[Event], first: Sequence[Event]) -> list[Event]:
-    """The first step, allocating what the second one does: its blocks have other numbers, and what it leaves behind is
-    what the first step left: all of it to begin with, the optimizer's state where the optimizer begins."""
+    """Return the first step with the second one's allocations.
+
+    Its blocks get other numbers. Memory that remains is that of the first step: all of it at the begin, the optimizer's
+    state at the begin of the optimizer.
+    """
     freed = {event.block for event in first if isinstance(event, Freed)}
     leftovers = [event for event in first if isinstance(event, Allocated) and event.block not in freed]
     new_events: list[Event] = [event for event in leftovers if event.held != "optimizer"]
@@ -247,25 +253,25 @@ def _as_first(second: Sequence[Event], first: Sequence[Event]) -> list[Event]:
 
 
 def patterns_of(text: str, hardware: Hardware) -> tuple[str, ...]:
-    """The glob patterns of `--float8`, on a machine that has float8.
+    """Return the glob patterns of `--float8`, for hardware with a float8 rate.
 
     Raises:
         UserError: there is an empty one, or the machine has no rate for float8.
     """
     patterns = tuple(part.strip() for part in text.split(","))
     if not all(patterns):
-        raise UserError(f"--float8 {text!r} names no modules; give glob patterns, such as --float8 'layers.*'")
+        raise UserError(f"--float8 {text!r} has no modules; give glob patterns, such as --float8 'layers.*'")
     if not hardware.figures.keys() & {"peak_fp8_flops", "matmul_fp8_flops"}:
         problem = f"hardware file {hardware.name} has no float8 rate (peak_fp8_flops)"
-        raise UserError(f"{problem}; leave --float8 out, or give --hardware that has one, such as h100")
+        raise UserError(f"{problem}; leave --float8 out, or use --hardware with one, such as h100")
     return patterns
 
 
 def in_float8_by(recording: Recording, patterns: Sequence[str]) -> Recording:
-    """The recording with the linear layers of the modules that any of the patterns matches in float8.
+    """Return the recording with linear layers of matching modules in float8.
 
     Raises:
-        UserError: they match none that computes in a type which float8 takes the place of.
+        UserError: they match no module that computes in a type that float8 replaces.
     """
     matmuls = [event for event in recording.step if isinstance(event, Operator) and event.kind == MATMUL]
     names = {name for event in matmuls for name in _with_parents(event.owner)}
@@ -276,15 +282,15 @@ def in_float8_by(recording: Recording, patterns: Sequence[str]) -> Recording:
         raise UserError(f"--float8 {','.join(patterns)} matches no module with a matmul ({near})")
     if not any(event.dtype in HALF for event in chosen):
         problem = f"--float8 {','.join(patterns)}: those modules compute in {chosen[0].dtype}"
-        raise UserError(f"{problem}, and float8 takes the place of {' or '.join(HALF)}; give the plan mixed precision")
+        raise UserError(f"{problem}, and float8 replaces {' or '.join(HALF)}; use mixed precision in the plan")
     return in_float8(recording, sorted(modules))
 
 
 def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
-    """The recording with the linear layers of those modules in float8.
+    """Return the recording with the linear layers of those modules in float8.
 
     Args:
-        modules: names; what is in them belongs to them.
+        modules: names; their submodules are included.
     """
     inside = set(modules)
     gathered = {
@@ -310,8 +316,7 @@ def in_float8(recording: Recording, modules: Sequence[str]) -> Recording:
 
 @dataclass
 class _Copies:
-    """Float8 copies that are there now: numbers of blocks for further ones, and of a block that has a copy, the phase
-    that the copy was made in and the copy's block."""
+    """Existing float8 copies: numbers for further blocks, and by block the phase and the block of its copy."""
 
     numbers: Iterator[int]
     of: dict[int, tuple[str, int]] = field(default_factory=dict)
@@ -332,7 +337,7 @@ def _changed(event: Event, modules: Set[str], gathered: Set[int], copies: _Copie
 
 
 def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Event]:
-    """A matmul in float8, after the casts of what it reads. The gradient of a weight reads no weight."""
+    """Return a matmul in float8, after the casts of its inputs. The gradient of a weight reads no weight."""
     of_weight = not any(block in gathered for block, _ in event.reads)
     operators: list[Event] = []
     reads: list[Sequence[int]] = []
@@ -353,7 +358,7 @@ def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Ev
                 add_kernel(CAST, num_bytes + half, [(block, num_bytes)], [(copy, half)])
         if of_weight:
             transposed = next(copies.numbers)
-            add_kernel(CAST, num_bytes, [(copy, half)], [(transposed, half)])  # a byte an element each way
+            add_kernel(CAST, num_bytes, [(copy, half)], [(transposed, half)])  # one byte per element each way
             copy = transposed
         reads.append((copy, half))
     read_bytes = sum(num_bytes for _, num_bytes in event.reads)
@@ -361,7 +366,7 @@ def _matmul(event: Operator, gathered: Set[int], copies: _Copies) -> Sequence[Ev
 
 
 def _with_memory(events: Sequence[Event], first: int) -> Iterator[Event]:
-    """The events, and the memory of blocks from `first` on: from what writes one until the last that touches it."""
+    """Yield the events, with memory for blocks from `first` on: from the first write until the last use."""
     last = {
         block: place
         for place, event in enumerate(events)

@@ -1,7 +1,7 @@
 """A hardware file: JSON, every figure with its value, basis and source; checked when it is read.
 
 On a CPU there are no streams: an operator, and a collective that FSDP2 or DTensor waits for, ends before the next thing
-begins. Times are those of a rank while all ranks of the machine run, so what they share is in them.
+begins. Times are those of a rank while all ranks of the machine run, so they include the effect of shared resources.
 """
 
 import bisect
@@ -20,13 +20,13 @@ from distbench.spec.json_decoder import Format, Name, Size, decode, document
 from distbench.spec.plugins import load_plugin, plugin_names
 
 VERSION = 1
-FORMAT = Format("hardware file", "docs/hardware-files.md says what each figure is", "hardware_version", VERSION)
-MAX_NAME = 100  # folders of results are called by it
+FORMAT = Format("hardware file", "docs/hardware-files.md describes each figure", "hardware_version", VERSION)
+MAX_NAME = 100  # folders of results have this name
 FOLDER = Path(__file__).parent / "hardware"
 
 
 def number_within(low: float, high: float) -> Any:
-    """The type of a number within bounds, which belong to it."""
+    """Return the type of a number within inclusive bounds."""
     return Annotated[float, Meta(ge=low, le=high, description=f"a number from {low:g} to {high:g}")]
 
 
@@ -37,10 +37,10 @@ HOST_FIGURES: Mapping[str, Any] = {
     **dict.fromkeys(("operator_s", "listed_s", "fsdp_s", "redistribution_s"), _SECONDS),
     **dict.fromkeys(("operator_factor", "step_factor"), _FACTOR),
 }
-# What may be left out, and what is taken then: older files have one factor over the whole step instead.
+# Optional figures with their defaults: older files have one factor over the whole step instead.
 LEFT_OUT = {"operator_factor": 1.0, "step_factor": 1.0}
-_RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to what no device reaches
-_BANDWIDTH = number_within(1e6, 1e14)  # bytes a second
+_RATE = number_within(1e9, 1e17)  # FLOP/s: from a slow CPU to more than any device
+_BANDWIDTH = number_within(1e6, 1e14)  # bytes per second
 FIGURES: Mapping[str, Any] = {
     "memory_bytes": number_within(1 << 28, 1 << 44),
     "peak_bf16_flops": _RATE,
@@ -69,14 +69,14 @@ FIGURES: Mapping[str, Any] = {
     "device_spread": number_within(0, 0.5),
     "reserve_bytes": number_within(0, 1 << 44),
 }
-# Of memory, outside of torch's allocator: on 8 H100 1.06 GB before a process's first all-to-all and 4.34 GB after it
-# (NCCL issue 1685). NCCL takes less on devices with fewer links, which have less memory.
+# Memory outside of torch's allocator: on 8 H100 1.06 GB before a process's first all-to-all and 4.34 GB after it (NCCL
+# issue 1685). NCCL uses less on devices with fewer links, which have less memory.
 RESERVE_BYTES, RESERVE_SHARE = 4.34e9, 0.1
-# What may be left out: what is taken instead, in words and as a number.
+# Optional figures: the default in words and as a number.
 EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
     "peak_fp8_flops": ("twice peak_bf16_flops", lambda known: 2 * known["peak_bf16_flops"]),
     "matmul_fp8_flops": (
-        "the share of peak_fp8_flops that matmuls reach of peak_bf16_flops",
+        "the matmuls' share of peak_bf16_flops, times peak_fp8_flops",
         lambda known: known["peak_fp8_flops"] * known["matmul_bf16_flops"] / known["peak_bf16_flops"],
     ),
     "attention_full_flops": ("attention_flops", lambda known: known["attention_flops"]),
@@ -91,7 +91,7 @@ EXTRAPOLATED: Mapping[str, tuple[str, Callable[["Hardware"], float]]] = {
         lambda known: min(RESERVE_BYTES, RESERVE_SHARE * known["memory_bytes"]),
     ),
 }
-# Rates and the peak that none of them is above; on a CPU, whose peak is measured, only the first two.
+# Rates, and the peak that bounds each of them; on a CPU, whose peak is measured, only the first two.
 PEAKS = (
     ("matmul_bf16_flops", "peak_bf16_flops"),
     ("matmul_fp8_flops", "peak_fp8_flops"),
@@ -105,19 +105,19 @@ PEAKS = (
 
 @dataclass(frozen=True)
 class Curve:
-    """Seconds by an amount (floating point operations or bytes), between and beyond measured points.
+    """Seconds by an amount (floating point operations or bytes), with interpolation and extrapolation.
 
     Args:
-        points: (amount, seconds), ascending; times in between are interpolated on logarithmic scales, those above the
-            last one are at its rate.
-        has_floor: nothing takes less than the first one; else what is below it is at its rate.
+        points: (amount, seconds), ascending; times in between are interpolated on logarithmic scales, larger
+            amounts use the last point's rate.
+        has_floor: smaller amounts take the first point's time; otherwise they use its rate.
     """
 
     points: tuple[tuple[float, float], ...]
     has_floor: bool = False
 
     def seconds(self, amount: float) -> float:
-        """Of one operator or collective of this amount."""
+        """Return the seconds of one operator or collective of this amount."""
         place = bisect.bisect_right(self.points, amount, key=lambda point: point[0])
         if place == 0 and self.has_floor:
             return self.points[0][1]
@@ -130,15 +130,15 @@ class Curve:
 
 @dataclass(frozen=True)
 class HostFigures:
-    """The `host` part of a hardware file; docs/hardware-files.md says what each figure is.
+    """The `host` part of a hardware file; docs/hardware-files.md describes each figure.
 
     Args:
-        num_ranks: that shared the machine while it was measured.
+        num_ranks: number of ranks on the machine during measurement.
         figures: one for each of HOST_FIGURES.
         operators: one for each of OPERATOR_CURVES.
         collectives: (kind, group size) to seconds by payload, in groups of neighbours.
-        hosts: each rank's host, in rank order; empty where the file does not say, as that of one host may.
-        by_shape: (kind, how a group lies on those hosts, as `spec.levels` writes it) to seconds by payload.
+        hosts: each rank's host, in rank order; empty if the file does not have them, as for one host.
+        by_shape: (kind, a group's placement on those hosts in the notation of `spec.levels`) to seconds by payload.
     """
 
     num_ranks: int
@@ -149,7 +149,7 @@ class HostFigures:
     by_shape: Mapping[tuple[str, str], Curve] = field(default_factory=dict)
 
     def __getitem__(self, name: str) -> float:
-        """A figure's value."""
+        """Return a figure's value."""
         return self.figures[name]
 
 
@@ -170,8 +170,8 @@ class Figure:
     """One figure of a hardware file.
 
     Args:
-        basis: by the maker or in a paper; on the machine; to one published run; by nobody.
-        source: where it can be looked up, or what it was guessed from.
+        basis: published by the maker or in a paper; measured on the machine; fitted to one published run; or guessed.
+        source: reference, or the basis of the guess.
     """
 
     value: int | float
@@ -189,7 +189,7 @@ class CollectiveCurve(Struct):
 
 
 class HostPart(Struct):
-    """The `host` part as its file has it; see `HostFigures`."""
+    """The `host` part as in the file; see `HostFigures`."""
 
     num_ranks: Size
     figures: dict[str, Figure]
@@ -198,7 +198,7 @@ class HostPart(Struct):
     hosts: tuple[str, ...] | None = None
 
     def __post_init__(self) -> None:
-        """Check names and figures, that amounts ascend, and that there is what kinds that were not measured go by."""
+        """Check names and figures, that amounts ascend, and that the defaults for unmeasured kinds exist."""
         _require_figures(self.figures, HOST_FIGURES, LEFT_OUT)
         _require_names(self.operators, OPERATOR_CURVES, (), "operators")
         curves = {f"operators.{name}": points for name, points in self.operators.items()}
@@ -211,7 +211,7 @@ class HostPart(Struct):
 
 
 def _require_names(names: Collection[str], allowed: Collection[str], can_lack: Container[str], where: str) -> None:
-    """Raise a ValueError for a name that is unknown, or missing."""
+    """Raise a ValueError for an unknown or missing name."""
     for name in names:
         if name not in allowed:
             raise ValueError(f"{where}.{name} is unknown ({nearest(name, allowed)})")
@@ -232,7 +232,7 @@ def _host_figures(part: HostPart) -> HostFigures:
         part.num_ranks,
         LEFT_OUT | {name: figure.value for name, figure in part.figures.items()},
         {name: Curve(part.operators[name]) for name in OPERATOR_CURVES},
-        # The first line of a size is that of neighbours.
+        # The first line of a size has groups of neighbours.
         {(line.kind, line.group_size): curve for line, curve in reversed(lines)},
         part.hosts or (),
         {(line.kind, line.hosts): curve for line, curve in lines if line.hosts},
@@ -248,12 +248,12 @@ class HardwareFile(Struct):
     host: HostPart | None = None
 
     def __post_init__(self) -> None:
-        """Check names and figures, and that no rate is above its peak."""
+        """Check names and figures, and that no rate exceeds its peak."""
         _require_figures(self.figures, FIGURES, EXTRAPOLATED)
         values = {name: figure.value for name, figure in self.figures.items()}
         for reached, peak in PEAKS if self.host is None else PEAKS[:2]:
             if values.get(reached, 0) > values.get(peak, math.inf):
-                raise ValueError(f"figures.{reached} is above figures.{peak}, which nothing reaches")
+                raise ValueError(f"figures.{reached} is above figures.{peak}, which is its limit")
 
 
 @dataclass(frozen=True)
@@ -261,8 +261,8 @@ class Hardware:
     """A machine to simulate.
 
     Args:
-        figures: out of FIGURES, those of EXTRAPOLATED where they are known; docs/hardware-files.md has their meanings.
-        host: where the host runs the operators itself, what they take there; None for an accelerator.
+        figures: of FIGURES; those of EXTRAPOLATED only if known. Their meanings are in docs/hardware-files.md.
+        host: times on a host that runs the operators itself; None for an accelerator.
     """
 
     name: str
@@ -271,17 +271,17 @@ class Hardware:
     host: HostFigures | None = None
 
     def __getitem__(self, name: str) -> float:
-        """A figure's value; what is taken instead where the file has none."""
+        """Return a figure's value, or its default."""
         return self.figures[name].value if name in self.figures else EXTRAPOLATED[name][1](self)
 
     @property
     def usable_bytes(self) -> float:
-        """What torch's allocator may take of the memory; a host has no such reserve."""
+        """Memory that torch's allocator may use; a host has no reserve."""
         return self["memory_bytes"] - (self["reserve_bytes"] if self.host is None else 0.0)
 
     @property
     def extrapolated(self) -> dict[str, str]:
-        """The figures that the file has not, and what is taken instead; a host's are no device's."""
+        """Figures that the file lacks, with their defaults; a host lacks none of a device's figures."""
         if self.host is not None:
             return {}
         return {name: instead for name, (instead, _) in EXTRAPOLATED.items() if name not in self.figures}
@@ -292,17 +292,17 @@ class Hardware:
         return int(self["devices_per_node"])
 
     def of_basis(self, *bases: str) -> dict[str, Figure]:
-        """The figures of these bases."""
+        """Return the figures of these bases."""
         return {name: figure for name, figure in self.figures.items() if figure.basis in bases}
 
 
 def shipped_hardware() -> list[str]:
-    """Names of the hardware files that come with distbench."""
+    """Return the names of the hardware files that come with distbench."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def load_hardware(name: str) -> Hardware:
-    """A hardware file of distbench or of a plug-in by its name, or one by its path.
+    """Load a hardware file of distbench or of a plug-in by its name, or one by its path.
 
     Raises:
         UserError: there is no such file, or a figure of it is missing, absurd or without a source.
@@ -314,11 +314,11 @@ def load_hardware(name: str) -> Hardware:
         path = Path(load_plugin("hardware", name))
     elif path.suffix != ".json":
         suggestion = nearest(name, [*shipped_hardware(), *plugin_names("hardware")])
-        raise UserError(f"--hardware {name!r} is unknown ({suggestion}); give one of those, or a path to a .json file")
+        raise UserError(f"--hardware {name!r} is unknown ({suggestion}); use one of those, or a path to a .json file")
     return hardware_of(read_json(path, "hardware file"), f"hardware file {path}")
 
 
 def hardware_of(record: Any, where: str, advice: str = FORMAT.advice) -> Hardware:
-    """The machine that a file's record describes; UserError, which names `where`, for what is wrong with it."""
+    """Read the machine that a file's record describes; UserError with `where` for an invalid record."""
     part = document(record, HardwareFile, where, FORMAT._replace(advice=advice))
     return Hardware(part.name, part.summary, part.figures, _host_figures(part.host) if part.host else None)

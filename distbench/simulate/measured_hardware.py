@@ -1,7 +1,7 @@
-"""A hardware file of the machine that ranks ran on: what operators, collectives and whole steps took there.
+"""A hardware file of the machine that ranks ran on: measured times of operators, collectives and whole steps.
 
-Operators and collectives are measured one by one, the host's share by steps so small that they are nothing else, and
-whole steps of two kinds say how much longer operators take there than alone.
+Operators and collectives are measured one by one, the host's share by very small steps, and two kinds of whole steps
+show how much longer operators take there than alone.
 """
 
 import json
@@ -36,12 +36,12 @@ from distbench.spec.file_io import write_whole
 from distbench.spec.printable_text import count_text
 
 Points = list[tuple[float, float]]
-# Of scenario `calibrate_steps`: steps that are the host's time alone, and those that operators are held against.
+# Of scenario `calibrate_steps`: steps of only the host's time, and steps to compare operators with.
 TINY, WHOLE = ("host", "host_fsdp", "host_tp"), ("whole", "whole_tp")
 OPTIMIZER = "optimizer"
-ABSURD, ADVICE = "what was measured here", "calibrate again on a machine that does nothing else"
+ABSURD, ADVICE = "the measurement", "calibrate again on a machine that does nothing else"
 GUESSED_NETWORK = "one machine was measured: taken as within it"
-DIGITS = 4  # of points: as many as a measurement has
+DIGITS = 4  # of points, as precise as a measurement
 CALLED = {
     "matmul_f32": "matmul, f32",
     "matmul_bf16": "matmul, bf16",
@@ -58,7 +58,7 @@ HOST = {
 
 
 class MeasuredStep(NamedTuple):
-    """A step that was measured and recorded; seconds by phase, which add up to the step's: medians."""
+    """A measured and recorded step; medians of seconds by phase, which add up to the step's."""
 
     phases_s: Mapping[str, float]
     step_s: float
@@ -66,7 +66,7 @@ class MeasuredStep(NamedTuple):
 
 
 def _measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, str], Points]]:
-    """Points of operators by name, and of collectives by kind, group size and how a group lies on several hosts."""
+    """Return points of operators by name, and of collectives by kind, group size and placement on several hosts."""
     operators: dict[str, Points] = {name: [] for name in OPERATOR_CURVES}
     collectives: dict[tuple[str, int, str], Points] = {}
     for record in run.cases:
@@ -86,7 +86,7 @@ def _measured_curves(run: Run) -> tuple[dict[str, Points], dict[tuple[str, int, 
 
 
 def _rising(points: Points) -> Points:
-    """Ascending, one of an amount; more never takes less."""
+    """Return ascending points, one per amount; larger amounts never take less time."""
     longest_s, by_amount = 0.0, dict[float, float]()
     for amount, seconds in sorted(points):
         longest_s = by_amount[amount] = max(seconds, longest_s)
@@ -94,16 +94,16 @@ def _rising(points: Points) -> Points:
 
 
 def _measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, MeasuredStep]:
-    """Each part of scenario `calibrate_steps`: measured, and recorded."""
+    """Return each part of scenario `calibrate_steps`, measured and recorded."""
     by_variant = {recording.head.variant: recording for recording in recordings}
     steps = {}
     for record in run.cases:
         variant = record["case"].get("params", {}).get("variant")
-        # A report's baseline is measured a second time, under a name that nobody recorded.
+        # A report's baseline is also measured as a control, under a name without a recording.
         if record["case"].get("kind") == "step" and record["status"] == "ok" and variant in by_variant:
             phases = {name: statistics.median(times) for name, times in record["phases_s"].items()}
             step_s = statistics.median(record["samples_s"])
-            # Each phase is that of its slowest rank, which is not always the same one.
+            # Each phase is that of its slowest rank, which may differ between phases.
             share = step_s / sum(phases.values())
             scaled = {name: seconds * share for name, seconds in phases.items()}
             steps[variant.rpartition("=")[2]] = MeasuredStep(scaled, step_s, by_variant[variant])
@@ -113,7 +113,7 @@ def _measured_steps(run: Run, recordings: Sequence[Recording]) -> dict[str, Meas
 
 
 def _host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[str, float]:
-    """What the host takes for itself: an operator, a collective of FSDP2, of DTensor, a tensor of the optimizer."""
+    """Host's own time per operator, per collective of FSDP2 and of DTensor, and per tensor of the optimizer."""
     rows, values = [], []
     listed = left_s = 0.0
     for part in TINY:
@@ -126,7 +126,9 @@ def _host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[s
         rows.append([count / model_s for count in counts])
         values.append(max(model_s - _parts_s(model_events, blank), 0.0) / model_s)
         optimizer_events = [event for event in _events(step.recording) if event.phase == OPTIMIZER]
-        if not any(isinstance(event, Collective) for event in optimizer_events):  # else its time is that of these
+        if not any(
+            isinstance(event, Collective) for event in optimizer_events
+        ):  # otherwise collectives dominate its time
             lists = [event for event in optimizer_events if isinstance(event, Operator) and is_listed(event)]
             listed += sum(map(num_listed, lists))
             left_s += max(step.phases_s.get(OPTIMIZER, 0.0) - _parts_s(optimizer_events, blank), 0.0)
@@ -136,11 +138,13 @@ def _host_costs(steps: Mapping[str, MeasuredStep], blank: HostFigures) -> dict[s
 
 
 def _operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> dict[str, float]:
-    """By whole step, how many times as long as alone its operators took: what collectives and the host's own time,
-    which were measured in steps or among waiting ranks, leave of it; 0 where they leave nothing.
+    """Return per whole step the ratio of its operators' time to their time alone.
+
+    The operators' time is the rest of the step after collectives and the host's own time, which were measured in steps
+    or among waiting ranks; the ratio is 0 if nothing remains.
 
     Args:
-        host: without factors.
+        host: figures without factors.
     """
     factors = {}
     for part in WHOLE:
@@ -152,14 +156,14 @@ def _operator_factors(steps: Mapping[str, MeasuredStep], host: HostFigures) -> d
 
 
 def _parts_s(events: Sequence[Operator | Collective], host: HostFigures) -> float:
-    """Seconds without the host's own."""
+    """Return the seconds without the host's own work."""
     operators = (operator_on_host(event, host) for event in events if isinstance(event, Operator))
     collectives = (collective_on_host(event, host) for event in events if isinstance(event, Collective))
     return sum(operators) + sum(collectives)
 
 
 def _events(recording: Recording) -> list[Operator | Collective]:
-    """Operators, and collectives that move something."""
+    """Return operators, and collectives with a payload."""
     return [
         event
         for event in recording.step
@@ -168,10 +172,10 @@ def _events(recording: Recording) -> list[Operator | Collective]:
 
 
 def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[Recording]) -> Hardware:
-    """Write the hardware file of the machine that both runs ran on.
+    """Write the hardware file of the machine of both runs.
 
     Raises:
-        UserError: a part was not measured, a figure is absurd, or the file cannot be written.
+        UserError: a part was not measured, a figure is out of range, or the file cannot be written.
     """
     record = _hardware_record(operators, steps, recordings)
     hardware = hardware_of(record, ABSURD, ADVICE)
@@ -183,7 +187,7 @@ def write_hardware(path: Path, operators: Run, steps: Run, recordings: Sequence[
     try:
         write_whole(path, text)
     except OSError as error:
-        raise UserError(f"--hardware-out {path} cannot be written: {error.strerror}; give another file") from error
+        raise UserError(f"--hardware-out {path} cannot be written: {error.strerror}; choose another file") from error
     return hardware
 
 
@@ -194,7 +198,7 @@ def _by_line(part: Any) -> str:
 
 
 def _hardware_record(of_operators: Run, of_steps: Run, recordings: Sequence[Recording]) -> dict[str, Any]:
-    """The record of a hardware file; its last factor is the geometric mean of those of the whole steps."""
+    """Return the record of a hardware file; its last factor is the geometric mean of those of the whole steps."""
     environment = of_operators.header["environment"]
     num_ranks = int(environment["world_size"])
     ranks = count_text(num_ranks, "rank")
@@ -251,10 +255,10 @@ def _figures(values: Mapping[str, float], basis: str, source: str) -> dict[str, 
 def _device_figures(
     environment: Mapping[str, Any], operators: Mapping[str, Points], whole: Points, source: str
 ) -> dict[str, Any]:
-    """The figures that every hardware file has; rates are the best of the sizes measured.
+    """Return the figures of every hardware file; rates are the best of the measured sizes.
 
     Args:
-        whole: an all-gather of all ranks.
+        whole: curve of an all-gather of all ranks.
     """
     num_ranks = int(environment["world_size"])
     rates = {name: max(amount / seconds for amount, seconds in points) for name, points in operators.items()}
@@ -290,11 +294,11 @@ def _short(value: float) -> float:
 
 
 def hardware_text(hardware: Hardware) -> str:
-    """What was measured, as text."""
+    """Format the measured figures as text."""
     assert hardware.host is not None
     host = hardware.host
     rows = [_row(CALLED[name], curve, is_of_operations=name != "memory") for name, curve in host.operators.items()]
-    # On one host by the group's size, on several by how many of its ranks each of them has.
+    # On one host by the group's size, on several by the number of its ranks per host.
     collectives = sorted((host.by_shape or host.collectives).items())
     rows += [_row(f"{kind} in groups of {group}", curve) for (kind, group), curve in collectives]
     columns = ("<measured", "smallest", "takes", "largest", "takes", "best rate")
@@ -302,13 +306,13 @@ def hardware_text(hardware: Hardware) -> str:
     curves = Table(f"{hardware.name}: {hardware.summary}", columns, rows, notes, frozenset([len(CALLED)]))
     costs = [(name, time_text(host[figure]) if host[figure] else NOTHING) for figure, name in HOST.items()]
     notes = [
-        f"in whole steps operators take {host['operator_factor']:.2f} times as long as alone: the file's last factor"
+        f"operators take {host['operator_factor']:.2f} times as long in whole steps as alone (the file's last factor)"
     ]
     return text_of([curves, Table("the host's own time", ("<of", "time"), costs, notes)])
 
 
 def _row(name: str, curve: Curve, is_of_operations: bool = False) -> tuple[str, ...]:
-    """A curve's name, its smallest and largest amount, what each takes, and its best rate."""
+    """Return a curve's name, its smallest and largest amount, the time of each, and its best rate."""
     cells = [name]
     for amount, seconds in (curve.points[0], curve.points[-1]):
         cells += [f"{amount / 1e6:,.1f} MFLOP" if is_of_operations else size_text(int(amount)), time_text(seconds)]

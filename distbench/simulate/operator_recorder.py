@@ -1,5 +1,6 @@
-"""A device `sim` without hardware, and a recorder of what a step does on it, in program order: operators and their
-costs, collectives, messages, waits, memory."""
+"""A device `sim` without hardware, and a recorder of a step on it, in program order: operators and their costs,
+collectives, messages, waits, memory.
+"""
 
 import contextlib
 import importlib
@@ -57,41 +58,41 @@ from distbench.torch_private import (
 )
 
 DEVICE_TYPE = "sim"
-# Makes a tensor and writes nothing into it, or only reports something of one.
+# Makes a tensor without writing to it, or only reports a property.
 MAKES_OR_TELLS = ("empty", "new_empty", "lift_fresh", "is_same_size", "sym_", "record_stream", "set_", "resize_")
-# In place, and what was there before is not read.
+# In place, without reading the previous content.
 OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_", "aten::_foreach_zero_")
-# FlashAttention-2's backward holds, while it runs, dQ in fp32 and a number a row of the softmax.
+# FlashAttention-2's backward temporarily holds dQ in fp32 and one number per row of the softmax.
 WORKSPACE_BYTES = 4
-WRAPS = "_wrap_tensor_autograd"  # a collective's result under another tensor, which is not waited for yet
-WAITS_ITSELF = "shard_dim_alltoall"  # DTensor's all-to-all returns what has arrived: its caller waits for nothing
-STEPS_TAKEN = 2.0  # what Adam asks for: how many steps it has taken, which no time depends on
+WRAPS = "_wrap_tensor_autograd"  # a collective's result under another tensor, without waiting for it
+WAITS_ITSELF = "shard_dim_alltoall"  # DTensor's all-to-all returns after it has arrived: its caller does not wait
+STEPS_TAKEN = 2.0  # Adam reads its number of steps, which no time depends on
 CPU = torch.device("cpu")
-PINNED = "pin_memory"  # memory that a copy to the device may be read from while the host goes on: of a host alone, any
+PINNED = "pin_memory"  # copies from it to the device may continue while the host does; without a device, any memory
 
 
 class Streams:
     """The streams of a process.
 
     Args:
-        tell: called with each event that is recorded or waited for; drops it to begin with.
-        stream_numbers, event_numbers: of those to come.
+        on_event: called with each event that is recorded or waited for; ignores it initially.
+        stream_numbers, event_numbers: numbers of the next ones.
         entered: streams whose contexts are open, the current one last; the first is the default one.
     """
 
     def __init__(self) -> None:
-        self.tell: Callable[[Event], None] = lambda _: None
+        self.on_event: Callable[[Event], None] = lambda _: None
         self.stream_numbers, self.event_numbers = itertools.count(), itertools.count()
         self.entered = [SimStream(of=self)]
 
     @property
     def default(self) -> "SimStream":
-        """The one that is current where nothing else is said."""
+        """The default stream."""
         return self.entered[0]
 
     @property
     def current(self) -> "SimStream":
-        """The innermost that was entered."""
+        """The innermost active stream."""
         return self.entered[-1]
 
     @current.setter
@@ -100,33 +101,33 @@ class Streams:
 
 
 class SimStream:
-    """A stream as torch's device modules have them; `number` is its name in a recording, 0 the default stream's."""
+    """A stream like those of torch's device modules; `number` is its name in a recording, 0 the default stream."""
 
     def __init__(self, device: Any = None, priority: int = 0, of: Streams | None = None) -> None:
         self._of = of if of is not None else STREAMS
         self.number = next(self._of.stream_numbers)
         self.priority = priority
-        # How torch names a stream where it hands one on; since 2.15 FSDP2 does. 20 is PrivateUse1.
+        # torch's id of a stream where it passes one on; since 2.15 FSDP2 does. 20 is PrivateUse1.
         self.stream_id, self.device_index, self.device_type = self.number, 0, 20
 
     def record_event(self, event: "SimEvent | None" = None) -> "SimEvent":
-        """An event that has happened when all that was issued to this stream has."""
+        """Return an event that happens when all work issued to this stream has ended."""
         event = event or SimEvent()
         event.record(self)
         return event
 
     def wait_event(self, event: "SimEvent | None") -> None:
-        """Nothing that is issued to this stream from now on begins before the event; one never recorded is no event."""
+        """Delay later work on this stream until the event; ignored for an event that was never recorded."""
         if event is not None and event.number is not None:
-            self._of.tell(EventWaited(self.number, event.number))
+            self._of.on_event(EventWaited(self.number, event.number))
 
     def wait_stream(self, other: "SimStream") -> None:
-        """Wait for all that was issued to another stream."""
+        """Wait for all work issued to another stream."""
         self.wait_event(other.record_event())
 
     def synchronize(self) -> None:
-        """The host waits for all that was issued to this stream."""
-        self._of.tell(HostWaited(self.number))
+        """Let the host wait for all work issued to this stream."""
+        self._of.on_event(HostWaited(self.number))
 
     def __enter__(self) -> "SimStream":
         self._of.entered.append(self)
@@ -143,26 +144,26 @@ class SimStream:
 
 
 class SimEvent:
-    """An event as torch's device modules have them; `number` is None until it is recorded."""
+    """An event with the interface of torch's device modules; `number` is None until it is recorded."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.number: int | None = None
 
     def record(self, stream: SimStream | None = None) -> None:
-        """It has happened when all that was issued to the stream (the current one) has."""
+        """Let it happen when all work issued to the stream (default: the current one) has ended."""
         self.number = next(STREAMS.event_numbers)
-        STREAMS.tell(EventRecorded((stream or STREAMS.current).number, self.number))
+        STREAMS.on_event(EventRecorded((stream or STREAMS.current).number, self.number))
 
     def wait(self, stream: SimStream | None = None) -> None:
-        """Have a stream (the current one) wait for it."""
+        """Make a stream (default: the current one) wait for it."""
         (stream or STREAMS.current).wait_event(self)
 
     def synchronize(self) -> None:
-        """The host waits for it: taken as a wait for the stream that is current."""
+        """Let the host wait for it: recorded as a wait for the current stream."""
         STREAMS.current.synchronize()
 
     def query(self) -> bool:
-        """It has happened: no time passes while a step is recorded."""
+        """Return True: no time passes while a step is recorded."""
         return True
 
 
@@ -174,7 +175,7 @@ def _returning(value: Any) -> Callable[..., Any]:
 
 
 class SimModule:
-    """What `torch.get_device_module("sim")` is: one device, its streams, no kernels."""
+    """The module returned by `torch.get_device_module("sim")`: one device, its streams, no kernels."""
 
     Stream = SimStream
     Event = SimEvent
@@ -185,18 +186,18 @@ class SimModule:
     _is_in_bad_fork = _returning(False)
     get_amp_supported_dtype = _returning([torch.bfloat16, torch.float16, torch.float32])
     manual_seed_all = set_rng_state = _returning(None)
-    memory_allocated = _returning(0)  # memory is accounted for when a recording is replayed
+    memory_allocated = _returning(0)  # memory is counted when a recording is replayed
 
     def current_stream(self, device: Any = None) -> SimStream:
-        """As torch's device modules have it, like all that follows."""
+        """Return the current stream; all methods follow torch's device modules."""
         return STREAMS.current
 
     def default_stream(self, device: Any = None) -> SimStream:
-        """The one that is current where nothing else is said."""
+        """Return the default stream."""
         return STREAMS.default
 
     def stream(self, stream: SimStream | None) -> contextlib.AbstractContextManager[Any]:
-        """Make a stream current for as long as the context is open."""
+        """Make a stream current while the context is open."""
         return stream if stream is not None else contextlib.nullcontext()
 
     def set_stream(self, stream: SimStream) -> None:
@@ -204,25 +205,25 @@ class SimModule:
         STREAMS.current = stream
 
     def get_rng_state(self, device: Any = None) -> torch.Tensor:
-        """The state of a generator that is never drawn from; checkpointing keeps it."""
+        """Return the state of an unused generator; checkpointing saves it."""
         return torch.zeros(16, dtype=torch.uint8)
 
     def synchronize(self, device: Any = None) -> None:
-        """The host waits for the device."""
+        """Let the host wait for the device."""
         STREAMS.default.synchronize()
 
 
 def simulate_device() -> torch.device:
-    """The device, known to torch from now on; Unsupported where this torch cannot know one."""
+    """Register the device in torch; Unsupported if this version of torch cannot."""
     simulated_device(DEVICE_TYPE, SimModule())
     return torch.device(DEVICE_TYPE, 0)
 
 
 def _flop_formulas() -> Mapping[Any, Any]:
-    """Those of torch's FlopCounterMode.
+    """Return the formulas of torch's FlopCounterMode.
 
-    It and what else of torch a recording needs import triton, where there is one: no simulated device has its kernels,
-    and it takes 80 MB.
+    It and other parts of torch that a recording needs import triton if it is installed; simulated devices do not need
+    its kernels, and the import takes 80 MB.
     """
     modules: dict[str, Any] = sys.modules
     hides_triton = "triton" not in modules
@@ -241,18 +242,18 @@ FLOP_FORMULAS = _flop_formulas()
 
 
 def _costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], writes: bool) -> bool:
-    """Whether an operator launches nothing: it makes room, reports something, or gives another view of a tensor."""
+    """Return whether an operator launches nothing: it allocates, reports a property, or returns a view of a tensor."""
     if func.is_view or func.overloadpacket.__name__.startswith(MAKES_OR_TELLS):
         return True
     return not writes and bool(outputs) and {*map(_key, outputs)} <= {*map(_key, inputs)}
 
 
 def _costs(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str, list[int], int]:
-    """Of an operator: floating point operations as torch's FlopCounterMode counts them; its kind; of attention queries,
-    keys, and 1 where it is causal; and bytes that attention's backward allocates for itself while it runs.
+    """Return an operator's floating point operations, as torch's FlopCounterMode counts them; its kind; for attention
+    queries, keys, and 1 if it is causal; and bytes that attention's backward allocates temporarily.
 
     Attention is counted by its formula: 4 b h s_q s_k d forward, 2.5 times that backward (FlashAttention computes the
-    scores again; Dao 2023), and half where it is causal.
+    scores again; Dao 2023), and half if it is causal.
     """
     forward, backward = is_attention(func)
     if forward or backward:
@@ -272,14 +273,14 @@ def _costs(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str, list[
 def _bytes_touched(
     func: Any, args: Any, kwargs: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor]
 ) -> int:
-    """Bytes that an operator reads and writes: each tensor once, one that it changes in place twice.
+    """Return the bytes that an operator reads and writes: each tensor once, one that it changes in place twice.
 
-    Operators that touch only a part of what they are given are counted by that part.
+    Operators that use only a part of their inputs are counted by that part.
     """
     name = f"{func.namespace}::{func.overloadpacket.__name__}"
     output_bytes = sum(map(_num_bytes, outputs))
     if name == "fsdp::all_gather_copy_in":
-        # Its outputs are the whole gathered buffer, and this rank's part of it, which is what is copied.
+        # Its outputs are the whole gathered buffer, and this rank's part of it, which is the copied part.
         return 2 * (output_bytes - max(map(_num_bytes, outputs)))
     if name in {"aten::embedding", "aten::index"}:
         return 2 * output_bytes
@@ -295,7 +296,7 @@ def _bytes_touched(
 
 
 def _num_bytes(tensor: torch.Tensor) -> int:
-    """Bytes of a tensor's elements; what is expanded counts once."""
+    """Return the bytes of a tensor's elements; expanded elements count once."""
     sizes = zip(tensor.shape, tensor.stride(), strict=True)
     return math.prod(size for size, stride in sizes if stride) * tensor.element_size()
 
@@ -309,9 +310,9 @@ def _on_device(tree: Any) -> list[torch.Tensor]:
 
 
 def nested_ranks(ranks: Sequence[int]) -> Touched:
-    """Ranks, counted from the lowest, as loops (count, stride), outermost first; [(1, rank), ...] where they are none.
+    """Return ranks, relative to the lowest, as loops (count, stride), outermost first; else [(1, rank), ...].
 
-    Groups along a mesh dim are alike on all ranks but for where they begin.
+    Groups along a mesh dim are equal on all ranks except for their first rank.
     """
     ordered = [rank - min(ranks) for rank in sorted(ranks)]
     loops: list[tuple[int, int]] = []
@@ -325,18 +326,18 @@ def nested_ranks(ranks: Sequence[int]) -> Touched:
 
 
 class ReducersOnHost:
-    """Between DDP's reducers, which are C++, and who records the step.
+    """Handles operators of DDP's reducers, which are C++, for the recorder of the step.
 
-    Gradients, buckets and copies between them have no values, like all tensors of a recorded step. What a reducer
-    counts on the host (how many parameters there are, of which shapes, which of them make a bucket, which were used) it
-    reads from memory: those tensors are real ones. Ranks are taken to count what this one does, so what it sends is
-    what it receives.
+    Gradients, buckets and copies between them have no values, like all tensors of a recorded step. A reducer reads its
+    counts on the host (the number of parameters, their shapes, which of them make a bucket, which were used) from
+    memory, so those tensors are real. All ranks are assumed to have the same counts, so received counts are the sent
+    ones.
 
     Args:
-        use: is told of tensors that are used now, so that the current stream waits for their collective.
+        use: called with tensors that are used now, so that the current stream waits for their collective.
 
     Attributes:
-        on_device: what reducers made there: their buckets, and which parameters were used.
+        on_device: tensors of reducers there: their buckets, and flags of used parameters.
     """
 
     def __init__(self, use: Callable[[Sequence[torch.Tensor]], None]) -> None:
@@ -345,12 +346,12 @@ class ReducersOnHost:
         self._are_there = self._count = False
         self._on_host: dict[int, torch.UntypedStorage] = {}
         self._sent: torch.Tensor | None = None
-        # Of a tensor's storage, its collective that nobody has waited for; C++ keeps half of a work, so all are kept.
+        # A tensor's storage to its collective that has not been waited for; C++ keeps half of a work, so all are kept.
         self._running: dict[int, EndedWork] = {}
         self._works: list[EndedWork] = []
 
     def on(self) -> contextlib.AbstractContextManager[None]:
-        """Notice reducers that are made or count inside."""
+        """Detect reducers that are made or count inside."""
         return reducers_on_host(self._counting)
 
     def _counting(self) -> contextlib.AbstractContextManager[None]:
@@ -358,7 +359,7 @@ class ReducersOnHost:
         return replaced(self, "_count", True)
 
     def run(self, func: Any, args: Any, kwargs: Any, record: Callable[[Any, Any, Any], Any]) -> Any:
-        """An operator: on what is counted here it runs with values, all others are `record`ed."""
+        """Run an operator: with values on count tensors; all others are `record`ed."""
         if not self._are_there:
             return record(func, args, kwargs)
         if func.namespace == "c10d":
@@ -372,7 +373,7 @@ class ReducersOnHost:
                 work.wait()
         is_copied_back = name == "copy_" and host_tensors and host_tensors[0] is args[0]
         if self._sent is not None and (is_copied_back or (name == "_local_scalar_dense" and self._count)):
-            # What is copied to the host has arrived before the host goes on.
+            # A copy to the host has arrived before the host continues.
             STREAMS.current.synchronize()
             return self._with_values(func, (*args[:1], self._sent) if is_copied_back else (self._sent,), {})
         if host_tensors:
@@ -385,9 +386,9 @@ class ReducersOnHost:
         return out
 
     def _is_counted(self, host_tensors: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor], kwargs: Any) -> bool:
-        """Whether an operator works on nothing but what is counted, or makes what is.
+        """Return whether an operator works only on count tensors, or makes them.
 
-        Which parameters were used goes to the device from pinned memory, which is made in the middle of backward.
+        Flags of used parameters go to the device from pinned memory, which is made in the middle of backward.
         """
         if (kwargs.get("device") or CPU).type != CPU.type or len(host_tensors) != len(tensors):
             return False
@@ -403,8 +404,11 @@ class ReducersOnHost:
         return out
 
     def _in_background(self, func: Any, args: Any, kwargs: Any, out: Any) -> Any:
-        """What a collective returns; one that runs beside has a work that is waited for when C++ asks, or, of the
-        future that it asks for instead, where it looks into the result."""
+        """Return the result of a collective.
+
+        The work of a concurrent one is waited for when C++ requests that, or when C++ looks into the result of its
+        future.
+        """
         outputs = _on_device(out)
         if not outputs or not is_async(func, args, kwargs):
             return out
@@ -422,16 +426,16 @@ class ReducersOnHost:
 
 
 class Recorder:
-    """Everything that is issued while `on()` is open, as events.
+    """All work issued while `on()` is open, as events.
 
-    Memory is that of storages: one is allocated when an operator first returns it, and freed when nothing holds it any
-    more. FSDP2 frees and fills storages that it keeps by resizing them, which no operator reports.
+    Memory is that of storages: one is allocated when an operator first returns it, and freed when nothing refers to it.
+    FSDP2 frees and fills storages by resizing them, which no operator reports.
 
     Args:
-        at_once: as what is compiled does, wait for a functional collective as soon as it is issued: its wait stands
-            right behind it in the graph. Otherwise it is waited for where its result is first used.
-        events: in the order of the program; those of operators only while `tracker` is set.
-        tracker: who runs now, and to whom a collective belongs.
+        at_once: wait for a functional collective as soon as it is issued, like compiled code, whose graph has the wait
+            right behind it. Otherwise it is waited for at the first use of its result.
+        events: in program order; those of operators only while `tracker` is set.
+        tracker: the running module, and the owner of a collective.
     """
 
     def __init__(self, at_once: bool = False) -> None:
@@ -441,7 +445,7 @@ class Recorder:
         self._storages = LiveStorages(self._allocate, self._free)
         self._issued_in: dict[int, tuple[int, IssueContext | None]] = {}
         self._num_blocks = self._num_steps = 0
-        # Of storages that are filled again: nobody but FSDP2 does that.
+        # Of storages that are filled again: only FSDP2 does that.
         self._filled: set[int] = set()
         self._is_metadata = False
         self._of_groups: dict[tuple[int, ...], SimStream] = {}
@@ -450,15 +454,15 @@ class Recorder:
         self.reducers = ReducersOnHost(self.use)
 
     def begin_step(self) -> None:
-        """What follows is another step."""
+        """Begin another step."""
         self._num_steps += 1
         self.events.append(StepBegun(self._num_steps))
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Record what is inside. Tensors without values must be on around it."""
+        """Record the block. Tensors without values must be on around it."""
         with (
-            replaced(STREAMS, "tell", self.events.append),
+            replaced(STREAMS, "on_event", self.events.append),
             self._storages.resizing(),
             global_metadata(lambda: replaced(self, "_is_metadata", True)),
             waited_for_when_used(self._at_once) as unwaited,
@@ -468,10 +472,10 @@ class Recorder:
             yield
 
     def annotate(self, held: Mapping[int, str]) -> None:
-        """Say of every block what lies in it, once all modules have run.
+        """Label every block with its content, after all modules have run.
 
         Args:
-            held: block to its kind, of those that a step holds between two runs, and of gradients.
+            held: block to its kind, of gradients and of blocks that a step holds between two runs.
         """
         for number, (place, issued_in) in self._issued_in.items():
             block = self.events[place]
@@ -480,13 +484,13 @@ class Recorder:
             self.events[place] = block._replace(held=kind, owner=self._owner(issued_in))
 
     def use(self, tensors: Sequence[torch.Tensor]) -> None:
-        """These are read or written now, by nothing that torch dispatches."""
+        """Mark tensors that are read or written now without a dispatched operator."""
         for tensor in tensors:
             self._see(tensor)
         self._await(tensors)
 
     def block_of(self, tensor: torch.Tensor) -> int | None:
-        """The block that a tensor's memory is now; None where it has none on the device."""
+        """Return the block of a tensor's memory; None if it has none on the device."""
         return self._storages.number_of(tensor.untyped_storage())
 
     def _handle(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -528,16 +532,16 @@ class Recorder:
         return out
 
     def _await(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Whoever uses what a functional collective makes waits for it, if nobody has."""
+        """Wait for functional collectives of used tensors that have not been waited for."""
         for tensor in tensors:
             STREAMS.current.wait_event(self._pending.pop(_key(tensor), None))
 
     def _value_of(self, tensor: torch.Tensor) -> float | int | bool:
-        """A number that the optimizer asks for on the host; nobody else may: its time would depend on it."""
+        """Return a number that the optimizer reads on the host; other code must not, as its time would depend on it."""
         phase = self.tracker.issue_context().phase if self.tracker else ""
         is_first = self.tracker is None and self._num_steps > 0
         if tensor.device.type != "cpu" or not (is_first or phase == "optimizer"):
-            raise NeedsValues("asks for a tensor's value, which a simulated step does not have")
+            raise NeedsValues("needs a tensor's value, which a simulated step does not have")
         return STEPS_TAKEN if tensor.is_floating_point() else int(STEPS_TAKEN)
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
@@ -552,7 +556,7 @@ class Recorder:
                 STREAMS.current.wait_event(event)
             return out
         call = call_of(func, args, kwargs)
-        # Asked before it runs: what it makes has no owner yet.
+        # Evaluated before it runs: its outputs have no owner yet.
         tracker = self.tracker
         communication = tracker.communication(call, tracker.issue_context()) if tracker and call else None
         self.use(tensors)
@@ -564,9 +568,10 @@ class Recorder:
             return out
         issued = _collective(communication, STREAMS.current, call.ranks)
         if func.namespace == "c10d" and not is_async(func, args, kwargs):
-            self.events.append(issued)  # FSDP2 issues its own on streams that it made for them
+            self.events.append(issued)  # FSDP2 issues its collectives on its own streams
         else:
-            # As NCCL does: on a stream of the communicator's, after what was issued before; who waits, waits for it.
+            # As in NCCL: on a stream of the communicator, after its earlier collectives; users of the result wait for
+            # it.
             stream = self._of_groups.setdefault(call.ranks, SimStream())
             stream.wait_stream(STREAMS.current)
             self.events.append(issued._replace(stream=stream.number))
@@ -579,7 +584,7 @@ class Recorder:
         return [(self._see(tensor), _num_bytes(tensor)) for tensor in tensors]
 
     def _see(self, tensor: torch.Tensor) -> int:
-        """The block of a tensor's storage, allocated now if it was not before."""
+        """Return the block of a tensor's storage; allocate it if it is new."""
         return self._storages.see(tensor.untyped_storage())
 
     def _allocate(self, size: int, is_resized: bool = False) -> int:
@@ -597,7 +602,7 @@ class Recorder:
             self.events.append(Freed(block.number))
 
     def _owner(self, issued_in: IssueContext | None) -> str:
-        """The module's name; a node of backward belongs to one, found among all that have run once."""
+        """Return the module's name; the module of a backward node is found among all that have run once."""
         if issued_in is None or self.tracker is None:
             return ""
         position = issued_in.position
@@ -614,7 +619,7 @@ def _collective(communication: Communication, stream: SimStream, ranks: Sequence
 
 
 def _held(issued_in: IssueContext | None) -> str:
-    """What lies in a block that is not held between two steps, by who asked for it."""
+    """Return the kind of content of a block that is not held between two steps, by the code that allocated it."""
     if issued_in is None or issued_in.phase == "optimizer":
         return "other" if issued_in is None else "optimizer"
     if issued_in.label is not None and issued_in.label.source == "fsdp":
@@ -623,11 +628,11 @@ def _held(issued_in: IssueContext | None) -> str:
 
 
 class Sent:
-    """Messages that were asked for together.
+    """Messages that were requested together.
 
     Args:
-        event: happens when all of them have ended; None of a step that is not written down.
-        tensors: what NCCL's work keeps until somebody waits for it.
+        event: happens when all of them have ended; None in a step that is not recorded.
+        tensors: kept by NCCL's work until it is waited for.
     """
 
     def __init__(self, event: SimEvent | None, tensors: Sequence[torch.Tensor]) -> None:
@@ -640,10 +645,10 @@ class Sent:
 
 
 class StageMessages:
-    """What one rank's stages send and receive, among the events of a recorder.
+    """Messages of one rank's stages, among the events of a recorder.
 
-    torch asks for sends alone, or receives alone, one by one: NCCL runs them on a communicator of the two ranks, whose
-    stream takes one after another. Both together run at once, on the communicator of the whole group.
+    torch requests sends alone, or receives alone, one by one: NCCL runs them on a communicator of the two ranks, whose
+    stream runs them in order. Both together run at once, on the communicator of the whole group.
     """
 
     def __init__(self, recorder: Recorder, rank: int) -> None:
@@ -653,7 +658,7 @@ class StageMessages:
         self._num_batches = 0
 
     def on(self) -> contextlib.AbstractContextManager[None]:
-        """Write down what is inside; the recorder must be on around it."""
+        """Record messages of the block; the recorder must be on around it."""
         return messages_of_stages(self._issue)
 
     def _issue(self, tensors: Sequence[torch.Tensor], messages: Sequence[CollectiveCall]) -> list[Sent]:
@@ -679,7 +684,7 @@ class StageMessages:
             communication = tracker.communication(message, tracker.issue_context(message))
             issued = _collective(communication, stream, (self._rank, message.peer))
             recorder.events.append(issued._replace(peer=message.peer, batch=self._num_batches))
-        # NCCL's watchdog drops what an earlier work keeps once it has ended, which nobody may have waited for.
+        # NCCL's watchdog releases the tensors of an ended work, which may not have been waited for.
         if (last := self._last.get(communicator)) is not None:
             last.tensors = ()
         self._last[communicator] = Sent(stream.record_event(), tensors)

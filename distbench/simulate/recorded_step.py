@@ -1,4 +1,4 @@
-"""A variant's step, its plan applied as for a measured one, recorded on the simulated device as one rank runs it."""
+"""A variant's step with its plan applied as for a measured one, recorded on the simulated device on one rank."""
 
 import contextlib
 from collections import defaultdict
@@ -44,8 +44,8 @@ class RecordedRank(NamedTuple):
     """One rank's step.
 
     Args:
-        differing: ranks whose step may be another one, with shards of other sizes or another part of the sequence.
-        busier: those of them that have more to do.
+        differing: ranks whose step may differ, with shards of other sizes or another part of the sequence.
+        busier: those of them with more work.
     """
 
     recording: Recording
@@ -56,8 +56,9 @@ class RecordedRank(NamedTuple):
 def recorded_ranks(
     scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], ranks: Sequence[int] | None
 ) -> list[Recording]:
-    """The second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all ranks that
-    have its other stages. Raises as `recorded`."""
+    """Record the second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all
+    ranks with its other stages. Raises like `recorded`.
+    """
     by_rank: dict[int, RecordedRank] = {}
     waiting = [0] if ranks is None else list(ranks)
     while waiting:
@@ -70,22 +71,22 @@ def recorded_ranks(
         if ranks is None:
             waiting += by_rank[rank].differing
         if len(by_rank) + len({*waiting} - {*by_rank}) > MAX_RANKS:
-            raise UserError(f"more than {MAX_RANKS} ranks would have to be recorded; give a smaller mesh")
+            raise UserError(f"more than {MAX_RANKS} ranks would have to be recorded; use a smaller mesh")
     return [by_rank[rank].recording for rank in sorted(by_rank)]
 
 
 def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], rank: int = 0) -> RecordedRank:
-    """The second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
+    """Record the second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
 
     Raises:
-        UserError: the scenario has no step, its plan cannot work, or the step asks for what only values tell.
-        Unsupported: this torch cannot simulate a device.
+        UserError: the scenario has no step, its plan cannot work, or the step depends on values.
+        Unsupported: this version of torch cannot simulate a device.
     """
     if scenario.build_model is None or scenario.make_batch is None:
-        raise UserError(f"scenario {name!r} has no step to simulate; give it build_model and make_batch")
+        raise UserError(f"scenario {name!r} has no step to simulate; add build_model and make_batch")
     if scenario.plan.fsdp is not None and scenario.plan.fsdp.offload is not None:
         raise UserError("CPU offload is not simulated; leave it out")
-    # What inductor compiles is recorded operator by operator, and made one kernel when it is replayed.
+    # Code that inductor compiles is recorded operator by operator, and fused into kernels at replay.
     compile_plan = scenario.plan.compile
     scenario = replace(scenario, plan=replace(scenario.plan, compile=None))
     assert scenario.build_model is not None
@@ -134,11 +135,11 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
 
 @contextlib.contextmanager
 def _one_sentence_errors() -> Iterator[None]:
-    """Why a step cannot be simulated, whatever it raises."""
+    """Raise UserError with the reason why a step cannot be simulated, for any error."""
     try:
         yield
     except Unsupported as error:
-        # What torch's fake tensors raise is told of where they are switched off.
+        # Errors of torch's fake tensors are reported where they are switched off.
         where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "")
         who = "its step " if isinstance(error, NeedsValues) else ""
         raise UserError(f"it cannot be simulated: {who}{error}{f' ({where})' if where else ''}") from error
@@ -152,7 +153,7 @@ def _one_sentence_errors() -> Iterator[None]:
 def _built(
     scenario: Scenario, context: RankContext, built: Any, shapes: ShapesOnly, recorder: Recorder
 ) -> TrainingStep:
-    """The step on tensors without values, its plan applied before they have memory on the simulated device."""
+    """Make the step on tensors without values; its plan is applied before they have memory on the simulated device."""
 
     def give_memory(model: nn.Module, context: RankContext, built: Any, device: torch.device | None) -> None:
         allocate(model, context, device)
@@ -184,7 +185,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
 
 
 def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
-    """What a step holds between two runs: block to kind."""
+    """Return the memory that a step holds between two runs: block to kind."""
     kinds: dict[str, Any] = {
         "batch": [tensor for _, tensor in tensors_of(step.microbatches)],
         "buffers": list(step.model.buffers()),
@@ -197,23 +198,25 @@ def _held_by(step: TrainingStep, recorder: Recorder) -> dict[int, str]:
 
 
 def _blocks(recorder: Recorder, tree: Any, kind: str) -> dict[int, str]:
-    """This rank's parts of DTensors are what has memory."""
+    """Map the blocks of a tree's tensors, and of this rank's parts of DTensors, to a kind."""
     tensors: list[Any] = tensors_in(tree)
     local = [tensor.to_local() if hasattr(tensor, "to_local") else tensor for tensor in tensors]
     return {number: kind for tensor in local if (number := recorder.block_of(tensor)) is not None}
 
 
 def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankContext) -> tuple[int, ...]:
-    """Ranks that may run another step than rank 0: with smaller shards, none, or another part of the sequence. Of each
-    mesh dim along which ranks differ from rank 0, the last rank: it has least, or of causal work most.
+    """Return ranks whose step may differ from rank 0's: with smaller shards, none, or another part of the sequence.
+
+    Of each mesh dim along which ranks differ from rank 0, the last rank: it has the least, or for causal attention the
+    most work.
 
     Args:
-        inputs: of the global batch, (batch, sequence, ...).
+        inputs: inputs of the global batch, (batch, sequence, ...).
     """
     lengths: dict[tuple[int, ...], set[int]] = defaultdict(set)
     for ranks, length in _cuts_of_parameters(step):
         lengths[ranks].add(length)
-    # Sequence parallel modules share the sequence out over the ranks of TP.
+    # Sequence parallel modules split the sequence over the ranks of TP.
     dims = [name for name in step.plan.tp_dims if context.size(name) > 1]
     if step.plan.tp and inputs.ndim > 1 and len(dims) == 1:
         lengths[_ranks_along(context.mesh.mesh, context.mesh_dims.index(dims[0]))].add(inputs.shape[1])
@@ -222,7 +225,7 @@ def differing_ranks(step: TrainingStep, inputs: torch.Tensor, context: RankConte
 
 
 def busier_ranks(step: TrainingStep, context: RankContext) -> tuple[int, ...]:
-    """Ranks that have more to do than rank 0, which has no smaller shard than any other."""
+    """Return ranks with more work than rank 0, which has no smaller shard than any other."""
     plan = step.plan.cp
     if plan is None or plan.rotate == ULYSSES or not shards_sequence(plan, context) or plan.balances:
         return ()
@@ -231,7 +234,7 @@ def busier_ranks(step: TrainingStep, context: RankContext) -> tuple[int, ...]:
 
 
 def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]:
-    """The first of the ranks for each other set of shard sizes than the first rank's, as torch.chunk gives them.
+    """Return the first of the ranks for each other set of shard sizes than the first rank's, by torch.chunk.
 
     >>> differing_along((0, 1, 2, 3), {10})
     [3]
@@ -244,10 +247,10 @@ def differing_along(ranks: tuple[int, ...], lengths: Iterable[int]) -> list[int]
 
 
 def _cuts_of_parameters(step: TrainingStep) -> Iterator[tuple[tuple[int, ...], int]]:
-    """Ranks along a mesh dim, and the length of what they share out."""
+    """Yield ranks along a mesh dim, and the length that they split."""
     for parameter in step.model.parameters():
         placements, mesh = getattr(parameter, "placements", ()), getattr(parameter, "device_mesh", None)
-        # In the order in which they share a tensor dim out: TP's shards are cut by FSDP2, whose mesh dim is the outer.
+        # In the order in which they split a tensor dim: FSDP2, whose mesh dim is the outer one, cuts TP's shards.
         order = sorted(range(len(placements)), key=lambda mesh_dim: is_strided_shard(placements[mesh_dim]))
         local_shape = list(parameter.shape)
         for mesh_dim in order:
@@ -258,5 +261,5 @@ def _cuts_of_parameters(step: TrainingStep) -> Iterator[tuple[tuple[int, ...], i
 
 
 def _ranks_along(mesh: torch.Tensor, mesh_dim: int) -> tuple[int, ...]:
-    """The global ranks along one mesh dim, the others' first."""
+    """Return the global ranks along one mesh dim, with index 0 along the others."""
     return tuple(mesh.movedim(mesh_dim, -1).reshape(-1, mesh.shape[mesh_dim])[0].tolist())

@@ -1,12 +1,12 @@
 """A recording of one rank's step, its file, and the child that makes it.
 
-It has what the rank issued to which stream, and what it allocated, in the order of the program.
-docs/hardware-files.md says what each field means. The file is JSON line by line, the first its `Head`, each further one
-an event; of several ranks, one recording after another.
+It has the work that the rank issued to each stream, and its allocations, in program order. docs/hardware-files.md
+describes each field. The file is JSON line by line: the first line is its `Head`, each further line an event.
+Recordings of several ranks follow one another.
 
 History of recording_version; a reader of version N reads all older ones:
     1: first version.
-    2: more ranks than rank 0, each with a head of its own and its `rank`; `case_id` and `params`; a collective's `op`.
+    2: more ranks than rank 0, each with its own head and `rank`; `case_id` and `params`; a collective's `op`.
     3: pipelines: `pipeline` of the head; messages, which are collectives with a `peer` and a `batch`.
 """
 
@@ -30,12 +30,12 @@ from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
 VERSION = 3
 TIMEOUT_S = 1800.0
 MAX_LINES, MAX_LINE_BYTES, MAX_RANKS = 5_000_000, 1 << 20, 64
-MAX_WORLD_SIZE = 65_536  # as --mesh has it
-# Of an operator: what its time depends on.
+MAX_WORLD_SIZE = 65_536  # as for --mesh
+# Kinds of operators, which determine their time.
 MATMUL, ATTENTION, ATTENTION_BACKWARD, MEMORY = "matmul", "attention", "attention_backward", "memory"
-# Of a block of memory: what lies in it.
+# Content of a block of memory.
 HELD = ("parameters", "gradients", "optimizer", "buffers", "batch", "cache", "fsdp", "activations", "backward", "other")
-SCHEDULE = "schedule"  # the phase of a pipeline in which forward and backward take turns
+SCHEDULE = "schedule"  # the phase of a pipeline in which forward and backward alternate
 Pair = Annotated[Sequence[Count], Meta(min_length=2, max_length=2, description="a pair of whole numbers")]
 Touched = Sequence[Pair]
 GroupSize = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE, description=f"1 to {MAX_WORLD_SIZE}")]
@@ -43,14 +43,14 @@ GroupSize = Annotated[int, Meta(ge=1, le=MAX_WORLD_SIZE, description=f"1 to {MAX
 
 @dataclass(frozen=True)
 class PipelineFacts:
-    """Which pipeline a step is.
+    """Properties of a step's pipeline.
 
     Args:
         mesh_dim: along which ranks have different stages.
-        schedule: as `spec.pipeline_plan` calls it.
+        schedule: by its name in `spec.pipeline_plan`.
         num_stages: over all ranks.
-        microbatches: that a rank's batch goes through in.
-        least_idle_share: of a step, where stages take as long and messages no time; None where that is not known.
+        microbatches: number of parts of a rank's batch.
+        least_idle_share: of a step, if stages take equally long and messages no time; None if unknown.
     """
 
     mesh_dim: Name
@@ -62,18 +62,18 @@ class PipelineFacts:
 
 @dataclass(frozen=True)
 class Head:
-    """What was recorded.
+    """Description of a recording.
 
     Args:
-        variant: the axes of the scenario's variant, as its label has them; empty where nothing is swept.
+        variant: the axes of the scenario's variant, as in its label; empty without axes.
         mesh: mesh dim name to ranks, outermost first; the last one's ranks are neighbours.
         torch: its version.
-        batch_size, num_tokens: of the global batch; no tokens where the scenario names none.
-        microbatches: parts that a rank's batch is split into.
-        compiled: names of the modules that the plan compiles; their operators are recorded as they run uncompiled.
-        rank: whose step it is.
-        case_id: of the case that a measured run of the same step has; `params` are that case's.
-        pipeline: of the stages on its ranks, where it is one; of its mesh dim all ranks are recorded.
+        batch_size, num_tokens: of the global batch; no tokens if the scenario sets none.
+        microbatches: number of parts of a rank's batch.
+        compiled: names of the modules that the plan compiles; their operators are recorded uncompiled.
+        rank: the recorded rank.
+        case_id: of the case of a measured run of the same step; `params` are that case's.
+        pipeline: of the stages on its ranks, if it is one; all ranks along its mesh dim are recorded.
     """
 
     scenario: Name
@@ -93,12 +93,12 @@ class Head:
 
     @property
     def label(self) -> str:
-        """The scenario's name and, where there is one, the variant."""
+        """The scenario's name and the variant, if there is one."""
         return f"{self.scenario}/{self.variant}" if self.variant else self.scenario
 
 
 class StepBegun(NamedTuple):
-    """A step begins: number 1 sets things up, number 2 is recorded with its operators."""
+    """Begin of a step: number 1 sets things up, number 2 is recorded with its operators."""
 
     number: Count
 
@@ -107,12 +107,12 @@ class Operator(NamedTuple):
     """An operator on a stream.
 
     Args:
-        name: as torch dispatches it, such as "aten.mm.default".
+        name: torch's dispatched operator, such as "aten.mm.default".
         flops: floating point operations; causal attention counts half.
         num_bytes: read and written.
         reads, writes: (block, bytes) of each tensor.
         phase: "forward", "backward" or "optimizer".
-        owner: the module's name; empty for the root, and where none is known.
+        owner: the module's name; empty for the root, or if unknown.
         attention: of attention, [queries, keys, whether it is causal (0 or 1)]; empty for others.
     """
 
@@ -130,16 +130,16 @@ class Operator(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """A collective on a stream, or a message of a pipeline's stage, of kind "send" or "recv"; fields as
-    `observe.module_attribution.Communication` has them.
+    """A collective on a stream, or a message of a pipeline's stage, of kind "send" or "recv"; fields as in
+    `observe.module_attribution.Communication`.
 
     Args:
         ranks: of its group, counted from the group's first, as (count, stride) of nested loops, outermost first: [[4,
             8], [8, 1]] is 0 to 31; a group that is not such loops lists its ranks as [[1, rank], ...].
-        op: as torch calls it, such as "c10d._allgather_base_"; empty in recordings of version 1.
-        peer: of a message, global rank of the other end; None of a collective. The nth one that a rank sends to another
-            is the nth one that the other receives from it.
-        batch: of a message, those of a rank with the same number begin and end together; they follow one another.
+        op: torch's name, such as "c10d._allgather_base_"; empty in recordings of version 1.
+        peer: for a message, global rank of the other end; None for a collective. The nth message of a rank to
+            another is the nth one that the other receives from it.
+        batch: for a message: messages of a rank with the same number begin and end together; they are consecutive.
     """
 
     stream: Count
@@ -161,27 +161,27 @@ class Collective(NamedTuple):
 
 
 class EventRecorded(NamedTuple):
-    """An event happens when all that was issued to the stream before has ended."""
+    """An event that happens when all earlier work on the stream has ended."""
 
     stream: Count
     event: Count
 
 
 class EventWaited(NamedTuple):
-    """What is issued to the stream from now on begins after the event."""
+    """Later work on the stream begins after the event."""
 
     stream: Count
     event: Count
 
 
 class HostWaited(NamedTuple):
-    """The host issues nothing before the stream is empty."""
+    """The host issues nothing until the stream is empty."""
 
     stream: Count
 
 
 class Allocated(NamedTuple):
-    """A block of memory is asked for on a stream; `owner` as of an `Operator`."""
+    """Allocation of a block of memory on a stream; `owner` as in `Operator`."""
 
     block: Count
     num_bytes: Count
@@ -191,7 +191,7 @@ class Allocated(NamedTuple):
 
 
 class Freed(NamedTuple):
-    """A block is given back to the allocator; its bytes were asked for by `Allocated`."""
+    """Release of a block from `Allocated`, which has its bytes."""
 
     block: Count
 
@@ -200,7 +200,7 @@ Event = StepBegun | Operator | Collective | EventRecorded | EventWaited | HostWa
 
 
 def ranks_of_pipeline(mesh: Mapping[str, int], mesh_dim: str, rank: int) -> list[int]:
-    """The ranks along a mesh dim that one of them is among; the mesh's last dim has neighbours.
+    """Return the ranks along a mesh dim that include `rank`; the mesh's last mesh dim has neighbours.
 
     >>> ranks_of_pipeline({"pp": 2, "tp": 4}, "pp", 5)
     [1, 5]
@@ -212,7 +212,7 @@ def ranks_of_pipeline(mesh: Mapping[str, int], mesh_dim: str, rank: int) -> list
 
 
 def ranks_of(loops: Touched) -> list[int]:
-    """The ranks of `Collective.ranks`."""
+    """Return the ranks of `Collective.ranks`."""
     if loops and all(count == 1 for count, _ in loops):
         return [rank for _, rank in loops]
     ranks = [0]
@@ -230,18 +230,18 @@ class Recording:
 
     @property
     def step(self) -> Sequence[Event]:
-        """The events of the last step, which has its operators."""
+        """The events of the last step, which includes operators."""
         begun = [index for index, event in enumerate(self.events) if isinstance(event, StepBegun)]
         return self.events[begun[-1] :] if begun else self.events
 
     @property
     def collectives(self) -> list[Collective]:
-        """Those of the last step, in the order of issue."""
+        """Collectives of the last step, in the order of issue."""
         return [event for event in self.step if isinstance(event, Collective)]
 
     @property
     def world_size(self) -> int:
-        """Ranks of the whole mesh."""
+        """Number of ranks of the whole mesh."""
         return math.prod(self.head.mesh.values())
 
 
@@ -260,13 +260,13 @@ NAMES = {kind: name for name, kind in TYPES.items()}
 
 
 class HeadLine(Struct):
-    """What the first line of a rank has besides its `Head`."""
+    """Fields of a rank's first line in addition to its `Head`."""
 
     num_events: Count | None = None
 
 
 def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
-    """Write those of one step's ranks as JSON lines."""
+    """Write the recordings of one step's ranks as JSON lines."""
     lines = []
     for recording in recordings:
         counts = {"recording_version": VERSION, "num_events": len(recording.events)}
@@ -276,10 +276,10 @@ def save_recordings(recordings: Sequence[Recording], path: Path) -> None:
 
 
 def load_recordings(path: Path) -> list[Recording]:
-    """Read what `save_recordings` wrote: one recording a rank, of one step.
+    """Read a file of `save_recordings`: one recording per rank, of one step.
 
     Raises:
-        UserError: the file cannot be read, is no recording, or a line of it is damaged.
+        UserError: the file cannot be read, is not a recording, or has a damaged line.
     """
     ranks: list[tuple[int, Head, int | None, list[Event]]] = []
     with opened(path, "recording") as file:
@@ -298,14 +298,14 @@ def load_recordings(path: Path) -> list[Recording]:
     first = ranks[0][1]
     for number, head, count, events in ranks:
         if count is not None and len(events) != count:
-            raise _damaged(path, number, f"{len(events):,} of its {count:,} events are there: it was cut short")
+            raise _damaged(path, number, f"it has {len(events):,} of its {count:,} events: it was cut short")
         if (head.scenario, head.variant, head.mesh) != (first.scenario, first.variant, first.mesh):
-            raise _damaged(path, number, f"{head.label} is another step than {first.label}, a file holds one")
+            raise _damaged(path, number, f"{head.label} is another step than {first.label}, but a file has one step")
         _require_order(events, path, number + 1)
     return [Recording(head, events) for _, head, _, events in ranks]
 
 
-_NO_RECORDING = "is no recording; write one with distbench simulate SCENARIO --save FILE"
+_NO_RECORDING = "is not a recording; write one with distbench simulate SCENARIO --save FILE"
 
 
 def _head(record: dict[str, Any], path: Path) -> Head:
@@ -327,7 +327,7 @@ def _head(record: dict[str, Any], path: Path) -> Head:
 def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     for number, line in enumerate(file, start=1):
         if number > MAX_LINES or len(line) > MAX_LINE_BYTES:
-            raise UserError(f"recording {path}, line {number}: it is longer than any recording; record the step anew")
+            raise UserError(f"recording {path}, line {number}: it is longer than any recording; record the step again")
         try:
             record = parse_json(line.rstrip(b"\n"))
         except ValueError as error:
@@ -340,7 +340,7 @@ def _lines(file: Any, path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 def _event(record: dict[str, Any]) -> Event:
     kind = TYPES.get(name) if isinstance(name := record.get("is"), str) else None
     if kind is None:
-        raise ValueError("it is no event of a recording")
+        raise ValueError("it is not an event of a recording")
     values = [record.get(name, kind._field_defaults.get(name)) for name in kind._fields]
     event = decode(values, kind)
     if isinstance(event, Collective):
@@ -354,7 +354,7 @@ def _event(record: dict[str, Any]) -> Event:
 
 
 def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None:
-    """A block is freed once, after it was allocated, and there is a step behind the one that sets things up."""
+    """Check that blocks are freed once, after their allocation, and that a step follows the one that sets things up."""
     alive: set[int] = set()
     for number, event in enumerate(events, start=first_line):
         if isinstance(event, Allocated):
@@ -366,15 +366,15 @@ def _require_order(events: Sequence[Event], path: Path, first_line: int) -> None
                 raise _damaged(path, number, f"block {event.block} is freed and not allocated")
             alive.remove(event.block)
     if not any(isinstance(event, StepBegun) and event.number > 1 for event in events):
-        raise UserError(f"recording {path} has no step; record it anew")
+        raise UserError(f"recording {path} has no step; record it again")
 
 
 def _damaged(path: Path, number: int, wrong: str) -> UserError:
-    return UserError(f"recording {path}, line {number}: {wrong}; record the step anew")
+    return UserError(f"recording {path}, line {number}: {wrong}; record the step again")
 
 
 class RecordedSteps(NamedTuple):
-    """Of each variant of a job the recordings of its ranks, one after another; or, by its label, why it has none."""
+    """Recordings of the ranks of each variant of a job; or, by its label, the reason why it has none."""
 
     recordings: list[Recording]
     left_out: dict[str, str]
@@ -383,13 +383,13 @@ class RecordedSteps(NamedTuple):
 def record_steps(
     jobs: Sequence[Job], timeout_s: float = TIMEOUT_S, ranks: Sequence[int] | None = (0,)
 ) -> list[RecordedSteps]:
-    """A step of every variant of each job, as some ranks run it; jobs follow one another in one process.
+    """Record a step of every variant of each job, on some ranks; all jobs run in one process, one after another.
 
     Args:
-        ranks: None for rank 0 and those whose step may differ from its: with other shards, say.
+        ranks: None for rank 0 and those whose step may differ from it, such as with other shards.
 
     Raises:
-        UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model asks for
+        UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model needs
             values), or the process failed.
     """
     names = ", ".join(job.scenario for job in jobs)
@@ -399,7 +399,7 @@ def record_steps(
             (folder, json.dumps(ranks)),
             given=[job.to_record() for job in jobs],
             timeout_s=timeout_s,
-            failure=f"no step of {names} was recorded: {{why}}; see whether distbench check passes it",
+            failure=f"no step of {names} was recorded: {{why}}; check it with distbench check",
         )
         steps = []
         for of_job in answer:
@@ -412,7 +412,7 @@ def record_steps(
 
 
 def _reasons(left_out: Mapping[str, str]) -> Iterator[str]:
-    """Each reason once, with the first variant that it is of and how many more."""
+    """Yield each reason once, with its first variant and the number of others."""
     for reason, count in Counter(left_out.values()).items():
         first = next(label for label in left_out if left_out[label] == reason)
         yield f"{first}{f' (and {count - 1} more variants)' if count > 1 else ''}: {reason}"

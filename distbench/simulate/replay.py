@@ -1,4 +1,4 @@
-"""A recording on a machine: its step's time and memory, and what was assumed for that."""
+"""A recording on a machine: its step's time and memory, and the assumptions."""
 
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
@@ -14,16 +14,16 @@ from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of
 from distbench.spec.plan import folded
 
 NOT_SIMULATED = (
-    "each rank is simulated alone, as fast as the slowest device is: none waits for another within the step",
-    "nothing slows down what runs beside it: kernels and collectives share neither SMs nor memory bandwidth",
+    "each rank is simulated alone, at the speed of the slowest device, and does not wait for others within the step",
+    "concurrent work is not slowed down: kernels and collectives share neither SMs nor memory bandwidth",
     "memory outside of torch's allocator is not counted: the device's context, NCCL's buffers, libraries' workspaces",
 )
 IN_PIPELINES = (
     "ranks of a pipeline wait for one another's messages; each is as fast as the slowest device, and its other "
-    "collectives wait for nobody"
+    "collectives do not wait for other ranks"
 )
 NOT_ON_HOST = (
-    "the host runs operators and collectives one after another, each as long as it took while all ranks ran it",
+    "the host runs operators and collectives sequentially, each for its time measured while all ranks ran it",
     NOT_SIMULATED[0],
     "memory is that of an accelerator's allocator: a CPU's has other rules",
 )
@@ -31,14 +31,14 @@ NOT_ON_HOST = (
 
 @dataclass(frozen=True)
 class SimulatedRanks:
-    """All ranks of a pipeline, or one that is alone, on one machine."""
+    """All ranks of a pipeline, or a single rank, on one machine."""
 
     recordings: Sequence[Recording]
     hardware: Hardware
 
     @cached_property
     def timed(self) -> dict[int, TimedStep]:
-        """Each rank's step. Raises as `replay_together`."""
+        """Each rank's step. Raises like `replay_together`."""
         steps = replay_together(self.recordings, self.hardware)
         return {recording.head.rank: timed for recording, timed in zip(self.recordings, steps, strict=True)}
 
@@ -49,8 +49,8 @@ class Simulation:
 
     Args:
         expandable: whether the allocator runs with `expandable_segments:True`.
-        float8: patterns of the modules that are in float8 in the recording, where it was changed so.
-        ranks: those of the rank's pipeline, of which it is one; None for it alone.
+        float8: patterns of the modules that were changed to float8 in the recording.
+        ranks: those of the rank's pipeline, including itself; None for a single rank.
     """
 
     recording: Recording
@@ -63,7 +63,7 @@ class Simulation:
     def all_of(
         cls, recordings: Sequence[Recording], hardware: Hardware, expandable: bool, float8: tuple[str, ...]
     ) -> "list[Simulation]":
-        """Some ranks and variants, those of a pipeline together, with modules in float8 where any are named."""
+        """Make simulations of ranks and variants, those of a pipeline together, with the matching modules in float8."""
         changed = [in_float8_by(recording, float8) if float8 else recording for recording in recordings]
         together: dict[tuple[str, tuple[int, ...]], list[Recording]] = defaultdict(list)
         for recording in changed:
@@ -78,22 +78,22 @@ class Simulation:
 
     @cached_property
     def parts(self) -> Parts:
-        """What the step's time is made of."""
+        """The parts of the step's time."""
         return parts_of(self.timed)
 
     @cached_property
     def memory(self) -> MemoryUse:
-        """What it needs where memory has no end."""
+        """Memory use without a limit."""
         return replay_memory(compiled_memory(self.recording), expandable=self.expandable)
 
     @cached_property
     def memory_here(self) -> MemoryUse:
-        """What comes of it within this machine's memory; the same where that is not used up."""
+        """Memory use within this machine's memory; the same if that suffices."""
         return self._memory_within(self.hardware["memory_bytes"])
 
     @cached_property
     def memory_usable(self) -> MemoryUse:
-        """What comes of it where the machine's reserve is left free."""
+        """Memory use if the machine's reserve is left free."""
         return self._memory_within(self.hardware.usable_bytes)
 
     def _memory_within(self, capacity_bytes: float) -> MemoryUse:
@@ -104,26 +104,28 @@ class Simulation:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens (or samples, where the scenario names none) a second and device."""
+        """Tokens (or samples, if the scenario sets no tokens) per second and device."""
         amount = self.recording.head.num_tokens or self.recording.head.batch_size
         return amount / self.timed.step_s / self.recording.world_size
 
     @property
     def model_share(self) -> float:
-        """MFU: 3 times forward's operations (once, where nothing goes backward), of what the device could have done in
-        bf16; of a pipeline, all of its ranks' by what all could have done. Causal attention is counted half, and
-        nothing that is computed twice."""
+        """MFU: 3 times forward's operations (once without backward), relative to the device's bf16 peak.
+
+        For a pipeline, of all its ranks relative to all peaks. Causal attention is counted half, recomputation not at
+        all.
+        """
         passes = 3 if {"backward", SCHEDULE} & {*self.recording.head.phases} else 1
         return self._share("forward", passes)
 
     @property
     def hardware_share(self) -> float:
-        """HFU: all operations that are done, also a second time."""
+        """HFU: all operations, including recomputation."""
         return self._share()
 
     @property
     def exposed_s(self) -> dict[Exposed, float]:
-        """Exposed communication, modules of one stack together."""
+        """Exposed communication, summed over modules of one stack."""
         exposed: dict[Exposed, float] = defaultdict(float)
         for key, seconds in self.parts.exposed_s.items():
             exposed[key._replace(owner=folded(key.owner))] += seconds
@@ -131,14 +133,14 @@ class Simulation:
 
     @property
     def alive(self) -> dict[tuple[str, str], int]:
-        """What is alive at the peak: (what it is, whose, for activations) to bytes, modules of one stack together."""
+        """Memory alive at the peak: (kind, owner for activations) to bytes, summed over modules of one stack."""
         alive: dict[tuple[str, str], int] = defaultdict(int)
         for (kind, owner), num_bytes in self.memory.alive.items():
             alive[kind, folded(owner) if kind in ("activations", "backward") else ""] += num_bytes
         return dict(alive)
 
     def to_record(self) -> dict[str, Any]:
-        """All figures as plain data: s, bytes, shares of one."""
+        """Return all figures as plain data: s, bytes, fractions."""
         head, parts, memory = self.recording.head, self.parts, self.memory
         return {
             "simulated": True,
@@ -177,7 +179,7 @@ class Simulation:
 
     @property
     def not_simulated(self) -> tuple[str, ...]:
-        """What a reader must know of the figures beside what was assumed."""
+        """Caveats about the figures in addition to the assumptions."""
         host = self.hardware.host
         rule = (FLOAT8_RULE.format(patterns=", ".join(self.float8)),) if self.float8 else ()
         if self.recording.head.pipeline is not None:
@@ -189,7 +191,7 @@ class Simulation:
         return self.ranks or SimulatedRanks([self.recording], self.hardware)
 
     def _share(self, phase: str | None = None, passes: int = 1) -> float:
-        """Operations so many times, of what the device could have done in bf16; of a pipeline's ranks, the mean."""
+        """Return the operations times `passes`, relative to the bf16 peak; of a pipeline's ranks, the mean."""
         ranks = self._together.recordings
         operators = [event for recording in ranks for event in recording.step if isinstance(event, Operator)]
         flops = sum(operator.flops for operator in operators if phase in (None, operator.phase)) // len(ranks)
@@ -197,14 +199,14 @@ class Simulation:
 
 
 def _pipeline(recording: Recording) -> tuple[str, tuple[int, ...]]:
-    """The variant and the ranks of a recording's pipeline; its own rank alone where it is none."""
+    """Return the variant and the ranks of a recording's pipeline; without a pipeline its own rank."""
     head = recording.head
     ranks = ranks_of_pipeline(head.mesh, head.pipeline.mesh_dim, head.rank) if head.pipeline else [head.rank]
     return head.label, tuple(ranks)
 
 
 def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
-    """Exposed seconds by mesh dim."""
+    """Return exposed seconds by mesh dim."""
     seconds_by_dim: dict[str, float] = defaultdict(float)
     for key, seconds in exposed.items():
         seconds_by_dim[key.mesh_dim] += seconds
@@ -212,17 +214,17 @@ def by_mesh_dim(exposed: Mapping[Exposed, float]) -> dict[str, float]:
 
 
 def slowest(simulations: Sequence[Simulation]) -> Simulation:
-    """The rank whose step takes longest, the first of several: others wait for it."""
+    """Return the rank whose step takes longest, the first of several: others wait for it."""
     return max(simulations, key=lambda simulation: simulation.timed.step_s)
 
 
 def fullest(simulations: Sequence[Simulation]) -> Simulation:
-    """The rank that reserves most memory, of several the one with most of it alive."""
+    """Return the rank that reserves most memory, of several the one with most live memory."""
     return max(simulations, key=lambda simulation: (simulation.memory.reserved_bytes, simulation.memory.live_bytes))
 
 
 def steps_of(simulations: Sequence[Simulation]) -> list[list[Simulation]]:
-    """Put together what is of one step: the ranks of one variant."""
+    """Group simulations by step: the ranks of one variant."""
     by_label: dict[str, list[Simulation]] = {}
     for simulation in simulations:
         by_label.setdefault(simulation.recording.head.label, []).append(simulation)

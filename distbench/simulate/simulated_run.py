@@ -1,4 +1,4 @@
-"""Simulated steps as a run file: what reads measured runs reads it. Each row says `simulated`, none has a sample."""
+"""Simulated steps as a run file, in the format of measured runs. Each row has status `simulated` and no samples."""
 
 import time
 from collections import Counter, defaultdict
@@ -32,20 +32,18 @@ MAX_ALIVE = 24
 def write_simulated_run(
     simulations: Sequence[Simulation], out: Path, environment: Mapping[str, Any], started_at: float, label: str = ""
 ) -> Path:
-    """Write the steps of one scenario on one machine below a results folder; the run file.
+    """Write the steps of one scenario on one machine below a results folder; return the run file.
 
     Args:
-        environment: what is known of where it was simulated: commit, Python.
+        environment: the environment of the simulation: commit, Python.
         started_at: when the command began, seconds since the epoch.
 
     Raises:
-        UserError: the folder cannot be written, or a step takes longer than a run file can say.
+        UserError: the folder cannot be written, or a step takes longer than a run file supports.
     """
     longest_s = max(simulation.timed.step_s for simulation in simulations)
     if longest_s > DAY_S:
-        raise UserError(
-            f"a step would take {longest_s:.3g} s, more than a day; look at the hardware file, or at --mesh"
-        )
+        raise UserError(f"a step would take {longest_s:.3g} s, more than a day; check the hardware file and --mesh")
     hardware, head = simulations[0].hardware, simulations[0].recording.head
     commit = str(environment.get("git_commit") or "nogit")[:8]
     run_id = unique_stem(started_at, commit, slug(head.scenario))
@@ -64,7 +62,7 @@ def write_simulated_run(
         path.parent.mkdir(parents=True, exist_ok=True)
         append(path, header, *map(_case, of_steps), *map(_trace, of_steps), footer)
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+        raise UserError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
     return path
 
 
@@ -158,7 +156,7 @@ def _case(ranks: Sequence[Simulation]) -> Record:
 
 
 def _bubbles(ranks: Sequence[Simulation]) -> Record:
-    """Of a pipeline: seconds of the rank whose parts are given, and each rank's share of the step."""
+    """Return a pipeline's idle seconds on the rank whose parts are given, and each rank's share of the step."""
     if (pipeline := ranks[0].recording.head.pipeline) is None:
         return {}
     return {
@@ -169,13 +167,15 @@ def _bubbles(ranks: Sequence[Simulation]) -> Record:
 
 
 def _case_id(head: Head) -> str:
-    """That of a measured run's case; recordings of version 1 do not say."""
+    """Return the case id of a measured run; recordings of version 1 lack it."""
     return head.case_id or f"step/{head.label}"
 
 
 def _phase_spans(step: Simulation) -> list[tuple[str, float, float]]:
-    """(phase, start, end) one after another; together the step. Those of several micro-batches are in turn. A phase
-    ends with its last operator on the default stream."""
+    """Return consecutive (phase, start, end); together they are the step.
+
+    Those of several micro-batches alternate. A phase ends with its last operator on the default stream.
+    """
     is_pipeline = step.recording.head.pipeline is not None
     ends: list[tuple[str, float]] = []
     for span in step.timed.spans:
@@ -191,7 +191,7 @@ def _phase_spans(step: Simulation) -> list[tuple[str, float, float]]:
 
 
 def _trace(ranks: Sequence[Simulation]) -> Record:
-    """As `observe.trace` has it, of the ranks that were simulated."""
+    """Return the trace of the simulated ranks, as in `observe.trace`."""
     head = ranks[0].recording.head
     pipeline = {}
     if head.pipeline is not None:
@@ -219,7 +219,7 @@ def _rank(step: Simulation) -> int:
 
 
 def _computing(step: Simulation) -> list[tuple[float, float]]:
-    """When operators run; short pauses between them are left out."""
+    """Return the times when operators run, without short pauses between them."""
     stretches: list[tuple[float, float]] = []
     for start, end in computing_of(step.timed):
         if stretches and start - stretches[-1][1] < LEAST_PAUSE * step.timed.step_s:
@@ -230,7 +230,7 @@ def _computing(step: Simulation) -> list[tuple[float, float]]:
 
 
 def _rows(step: Simulation) -> list[list[Any]]:
-    """One a collective, in the order of issue."""
+    """Return one row per collective, in the order of issue."""
     exposed_s = {id(span): seconds for span, seconds in exposed_spans(step.timed)}
     counts: Counter[str] = Counter()
     rows = []
@@ -239,7 +239,7 @@ def _rows(step: Simulation) -> list[list[Any]]:
             continue
         rank, peer = _rank(step), span.what.peer
         group = "+".join(f"{count}x{stride}" for count, stride in span.what.ranks)
-        if peer is not None:  # who sends it and who receives it
+        if peer is not None:  # sender and receiver
             group = f"{rank},{peer}" if span.what.kind == "send" else f"{peer},{rank}"
         values = {
             **span.what._asdict(),

@@ -10,8 +10,8 @@ from distbench.spec.mesh import format_mesh
 from distbench.spec.printable_text import count_text
 
 MAX_ROWS = 8
-LEAST_S = 1e-9  # below it is what floating point leaves over
-# What lies in a block of memory, as a reader calls it.
+LEAST_S = 1e-9  # smaller times are rounding errors
+# Content of a block of memory, as shown to the reader.
 CALLED = {
     "parameters": "parameters (this rank's shards)",
     "gradients": "gradients (this rank's shards)",
@@ -27,8 +27,7 @@ CALLED = {
 
 
 def blocks_of(ranks: Sequence[Simulation]) -> list[Block]:
-    """Everything about one simulated step, given as the ranks that were simulated: of the slowest one its time, of the
-    fullest one its memory."""
+    """All tables of one simulated step, from its simulated ranks: time of the slowest, memory of the fullest one."""
     simulation, memory = slowest(ranks), fullest(ranks)
     return [
         Heading(f"{simulation.recording.head.label}, simulated on {simulation.hardware.name}"),
@@ -185,7 +184,7 @@ def _memory(simulation: Simulation) -> Table:
 
 
 def assumptions(simulation: Simulation) -> tuple[str, ...]:
-    """Return what was guessed, fitted, extrapolated and left out."""
+    """Return the guessed, fitted, extrapolated and missing figures."""
     hardware = simulation.hardware
     sentences: list[str] = []
     for basis, verb in (("guess", "guessed"), ("fitted", "fitted")):

@@ -1,1 +1,1 @@
-"""The one way two things are compared: intervals, families of tests, change points. Arrays in, arrays out."""
+"""All comparisons: intervals, families of tests, change points. Arrays in, arrays out."""

@@ -1,9 +1,9 @@
 """Change points of all cases of a scenario at once, compared with the same launches in random order.
 
 A cut of a series explains a share of its sum of squares. A change is a cut that explains more than the best cut of any
-case does when launches are permuted, all cases together (maxT of Westfall and Young, 1993). Neighbouring launches
-share the machine's level of that hour, which is nearly the same for all cases. So the median over all cases is
-subtracted from each launch first. It is a series of its own, whose launches are permuted in blocks of neighbours.
+case does when launches are permuted, all cases together (maxT of Westfall and Young, 1993). Neighbouring launches share
+the machine's drift, which is nearly the same for all cases. So the median over all cases is subtracted from each launch
+first. The median is a separate series, whose launches are permuted in blocks of neighbours.
 """
 
 import math
@@ -21,30 +21,30 @@ Cuts = tuple[Floats, NDArray[np.int64]]
 Search = Callable[[Floats], Cuts]
 
 MIN_LAUNCHES = 3  # on each side of a change: fewer are outliers
-LEVEL = 0.05  # of reporting any change where nothing changed, over all cases of a scenario
-# Of that: for the median of all cases, whose blocks have fewer orders; for each case's own cuts; for stretches of
-# another level between two cuts.
+LEVEL = 0.05  # probability of any false change, over all cases of a scenario
+# Shares of that: for the median of all cases, whose blocks have fewer orders; for each case's own cuts; for temporary
+# levels between two cuts.
 SHARED_LEVEL, OWN_LEVEL, STRETCH_LEVEL = 0.035, 0.01, 0.005
-MIN_CASES = 5  # whose median is the machine's level; fewer cases are tested with that level in them
-MIN_STEADY = 3  # cases without a change of their own that such a median needs
-BLOCK = 3  # neighbouring launches that stay together where the machine's level is in the series
-MIN_BLOCKS = 6  # fewer leave too few orders to tell a change from drift
+MIN_CASES = 5  # for a median; with fewer cases the machine's drift stays in each case
+MIN_STEADY = 3  # cases without their own change that such a median needs
+BLOCK = 3  # neighbouring launches that stay together if the machine's drift is in the series
+MIN_BLOCKS = 6  # fewer have too few orders to distinguish a change from drift
 NUM_ORDERS = 399
 NUMBERS_AT_ONCE = 1 << 18
 SEED = 20260101
-OUTLIER = 4.0  # standard deviations from the median, beyond which a launch counts as that far
+OUTLIER = 4.0  # standard deviations from the median at which launches are clipped
 MAD_TO_SD = 1 / 0.6745
 
 
 @dataclass(frozen=True)
 class ChangePoints:
-    """Where levels change, as columns of launches: the first of each new level.
+    """Columns of launches at which levels change: the first of each new level.
 
     Args:
-        own: of each case, in addition to what all cases share.
-        shared: of the median over all cases; empty where there are fewer than MIN_CASES.
-        own_share: the share of a case's sum of squares that a split must explain; nan where nothing could be tested.
-        shared_share: likewise of the median's.
+        own: changes of each case, in addition to the shared ones.
+        shared: changes of the median over all cases; empty if there are fewer than MIN_CASES.
+        own_share: the share of a case's sum of squares that a split must explain; nan if nothing could be tested.
+        shared_share: the same for the median.
     """
 
     own: list[list[int]]
@@ -54,7 +54,7 @@ class ChangePoints:
 
 
 def change_points(logs: Floats) -> ChangePoints:
-    """The changes of each case's level.
+    """Return the changes of each case's level.
 
     Args:
         logs: logarithms of times, [cases, launches], oldest first; nan where a launch lacks the case.
@@ -67,7 +67,7 @@ def change_points(logs: Floats) -> ChangePoints:
     own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     steady = [not cuts for cuts in own_cuts]
     if MIN_STEADY <= sum(steady) < len(rows):
-        # Cases that changed moved the median, and with it every other case.
+        # Cases that changed moved the median, and thereby every other case.
         common = np.nanmedian(rows[steady], axis=0)
         own_cuts, own_share = _changes(rows - common, 1, {best_cut: OWN_LEVEL, two_cuts: STRETCH_LEVEL})
     [shared], shared_share = _changes(common[None], BLOCK, {best_cut: SHARED_LEVEL})
@@ -75,7 +75,7 @@ def change_points(logs: Floats) -> ChangePoints:
 
 
 def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[list[list[int]], float]:
-    """The changes of each row, and the share that one cut must explain."""
+    """Return the changes of each row, and the share that one cut must explain."""
     rows = _without_outliers(rows)
 
     @cache
@@ -98,13 +98,13 @@ def _changes(rows: Floats, block: int, levels: Mapping[Search, float]) -> tuple[
 
 
 def best_cut(rows: Floats) -> Cuts:
-    """Of each row the largest share of its sum of squares that one cut explains, and its column, [rows, 1]."""
+    """Return for each row the largest share of its sum of squares that one cut explains, and its column, [rows, 1]."""
     gain = _gains(rows, 1)[:, 0, 1:-1]
     return gain.max(axis=1, initial=0.0), gain.argmax(axis=1)[:, None] + 1
 
 
 def two_cuts(rows: Floats) -> Cuts:
-    """Likewise of a stretch that differs from the rest, and both of its ends, [rows, 2].
+    """Return the same for an interval that differs from the rest, with both of its ends, [rows, 2].
 
     This is circular binary segmentation (Olshen et al., Biostatistics 5, 2004), which finds temporary levels.
     """
@@ -115,10 +115,10 @@ def two_cuts(rows: Floats) -> Cuts:
 
 
 def _gains(rows: Floats, num_first: int) -> Floats:
-    """The share that each stretch of columns explains, [rows, first, one past the last]; 0 where it is not allowed.
+    """Return the share that each interval of columns explains, [rows, first, one past the last]; 0 if not allowed.
 
     Args:
-        num_first: first columns that are tried: 1 for stretches that begin with the series.
+        num_first: number of first columns: 1 for intervals that begin with the series.
     """
     is_known = np.isfinite(rows)
     values = np.where(is_known, rows, 0.0)
@@ -137,13 +137,13 @@ def _gains(rows: Floats, num_first: int) -> Floats:
 
 
 def _explained_by_chance(rows: Floats, block: int, levels: Mapping[Search, float]) -> list[float]:
-    """The share that the best cuts of any row exceed with each search's probability; nan for too few launches."""
+    """Share that the best cuts of any row exceed with each search's probability; nan for too few launches."""
     num_launches = rows.shape[1]
     if num_launches < max(2 * MIN_LAUNCHES, MIN_BLOCKS * block if block > 1 else 0):
         return [math.nan] * len(levels)
     draw = np.random.default_rng(SEED)
     orders = np.array([_order(num_launches, block, draw) for _ in range(NUM_ORDERS)])
-    # Many orders at a time, as rows of one search: a search of two cuts has a number a row and pair of launches.
+    # Many orders at a time, as rows of one search: a search of two cuts has one number per row and pair of launches.
     num_pieces = math.ceil(NUM_ORDERS * len(rows) * (num_launches + 1) ** 2 / NUMBERS_AT_ONCE)
     pieces = np.array_split(orders, min(num_pieces, NUM_ORDERS))
     least = []
@@ -155,14 +155,14 @@ def _explained_by_chance(rows: Floats, block: int, levels: Mapping[Search, float
 
 
 def _order(num_launches: int, block: int, draw: np.random.Generator) -> NDArray[np.int64]:
-    """Launches in a random order that keeps blocks of neighbours together; the first block may be shorter."""
+    """Return launches in a random order that keeps blocks of neighbours; the first block may be shorter."""
     cuts = np.arange(draw.integers(block) or block, num_launches, block)
     blocks = np.split(np.arange(num_launches), cuts)
     return np.concatenate([blocks[index] for index in draw.permutation(len(blocks))])
 
 
 def _without_outliers(rows: Floats) -> Floats:
-    """Values far from their row's median moved nearer, so that one launch is no new level."""
+    """Clip values far from their row's median, so that one launch is not a new level."""
     middle = np.nanmedian(rows, axis=1, keepdims=True)
     spread = np.nanmedian(np.abs(rows - middle), axis=1, keepdims=True) * MAD_TO_SD
     reach = np.where(spread > 0, OUTLIER * spread, np.inf)

@@ -14,14 +14,14 @@ Ints = NDArray[np.int64]
 
 SUMMARY = ("median_s", "q1_s", "q3_s", "p95_s", "min_s", "p50_s", "p90_s", "p99_s")
 MIN_FOR_QUARTILES = 4
-MIN_FOR_P95 = 20  # of fewer the 95th percentile is the maximum
+MIN_FOR_P95 = 20  # with fewer, the 95th percentile is the maximum
 MIN_FOR_MEAN_CI = 5
-# Of so many independent samples the largest lies above that percentile with 95 % probability: 1 - q^n >= 0.95.
+# The largest of this many independent samples exceeds that percentile with 95 % probability: 1 - q^n >= 0.95.
 MIN_FOR_PERCENTILE = {50: 5, 90: 29, 99: 299}
 
 
 class Interval(NamedTuple):
-    """Estimates with the bounds of their 95 % confidence intervals, one element a case; nan where there is none."""
+    """Estimates with the bounds of their 95 % confidence intervals, one element per case; nan if there is none."""
 
     center: Floats
     low: Floats
@@ -29,11 +29,11 @@ class Interval(NamedTuple):
 
 
 def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
-    """The columns of SUMMARY, in seconds, one element a case; nan for a case with no samples, or too few for a column.
+    """Return the columns of SUMMARY, in seconds, one element per case; nan for a case without enough samples.
 
-    Quartiles, interpolated between order statistics, show how samples spread, not how well the median is known:
-    neighbouring samples depend on each other. p50 to p99 are nearest-rank percentiles, so each is a sample that was
-    measured; below MIN_FOR_PERCENTILE samples there is none.
+    Quartiles, interpolated between order statistics, show how samples spread, not the error of the median, since
+    neighbouring samples depend on each other. p50 to p99 are nearest-rank percentiles, so each is a measured sample;
+    they are nan below MIN_FOR_PERCENTILE samples.
     """
     counts = counts_of(samples)
     out = {name: np.full(len(samples), np.nan) for name in SUMMARY}
@@ -53,25 +53,25 @@ def summarise(samples: Sequence[Sequence[float]]) -> dict[str, Floats]:
 
 
 def counts_of(samples: Sequence[Sequence[float]]) -> Ints:
-    """How many samples each case has."""
+    """Return the number of samples of each case."""
     return np.fromiter((len(of_case) for of_case in samples), dtype=np.int64, count=len(samples))
 
 
 def side_of_bound(low: Floats, high: Floats, bound: float) -> Ints:
-    """The rule for "beyond noise": 1 where the whole 95 % interval lies above the bound, -1 where below it, else 0.
+    """Return 1 where the whole 95 % interval is above the bound, -1 where it is below, else 0 ("within noise").
 
-    The bound is 1 for a ratio, 0 for a difference of logarithms. A nan decides nothing.
+    The bound is 1 for a ratio, 0 for a difference of logarithms. nan gives 0.
     """
     return np.greater(low, bound).astype(np.int64) - np.less(high, bound).astype(np.int64)
 
 
 def margin_of(ratio: Interval) -> Floats:
-    """How far the interval's nearest bound is from one, as a factor above one; 1.0 where it holds one or is unknown."""
+    """Distance of the interval's nearest bound from one, as a factor; 1.0 if it contains one or is unknown."""
     return np.nan_to_num(np.maximum(np.fmax(1 / ratio.high, ratio.low), 1.0), nan=1.0)
 
 
 def geometric_mean(values: Floats) -> float:
-    """Geometric mean of the positive, finite values; nan for none."""
+    """Return the geometric mean of the positive, finite values; nan for none."""
     kept = values[np.isfinite(values) & (values > 0)]
     return float(np.exp(np.log(kept).mean())) if kept.size else float("nan")
 
@@ -81,7 +81,7 @@ def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
 
     The interval shows how far the mean would move with other cases. Below MIN_FOR_MEAN_CI cases its bounds are nan.
     """
-    from scipy.special import stdtrit  # ranks import this file, and do not call this function
+    from scipy.special import stdtrit  # ranks import this file but do not call this function
 
     logs = np.log(values[np.isfinite(values) & (values > 0)])
     if logs.size < MIN_FOR_MEAN_CI:
@@ -91,28 +91,28 @@ def geometric_mean_with_ci(values: Floats) -> tuple[float, float, float]:
 
 
 def median(values: Sequence[float]) -> float:
-    """The sample median; nan for none."""
+    """Return the sample median; nan for no values."""
     return statistics.median(values) if len(values) else math.nan
 
 
 @lru_cache(maxsize=4096)
 def median_ci_ranks(count: int) -> tuple[int, int]:
-    """0-based ranks of the order statistics that bound the median with at least 95 % confidence.
+    """Return 0-based ranks of the order statistics that bound the median with at least 95 % confidence.
 
     Distribution-free: the number of samples below the median is Binomial(count, 1/2) (Conover, Practical
-    Nonparametric Statistics, 3.2). Below 6 samples no pair of ranks reaches 95 %; the extremes are given.
+    Nonparametric Statistics, 3.2). Below 6 samples no pair of ranks reaches 95 %; then the extremes are returned.
     """
     if count < 6:
         return 0, count - 1
-    from scipy.special import bdtrik  # only where something is bounded
+    from scipy.special import bdtrik  # imported only if used
 
-    # At most 2.5 % of the samples' draws have this many or fewer below the median.
+    # At most 2.5 % of the sample draws have this many or fewer below the median.
     low = int(bdtrik(0.025, count, 0.5))
     return low, count - 1 - low
 
 
 def median_ci(values: Sequence[float]) -> tuple[float, float]:
-    """Lower and upper bound of the median's 95 % confidence interval; (nan, nan) for no values."""
+    """Return the lower and upper bound of the median's 95 % confidence interval; (nan, nan) for no values."""
     if not values:
         return math.nan, math.nan
     ordered = sorted(values)
@@ -121,6 +121,6 @@ def median_ci(values: Sequence[float]) -> tuple[float, float]:
 
 
 def is_steady(values: Sequence[float], target_ci: float) -> bool:
-    """Whether the median's 95 % confidence interval is at most `target_ci` times as wide as the median."""
+    """Return whether the median's 95 % confidence interval is at most `target_ci` times as wide as the median."""
     low, high = median_ci(values)
     return high - low <= target_ci * median(values)

@@ -1,9 +1,9 @@
-"""Cases of one launch against each other, by passes: the verdicts of the tables of a report.
+"""Comparison of cases of one launch by passes: the verdicts of a report's tables.
 
-Each stretch of a launch has its own level, so the pass is the unit: a case has one value per pass, and the cases of a
-pass are measured in random order. What chance gives is the largest statistic over all rows of the table when each
-pass's differences keep or change their signs together (single-step maxT of Westfall and Young, 1993), which holds its
-level for any noise. Rows that surely differ take part by their residuals, so that they do not widen other intervals.
+Times drift over a launch, so the pass is the unit: a case has one value per pass, and the cases of a pass are measured
+in random order. The null distribution is the largest statistic over all rows of the table when each pass's differences
+keep or change their signs together (single-step maxT of Westfall and Young, 1993); its error rate is valid for any
+noise. Rows that clearly differ take part by their residuals, so that they do not widen other intervals.
 """
 
 import math
@@ -19,28 +19,28 @@ from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import PRIOR_FREEDOM, SignFlips, detectable_effect, leaning_error, sign_choices
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
-# Of a table. Reports promise 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a verdict, at
-# 2 % one in seventeen, and of slowdowns by 10 and 20 % as many were found (docs/statistics.md).
+# Error rate of a table. Reports guarantee 5 %: at 4 %, one trial in five of 20 unchanged launches has two tables with a
+# verdict, at 2 % one in seventeen, and equally many slowdowns by 10 and 20 % were detected (docs/statistics.md).
 ALPHA = 0.02
 MIN_PASSES = 8  # fewer have too few choices of signs for a family of tests
-CLEAR = 0.001  # two-sided p of a row's own t test below which it surely differs
-MAX_TOLD = 1000  # passes that a sentence recommends at most
+CLEAR = 0.001  # two-sided p of a row's own t test below which it clearly differs
+MAX_ADVISED = 1000  # most passes that a sentence recommends
 LUCK = 0.84  # standard normal deviations: four times in five
 BASELINE, TOO_FEW = "baseline", "too few passes"
 
 
 @dataclass(frozen=True)
 class PassComparison:
-    """Rows of one table, each against its reference; one element a row, nan where there is nothing to compare.
+    """Rows of one table, each compared with its reference; one element per row, nan if there is nothing to compare.
 
     Args:
         ratio: of the row's time to its reference's: geometric mean over the passes that both have.
-        low: lower bound of the ratio, at least 95 % for all rows together, from the error that the verdict rests on.
+        low: lower bound of the ratio, at least 95 % for all rows together, from the error that the verdict uses.
         high: upper bound.
         num_passes: passes that both have.
-        verdict: "baseline" (its own reference or none), "faster", "slower", "within noise" or "too few passes".
-        detectable: the smallest slowdown, as a share, that would be found four times in five at the median row; nan
-            where no row could be tested.
+        verdict: "baseline" (compared with itself or nothing), "faster", "slower", "within noise" or "too few passes".
+        detectable: the smallest slowdown, as a fraction, that is detected four times in five at the median row; nan
+            if no row could be tested.
     """
 
     ratio: Floats
@@ -51,26 +51,26 @@ class PassComparison:
     detectable: float
 
     def passes_for(self, change: float) -> int | None:
-        """Passes in all that would find a change of this share four times in five; None where unknown."""
+        """Return the total passes that detect a change of this share four times in five; None if unknown."""
         if not math.isfinite(self.detectable) or not self.num_passes.any():
             return None
-        at_hand = float(np.median(self.num_passes[self.num_passes > 0]))
-        needed = at_hand * (math.log1p(self.detectable) / math.log1p(change)) ** 2
+        num_passes = float(np.median(self.num_passes[self.num_passes > 0]))
+        needed = num_passes * (math.log1p(self.detectable) / math.log1p(change)) ** 2
         return max(MIN_PASSES, math.ceil(needed))
 
     def sentences(self, subject: str, reference: str) -> list[str]:
-        """The smallest slowdown that the table could show, or why it has no verdicts, as sentences.
+        """Return sentences on the smallest detectable slowdown, or why there are no verdicts.
 
         Args:
-            subject: a noun for rows; likewise `reference` for their references.
+            subject: a noun for rows; `reference` is one for their references.
         """
         if TOO_FEW in self.verdict:
-            advice = f"give --passes {MIN_PASSES} or a larger --budget"
-            return [f"under {MIN_PASSES} passes nothing can be told apart: {advice}"]
+            advice = f"use --passes {MIN_PASSES} or a larger --budget"
+            return [f"under {MIN_PASSES} passes there are no verdicts: {advice}"]
         if not math.isfinite(self.detectable):
             return []
         needed = self.passes_for(0.1)
-        is_near = self.detectable > 0.1 and needed and needed <= MAX_TOLD
+        is_near = self.detectable > 0.1 and needed and needed <= MAX_ADVISED
         more = f"; for 10 % it takes about {needed} passes" if is_near else ""
         sentence = (
             f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
@@ -79,12 +79,12 @@ class PassComparison:
 
 
 def compare_passes(values: Floats, references: Sequence[int], alpha: float = ALPHA) -> PassComparison:
-    """Every row against its reference row, as one family.
+    """Compare every row with its reference row, as one family.
 
     Args:
         values: seconds, [rows, passes]: one value of a row in a pass, nan where it has none.
         references: the row that each row is compared with; -1, or the row itself, for none.
-        alpha: chance of any "faster" or "slower" where nothing differs, over the table.
+        alpha: probability of any false "faster" or "slower", over the table.
     """
     rows, against = np.arange(len(values)), np.asarray(references, dtype=np.int64).reshape(len(values))
     compared = (against >= 0) & (against != rows)
@@ -134,7 +134,7 @@ def compare_pairs(values: Floats) -> tuple[list[tuple[int, int]], PassComparison
 def _error_and_critical(
     mean: Floats, residuals: Floats, is_known: NDArray[np.bool_], alpha: float
 ) -> tuple[Floats, float]:
-    """Standard errors of mean differences, and the largest mean over error that chance gives but for alpha."""
+    """Standard errors of mean differences, and the largest mean over error expected by chance except for alpha."""
     count = is_known.sum(axis=1)
     squares = (residuals**2).sum(axis=1)
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -148,7 +148,7 @@ def _error_and_critical(
 
 
 def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> float:
-    """The smallest slowdown that is found four times in five, at the median row."""
+    """Return the smallest slowdown that is detected four times in five, at the median row."""
     freedom = float(np.median(count)) - 1 + PRIOR_FREEDOM
     # The standard deviation of the noncentral t, by the normal approximation of Johnson and Kotz.
     luck = LUCK * math.sqrt(1 + critical**2 / (2 * freedom))
@@ -156,12 +156,12 @@ def _detectable(error: Floats, critical: float, count: NDArray[np.int64]) -> flo
 
 
 def pass_medians(samples: Sequence[float], pass_counts: Sequence[Sequence[int]], num_passes: int) -> Floats:
-    """A case's median sample in each pass, nan in passes that it has no sample of.
+    """Return a case's median sample in each pass, nan in passes without samples.
 
     Args:
         samples: seconds, pass after pass.
         pass_counts: (number of the pass, samples in it), in the order of `samples`.
-        num_passes: of the launch.
+        num_passes: number of passes of the launch.
     """
     medians, start = np.full(num_passes, np.nan), 0
     for number, count in pass_counts:
@@ -172,7 +172,7 @@ def pass_medians(samples: Sequence[float], pass_counts: Sequence[Sequence[int]],
 
 
 def as_table(rows: Sequence[Floats]) -> Floats:
-    """Rows of any lengths as [rows, longest], nan at their ends."""
+    """Stack rows of any lengths as [rows, longest], filled with nan."""
     table = np.full((len(rows), max(map(len, rows), default=0)), np.nan)
     for row, values in zip(table, rows, strict=True):
         row[: len(values)] = values

@@ -1,6 +1,6 @@
 """Differences of logarithms between two sides, and all tests of one comparison as one family (sign flips, or Holm).
 
-Arrays have one row a test. A launch's value is a mean or a percentile of times, so its logarithm makes changes additive
+Arrays have one row per test. A launch's value is a mean or a percentile of times; its logarithm makes changes additive
 and tails short.
 """
 
@@ -18,20 +18,20 @@ from distbench.statistics.verdicts import IMPROVEMENT, INCONCLUSIVE, PASS, REGRE
 POWER = 0.8
 MAX_LAUNCHES = 1000
 OUTLYING = 4.0  # times the median pair's size
-MIN_OUTLYING = 0.05  # smaller differences within a pair hide nothing
-MAX_OUTLYING_SHARE = 0.1  # of the pairs; one in any case
+MIN_OUTLYING = 0.05  # smaller differences within a pair are kept
+MAX_OUTLYING_SHARE = 0.1  # of the pairs, but at least one
 _GRID = np.unique(np.round(np.geomspace(2, MAX_LAUNCHES, 120)).astype(int))
 
 
 @dataclass(frozen=True)
 class LogDifference:
-    """Candidate minus baseline, in logarithms, one element a test.
+    """Candidate minus baseline, in logarithms, one element per test.
 
     Args:
-        error: standard error, with `freedom` degrees of freedom; nan where there are too few launches.
+        error: standard error, with `freedom` degrees of freedom; nan if there are too few launches.
         num_launches: pairs, or launches of the smaller side.
-        baseline: that side's mean; likewise `candidate`.
-        pairs: each pair's difference, [tests, pairs]; None where launches were not compared in pairs.
+        baseline: that side's mean; `candidate` is the other one.
+        pairs: each pair's difference, [tests, pairs]; None if launches were not compared in pairs.
     """
 
     estimate: Floats
@@ -44,25 +44,26 @@ class LogDifference:
 
     @property
     def is_paired(self) -> bool:
-        """Whether launches were compared in pairs."""
+        """Return whether launches were compared in pairs."""
         return self.pairs is not None
 
     def p_above(self, sign: int = 1) -> Floats:
-        """One-sided p of "no slower" (sign 1) or "no faster" (sign -1): Student's t."""
+        """Return the one-sided p of "no slower" (sign 1) or "no faster" (sign -1): Student's t."""
         with np.errstate(divide="ignore", invalid="ignore"):
             t = sign * self.estimate / self.error
-        # Without any spread there is either no difference, or one that is certain.
+        # Without any spread the difference is either zero or certain.
         t = np.where(self.error == 0, np.where(self.estimate == 0, 0.0, np.copysign(np.inf, sign * self.estimate)), t)
         return np.where(np.isnan(self.error), np.nan, stdtr(self.freedom, -t))
 
     def interval(self, confidence: float) -> tuple[Floats, Floats]:
-        """Lower and upper bound of the estimate, two-sided."""
+        """Return the two-sided lower and upper bound of the estimate."""
         reach = stdtrit(self.freedom, 0.5 + confidence / 2) * self.error
         return self.estimate - reach, self.estimate + reach
 
     def detectable(self, alpha: float, tolerance: Floats) -> Floats:
-        """The smallest true slowdown that would be significant at one-sided `alpha` and above the tolerance, both in
-        logarithms, four times in five."""
+        """Smallest true slowdown (logarithm) that is significant at one-sided `alpha` and above the tolerance
+        (logarithm) four times in five.
+        """
         return detectable_effect(self.error, stdtrit(self.freedom, 1 - alpha), stdtrit(self.freedom, POWER), tolerance)
 
     def launches_to_settle(
@@ -73,13 +74,13 @@ class LogDifference:
         found_error: Floats | None = None,
         prior_freedom: float = 0.0,
     ) -> Floats:
-        """Launches a side (pairs) in all that would settle a test four times in five if the estimate is true.
+        """Total launches per side (pairs) that would settle a test four times in five if the estimate is true.
 
-        A true change above the tolerance is settled when it is found at one-sided `alpha`, one below when the upper
-        bound falls below the tolerance; nan where MAX_LAUNCHES are not enough, as at a change near the tolerance.
+        A true change above the tolerance is settled when it is detected at one-sided `alpha`, one below when the upper
+        bound is below the tolerance; nan if MAX_LAUNCHES are not enough, as for a change near the tolerance.
 
         Args:
-            found_error: the standard error by which a slowdown is found, by default `error`.
+            found_error: the standard error for detecting a slowdown, by default `error`.
             prior_freedom: its degrees of freedom beyond those of its own launches.
         """
         spread = self.error * np.sqrt(self.num_launches)
@@ -104,13 +105,13 @@ def detectable_effect(
         luck: the quantile at POWER of that statistic about its expectation. Student's t is the usual choice for
             planning: it takes the noncentral t for a shifted one (Cohen, Statistical Power Analysis, 2.4).
     """
-    with np.errstate(invalid="ignore"):  # nothing is detected where `critical` is infinite
+    with np.errstate(invalid="ignore"):  # an infinite `critical` detects nothing
         effect: Floats = np.maximum(critical * error, tolerance) + luck * error
     return effect
 
 
 def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
-    """The mean of differences within pairs of logarithms, each [tests, pairs]; a pair with a nan is left out."""
+    """Return the mean of differences within pairs of logarithms, each [tests, pairs]; a pair with a nan is left out."""
     pairs = candidate - baseline
     mean, variance, count = _moments(pairs)
     left, right = (_moments(np.where(np.isfinite(pairs), side, np.nan))[0] for side in (baseline, candidate))
@@ -119,14 +120,14 @@ def paired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
 
 
 def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bool_], Floats]:
-    """Pairs of launches that are so far apart over all cases that they would hide the differences of other pairs.
+    """Return pairs of launches whose large difference over all cases would hide the differences of other pairs.
 
-    A pair's size is the median of |difference| over all cases and metrics. Flipping its sign leaves the size as it is,
-    so a test by sign flips keeps its level when pairs are left out by size.
+    A pair's size is the median of |difference| over all cases and metrics. Flipping its sign does not change the size,
+    so a test by sign flips keeps its error rate when pairs are left out by size.
 
     Args:
         metrics: differences of logarithms within pairs, each [cases, pairs], nan where a pair lacks the value.
-        least: pairs that must remain; where fewer would, none is left out.
+        least: minimum number of remaining pairs; with fewer, none is left out.
 
     Returns:
         Whether each pair outlies, and each pair's size; nan for a pair without any value.
@@ -138,13 +139,13 @@ def outlying_pairs(metrics: Sequence[Floats], least: int) -> tuple[NDArray[np.bo
     sizes[is_known] = np.nanquantile(values[:, is_known], 0.5, axis=0, method="lower")
     usual = float(np.median(sizes[is_known])) if is_known.any() else 0.0
     outlying: NDArray[np.bool_] = sizes > max(OUTLYING * usual, MIN_OUTLYING)
-    # Many of them are no accidents.
+    # Many outlying pairs are not accidents.
     too_many = outlying.sum() > max(1, MAX_OUTLYING_SHARE * is_known.sum()) or (is_known & ~outlying).sum() < least
     return np.zeros_like(outlying) if too_many else outlying, sizes
 
 
 def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
-    """The difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
+    """Return the difference of means, with Welch's error and degrees of freedom (Biometrika 34, 1947).
 
     The sides are logarithms, each [tests, its launches], nan where a launch lacks the value.
     """
@@ -159,7 +160,7 @@ def unpaired_difference(baseline: Floats, candidate: Floats) -> LogDifference:
 
 
 def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
-    """Mean, variance and count of each row's known values; nan where they are too few."""
+    """Return mean, variance and count of each row's known values; nan if they are too few."""
     # numpy's masked arrays take many times as long for the few launches of a gate.
     is_known = np.isfinite(values)
     count = is_known.sum(axis=1)
@@ -167,7 +168,7 @@ def _moments(values: Floats) -> tuple[Floats, Floats, NDArray[np.int64]]:
         mean = np.where(is_known, values, 0.0).sum(axis=1) / count
         squares = np.where(is_known, values - mean[:, None], 0.0) ** 2
         variance = np.where(count > 1, squares.sum(axis=1) / (count - 1), np.nan)
-    # Rounding of equal values is no spread.
+    # Rounding of equal values is not spread.
     rounding = (1e-12 * (1 + np.abs(mean))) ** 2 * count / np.maximum(1, count - 1)
     return mean, np.where(variance <= rounding, 0.0, variance), count
 
@@ -177,7 +178,7 @@ def _known(freedom: Floats) -> Floats:
 
 
 def holm(p: Floats) -> Floats:
-    """Adjusted p values (Holm, Scand. J. Statist. 6, 1979); a nan, where no test was made, is not in the family."""
+    """Return adjusted p values (Holm, Scand. J. Statist. 6, 1979); nan (no test) is not in the family."""
     adjusted = np.full(p.shape, np.nan)
     tested = np.flatnonzero(~np.isnan(p))
     order = tested[np.argsort(p[tested], kind="stable")]
@@ -186,16 +187,16 @@ def holm(p: Floats) -> Floats:
     return adjusted
 
 
-# One family of paired tests, by flipping signs: exact for the family, also where cases depend on each other.
+# One family of paired tests, by flipping signs: exact for the family, also if cases depend on each other.
 #
-# Where nothing changed, baseline and candidate of a pair are exchangeable, so the differences of all cases in that pair
-# could as well have the other sign. The largest statistic over all tests under each choice of signs is what chance
-# gives (Westfall and Young, Resampling-Based Multiple Testing, 1993, single-step maxT). Unlike Holm's correction this
-# loses no power to cases that rise and fall together with their launch, and needs no normal tails.
+# If nothing changed, baseline and candidate of a pair are exchangeable, so the differences of all cases in that pair
+# could equally have the other sign. The null distribution is the largest statistic over all tests under each choice of
+# signs (Westfall and Young, Resampling-Based Multiple Testing, 1993, single-step maxT). Unlike Holm's correction this
+# loses no power if cases rise and fall together with their launch, and needs no normal tails.
 #
-# The statistic is a mean over a standard error that leans on the other cases' spread (as Smyth, Stat. Appl. Genet. Mol.
-# Biol. 3, 2004): 5 pairs hardly show a case's own spread. How far it leans affects power only, since flipping signs
-# does not change sums of squares.
+# The statistic is a mean over a standard error that is moderated by the other cases' spread (as Smyth, Stat. Appl.
+# Genet. Mol. Biol. 3, 2004), since 5 pairs hardly show a case's own spread. The moderation affects power only: flipping
+# signs does not change sums of squares.
 
 PRIOR_FREEDOM = 8.0  # degrees of freedom of the other cases' spread
 MAX_LENT = 4.0
@@ -211,9 +212,9 @@ class Flipped:
 
     Args:
         slower: p of "not slower", adjusted over the family; nan where no test was made.
-        faster: likewise of "not faster".
-        error: standard error of each mean difference, leaning on the other tests of its block.
-        critical: mean over error is significant above it; infinite where there are too few pairs.
+        faster: the same for "not faster".
+        error: standard error of each mean difference, moderated by the other tests of its block.
+        critical: mean over error is significant above it; infinite if there are too few pairs.
         freedom: degrees of freedom of `error`.
     """
 
@@ -224,16 +225,16 @@ class Flipped:
     freedom: Floats
 
     def detectable(self, tolerance: Floats) -> Floats:
-        """The smallest true slowdown that such data would call a regression four times in five; in logarithms."""
+        """Return the smallest true slowdown that such data report as a regression four times in five; in logarithms."""
         return detectable_effect(self.error, self.critical, stdtrit(self.freedom, POWER), tolerance)
 
 
 def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[Flipped]:
-    """Test every row of every block as one family at level `alpha`, rows of fewer pairs than `min_pairs` left out.
+    """Test every row of every block as one family at level `alpha`, without rows of fewer pairs than `min_pairs`.
 
     Args:
-        blocks: differences of logarithms, each [tests, its pairs] with nan where a pair lacks the value; errors of a
-            block's tests lean on each other.
+        blocks: differences of logarithms, each [tests, its pairs] with nan where a pair lacks the value; errors of
+            a block's tests moderate each other.
     """
     signs = sign_choices(max((block.shape[1] for block in blocks), default=0))
     tested_rows, flips = [], []
@@ -244,7 +245,7 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
         tested_rows.append(rows)
         flips.append(SignFlips.of(np.where(is_known, block, 0.0)[rows], count[rows]))
     largest = reduce(np.maximum, (flip.largest(signs) for flip in flips), np.full(len(signs), -np.inf))
-    # So many choices of signs may reach a statistic that is still significant; the signs as given are one of them.
+    # This many choices of signs may reach a statistic that is still significant, including the given signs.
     allowed = int(alpha * len(largest) + 1e-9)
     other_largest = np.sort(largest[1:])
     critical = float(other_largest[-allowed]) if 0 < allowed <= len(other_largest) else np.inf
@@ -262,7 +263,7 @@ def flip_tests(blocks: Sequence[Floats], min_pairs: int, alpha: float) -> list[F
 
 @lru_cache(maxsize=8)
 def sign_choices(num_pairs: int) -> NDArray[np.float64]:
-    """Choices of signs, [choices, pairs], closed under minus, the given ones first; all of them for few pairs."""
+    """Choices of signs, [choices, pairs], closed under minus, the given ones first; all for few pairs."""
     if num_pairs <= MAX_EXACT_PAIRS:
         bits = (np.arange(2**num_pairs)[:, None] >> np.arange(num_pairs)) & 1
         return (1.0 - 2.0 * bits).astype(float)
@@ -273,13 +274,13 @@ def sign_choices(num_pairs: int) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class SignFlips:
-    """Rows of differences whose signs are flipped together, all rows of a column at once.
+    """Rows of differences whose signs are flipped together, in all rows of a column at once.
 
     Args:
-        differences: [rows, columns], 0 where missing: a sign does not matter there.
+        differences: [rows, columns], 0 where missing, where the sign has no effect.
         count: differences of each row.
         squares: their sums of squares.
-        prior: the spread that rows lean on: the median of mean squares.
+        prior: the spread that moderates rows: the median of mean squares.
     """
 
     differences: Floats
@@ -314,7 +315,7 @@ class SignFlips:
     def _statistics(self, mean: Floats, piece: slice) -> tuple[Floats, Floats]:
         """Mean over error, and the error, [rows of the piece, choices of signs]."""
         count, squares = self.count[piece, None], self.squares[piece, None]
-        # The sum of squares is the same under each choice of signs, the part of the mean in it is not.
+        # The sum of squares is the same under each choice of signs, but not the part of the mean in it.
         residual_squares = squares - count * mean**2
         residual_squares = np.where(residual_squares <= 1e-12 * squares, 0.0, residual_squares)
         error = leaning_error(residual_squares, self.prior, count)
@@ -323,7 +324,7 @@ class SignFlips:
 
 
 def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[np.int64] | float) -> Floats:
-    """Return variances that lean on the other rows' variance `prior` with PRIOR_FREEDOM degrees of freedom.
+    """Return variances moderated by the other rows' variance `prior` with PRIOR_FREEDOM degrees of freedom.
 
     This is the posterior variance of G. K. Smyth, "Linear models and empirical Bayes methods for assessing differential
     expression in microarray experiments" (Stat. Appl. Genet. Mol. Biol. 3, 2004), with a fixed prior.
@@ -336,16 +337,16 @@ def moderated_variance(squares: Floats, prior: float, freedom: Floats | NDArray[
 
 
 def leaning_error(squares: Floats, prior: float, count: NDArray[np.int64]) -> Floats:
-    """Standard error of a mean of `count` values, at most MAX_LENT times that of the row's own spread.
+    """Return the standard error of a mean of `count` values, at most MAX_LENT times that of the row's own spread.
 
-    Parameters are those of `moderated_variance`. Without the bound a steady row among noisy ones would look noisy.
+    Parameters are those of `moderated_variance`. Without the limit a steady row among noisy ones would look noisy.
     """
     leaning = np.sqrt(moderated_variance(squares, prior, count - 1) / count)
     return np.minimum(leaning, MAX_LENT * np.sqrt(squares / (count - 1) / count)).astype(float)
 
 
 def _reached(chance: Floats, statistics: Floats) -> Floats:
-    """The share of choices of signs whose largest statistic is at least each of `statistics`."""
+    """Return the share of sign choices whose largest statistic is at least each of `statistics`."""
     # Slightly less: the same sum in another order may differ in its last bit.
     finite = np.where(np.isfinite(statistics), statistics, 0.0)
     least = np.where(np.isfinite(statistics), finite - 1e-9 * (1 + np.abs(finite)), statistics)
@@ -357,7 +358,7 @@ Words = NDArray[np.str_]
 
 @dataclass(frozen=True)
 class Block:
-    """One metric of one group of launches: a row a case; tolerances in logarithms."""
+    """One metric of one group of launches: one row per case; tolerances in logarithms."""
 
     difference: LogDifference
     tolerance: Floats
@@ -365,13 +366,13 @@ class Block:
 
 @dataclass(frozen=True)
 class Tested:
-    """The family's result for one block, one element a case, nan where there was no test.
+    """The family's result for one block, one element per case, nan without a test.
 
     Args:
         slower: p of "not slower", adjusted over all tests, both ways.
-        faster: likewise of "not faster".
-        detectable: the smallest true slowdown, in logarithms, that would be found four times in five.
-        needed: launches a side in all that would settle the case.
+        faster: the same for "not faster".
+        detectable: the smallest true slowdown, in logarithms, that is detected four times in five.
+        needed: total launches per side that would settle the case.
     """
 
     slower: Floats
@@ -381,10 +382,10 @@ class Tested:
 
 
 def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int]:
-    """Every block tested, and the number of tests in the family.
+    """Test every block; return the results and the number of tests in the family.
 
-    Regressions get SLOWER_SHARE of alpha, improvements the rest. Where some groups are paired, others are not, and both
-    may fail a build, each design gets half of it.
+    Regressions get SLOWER_SHARE of alpha, improvements the rest. If only some groups are paired, and both kinds may
+    fail a build, each design gets half of it.
     """
     if not blocks:
         return [], 0
@@ -399,7 +400,7 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
     results = []
     for block, p_values in zip(blocks, corrected, strict=True):
         (slower, faster), difference, tolerance = p_values, block.difference, block.tolerance
-        # The largest statistic with more pairs is unknown, so Bonferroni's bound replaces it in what is needed.
+        # The largest statistic with more pairs is unknown, so Bonferroni's bound replaces it in the needed launches.
         terms = of_one_test, options.confidence, tolerance
         if difference.is_paired:
             flips = next(flipped)
@@ -413,7 +414,7 @@ def tested(blocks: Sequence[Block], options: Options) -> tuple[list[Tested], int
 
 
 def _holm(blocks: Sequence[Block], enough: Sequence[NDArray[np.bool_]], sign: int) -> list[Floats]:
-    """Adjusted p of each block's tests, "not slower" (sign 1) or "not faster" (-1); nan where launches are paired."""
+    """Return adjusted p of each block's tests, "not slower" (sign 1) or "not faster" (-1); nan for paired launches."""
     of_blocks = [
         np.where(mask & (not block.difference.is_paired), block.difference.p_above(sign), np.nan)
         for block, mask in zip(blocks, enough, strict=True)
@@ -424,7 +425,7 @@ def _holm(blocks: Sequence[Block], enough: Sequence[NDArray[np.bool_]], sign: in
 def tolerance_words(
     block: Block, result: Tested, options: Options, is_believed: bool, may_pass: bool
 ) -> tuple[Words, Words]:
-    """REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the change that was measured, or "".
+    """Return REGRESSION, IMPROVEMENT, PASS or INCONCLUSIVE for each test; and the measured change, or "".
 
     Args:
         is_believed: whether changes count.
@@ -432,7 +433,7 @@ def tolerance_words(
     """
     difference, tolerance = block.difference, block.tolerance
     low, high = difference.interval(options.confidence)
-    # A case's own interval must agree with the family's test: other cases' spread may be too small for it.
+    # A case's own interval must agree with the family's test, since other cases' spread may be too small for it.
     side = side_of_bound(low, high, 0.0)
     enough = difference.num_launches >= options.least_launches(difference.is_paired)
     regressed = enough & (side > 0) & (difference.estimate > tolerance) & (result.slower <= options.alpha)

@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 
 from distbench.spec.errors import UserError, nearest
 
-# Of a case with a tolerance (`significance.tolerance_words`), the worst first, as in reports.
+# Verdicts of a case with a tolerance (`significance.tolerance_words`), the worst first, as in reports.
 REGRESSION, INVALID, MISSING, INCOMPARABLE = "regression", "invalid", "missing", "incomparable"
 INCONCLUSIVE, NEW, IMPROVEMENT, PASS = "inconclusive", "new", "improvement", "pass"
 VERDICTS = (REGRESSION, INVALID, MISSING, INCOMPARABLE, INCONCLUSIVE, NEW, IMPROVEMENT, PASS)
 JUDGED = (REGRESSION, INCONCLUSIVE, IMPROVEMENT, PASS)
-BROKEN = (INVALID, MISSING, INCOMPARABLE)  # there is nothing to compare, though there should be
-# Of a ratio without a tolerance.
+BROKEN = (INVALID, MISSING, INCOMPARABLE)  # a comparison is missing
+# Verdicts of a ratio without a tolerance.
 FASTER, SLOWER, WITHIN_NOISE = "faster", "slower", "within noise"
 
 METRICS = ("mean", "p10")
@@ -27,12 +27,12 @@ class Options:
     """The terms of one comparison.
 
     Args:
-        tolerances: metric to the slowdown, as a share, that is still no regression.
-        floor_s: a difference below so many seconds is no regression, whatever its share.
-        alpha: chance of reporting any regression or improvement where nothing changed, over all cases and metrics.
+        tolerances: metric to the slowdown, as a fraction, that is not yet a regression.
+        floor_s: a difference of fewer seconds is not a regression, whatever its share.
+        alpha: probability of any false regression or improvement, over all cases and metrics.
         confidence: of the interval shown; a pass needs its upper bound below the tolerance.
-        min_launches: pairs, or launches a side, below which there is no verdict.
-        dedicated: the machine is the user's alone, so that a baseline of another occasion may fail a build.
+        min_launches: pairs, or launches per side, below which there is no verdict.
+        dedicated: the machine has no other users, so that an earlier baseline may fail a build.
         allowed: fields that may differ between the sides.
         load_share: difference in foreign load, as a share of the CPUs, above which there is no verdict.
     """
@@ -47,20 +47,20 @@ class Options:
     load_share: float = 0.25
 
     def least_launches(self, paired: bool) -> int:
-        """Pairs, or launches a side, below which there is no verdict.
+        """Return the pairs, or launches per side, below which there is no verdict.
 
-        n pairs have 2^n choices of signs. With too few, no case could be a regression, and what cannot fail may not
-        pass.
+        n pairs have 2^n choices of signs. With too few, no case could be a regression, and a case that cannot fail may
+        not pass.
         """
         fewest = math.ceil(-math.log2(SLOWER_SHARE * self.alpha) - 1e-9)
         return max(self.min_launches, fewest) if paired else self.min_launches
 
 
 def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
-    """`["5%", "p10=0.03"]` to a share for each metric; a text without a metric is for all other metrics.
+    """Map each metric to a share, from `["5%", "p10=0.03"]`; a text without a metric is for all other metrics.
 
     Raises:
-        UserError: an unknown metric, or a text that is no share.
+        UserError: an unknown metric, or a text that is not a share.
     """
     common, by_metric = TOLERANCE, {}
     for text in texts:
@@ -70,15 +70,15 @@ def tolerances_of(texts: Iterable[str]) -> dict[str, float]:
         elif metric in METRICS:
             by_metric[metric] = share_of(value)
         else:
-            raise UserError(f"--tolerance {text!r}: {metric!r} is no metric ({nearest(metric, METRICS)})")
+            raise UserError(f"--tolerance {text!r}: {metric!r} is not a metric ({nearest(metric, METRICS)})")
     return {metric: by_metric.get(metric, common) for metric in METRICS}
 
 
 def share_of(text: str) -> float:
-    """`5%` and `0.05` to 0.05.
+    """Convert `5%` and `0.05` to 0.05.
 
     Raises:
-        UserError: no number, a negative one, or a bare number of 1 or more, which could mean either.
+        UserError: not a number, a negative one, or a bare number of 1 or more, which is ambiguous.
     """
     number, is_percent = text.strip().removesuffix("%"), text.strip().endswith("%")
     try:
@@ -86,5 +86,5 @@ def share_of(text: str) -> float:
     except ValueError:
         value = -1.0
     if not 0 <= value < (100 if is_percent else 1):
-        raise UserError(f"--tolerance {text!r} is no share; write it as 5% or 0.05 (150% for one and a half)")
+        raise UserError(f"--tolerance {text!r} is not a share; write it as 5% or 0.05 (150% for one and a half)")
     return value

@@ -1,7 +1,6 @@
 """The one package with private or experimental torch names, each probed before it is used.
 
-What needs a name that is missing raises `Unsupported` with the reason, and so the case that asked for it is
-recorded.
+Code that needs a missing name raises `Unsupported` with the reason, and the case that needs it is recorded with that.
 """
 
 from distbench.torch_private.collectives import (

@@ -1,4 +1,4 @@
-"""Every collective of a process: seen where torch dispatches it, and on its way to a backend."""
+"""Every collective of a process: traced where torch dispatches it, and timed on its way to a backend."""
 
 import _thread
 import contextlib
@@ -23,21 +23,21 @@ from distbench.torch_private.probe import KERNELS, require
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
 OTHERS = ("broadcast", "reduce", "gather", "scatter", "send", "recv")
-# Messages between two ranks, to torch's name for the other rank's place in the group.
+# Messages between two ranks, to torch's name for the other rank's index in the group.
 PEERS = {"send": "dst", "recv": "src"}
-# In the same namespaces, but these communicate nothing.
+# In the same namespaces, but without communication.
 SILENT = ("wait_tensor", "_wrap_tensor_autograd", "check_for_nan", "barrier")
-# Their size is that of the whole buffer, of which a rank's own tensor is a part.
+# Their size is that of the whole buffer, of which a rank's tensor is a part.
 OF_EACH_RANK = ("all_gather", "scatter")
 INPUTS = ("input", "inputs", "input_tensor", "input_tensors", "input_list", "tensors", "tensor")
 
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """One collective as it was issued on this rank."""
+    """One collective as issued on this rank."""
 
     kind: str  # "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast"; any other op by its own name
-    op: str  # as torch dispatches it, e.g. "c10d._allgather_base_"
+    op: str  # torch's operator, e.g. "c10d._allgather_base_"
     ranks: tuple[int, ...]  # global ones of its group
     dtype: torch.dtype
     payload_numel: int  # elements of nccl-tests' size S: the full gathered or scattered buffer, else the input
@@ -46,7 +46,7 @@ class CollectiveCall:
 
 
 def kind_of(name: str) -> str:
-    """One name for each of torch's and kineto's ("_allgather_base_": "all_gather"); an unknown name stays as it is."""
+    """Map torch's and kineto's names to one name ("_allgather_base_": "all_gather"); unknown names stay as they are."""
     for kind in FAMILIES:
         if kind.replace("_", "") in name.replace("_", ""):
             return kind
@@ -68,10 +68,10 @@ def each_collective(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None
 
 @contextlib.contextmanager
 def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...] = ()) -> Iterator[None]:
-    """Call `handle(operator, args, kwargs)` in the place of each operator on plain tensors, which it then calls itself.
+    """Call `handle(operator, args, kwargs)` instead of each operator on plain tensors; it calls the operator.
 
     Args:
-        own_dispatch: subclasses of tensors that, as DTensor, dispatch first: they wait, say.
+        own_dispatch: subclasses of tensors that dispatch first, like DTensor, for example to wait.
     """
     require("collectives seen at dispatch")
     with _Mode(handle, own_dispatch):
@@ -80,8 +80,10 @@ def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[ty
 
 @contextlib.contextmanager
 def no_collectives() -> Iterator[None]:
-    """Raise RuntimeError in code that issues a collective, barrier or message: one rank runs it alone, where they would
-    never end, or meet those that the others issue next."""
+    """Raise RuntimeError in code that issues a collective, barrier or message.
+
+    Only one rank runs this code, so these would never end, or match those that the others issue next.
+    """
 
     def refuse(func: Any, args: Any, kwargs: Any) -> Any:
         name, _ = _names_of(func)
@@ -94,7 +96,7 @@ def no_collectives() -> Iterator[None]:
 
 
 class _Mode(TorchDispatchMode):
-    # Compiled code has some (random numbers' state round an operator, for one), and none of them communicates.
+    # Compiled code has some (such as the state of random numbers around an operator) that do not communicate.
     supports_higher_order_operators = True
 
     def __init__(self, handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[type, ...]) -> None:
@@ -103,11 +105,11 @@ class _Mode(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """What is compiled runs compiled, and its operators are seen as it runs."""
+        """Run compiled code compiled, and trace its operators as it runs."""
         return True
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # Their own dispatch first, then what it issues comes back here with plain tensors.
+        # Subclasses dispatch first; the operators that they issue return here with plain tensors.
         if any(issubclass(kind, self._own_dispatch) for kind in types):
             return NotImplemented
         if not isinstance(func, torch._ops.OpOverload):
@@ -116,14 +118,15 @@ class _Mode(TorchDispatchMode):
 
 
 def is_pending(tensor: torch.Tensor) -> bool:
-    """Whether a tensor, or what a DTensor holds, is a functional collective's result that torch waits for at its first
-    use. Callers require PENDING."""
+    """Return whether a tensor, or a DTensor's local tensor, is a functional collective's result that torch waits for at
+    its first use. Callers require PENDING.
+    """
     name = _held_in(tensor)
     return isinstance(getattr(tensor, name) if name else tensor, _pending_type())
 
 
 def waited_for(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor whose collective is over, plain or a DTensor of plain ones, with the history that it had."""
+    """Wait for a tensor's collective, for a plain tensor or a DTensor of plain ones; keep its history."""
     if not is_pending(tensor):
         return tensor
     if name := _held_in(tensor):
@@ -133,11 +136,11 @@ def waited_for(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def keep_gradients_of_pending_inputs() -> None:
-    """From now on give compiled code's pending inputs (see `is_pending`) their gradients, in graphs that begin in
-    the middle of a module too.
+    """Keep the gradients of compiled code's pending inputs (see `is_pending`) from now on.
 
-    AOTAutograd of torch 2.12 to 2.15 waits for such an input before it checks whether the input needs a gradient, and
-    the result of the wait needs none: https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 keeps the gradient.
+    This also covers graphs that begin in the middle of a module. AOTAutograd of torch 2.12 to 2.15 waits for such an
+    input before it checks whether the input needs a gradient, and the result of the wait needs none:
+    https://github.com/pytorch/pytorch/pull/191113. Torch 2.11 keeps the gradient.
     """
     from torch._functorch import aot_autograd as module
 
@@ -160,22 +163,22 @@ def keep_gradients_of_pending_inputs() -> None:
 
 @functools.cache
 def loses_gradients_of_pending_inputs() -> bool:
-    """Return whether compiled code drops the gradient of an input that a collective still has to fill.
+    """Return whether compiled code drops the gradient of an input that a collective has not yet filled.
 
     Compiles a function of one element, without a collective: torch wraps the results of all of them in one type.
     """
     leaf = torch.ones(1, requires_grad=True)
     with torch.enable_grad(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch's compiler reads .grad of what is no leaf, and warns of that itself
+        warnings.simplefilter("ignore")  # torch's compiler reads .grad of non-leaf tensors, and warns about that itself
         pending = _Pending.apply(leaf)
         return not torch.compile(lambda pending: pending * 1.0, backend="aot_eager")(pending).requires_grad
 
 
 def keep_compiled_graphs_apart() -> None:
-    """From now on take no graphs from AOTAutograd's cache, which ranks share on disk.
+    """Disable AOTAutograd's cache of graphs, which ranks share on disk, from now on.
 
-    Its key has a submesh's shape and the ranks of the whole mesh, not which group this rank is in; code of another rank
-    then names a group that is not there: https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
+    Its key has a submesh's shape and the ranks of the whole mesh, but not this rank's group, so code of another rank
+    refers to a group that does not exist here: https://github.com/pytorch/pytorch/issues/188390. Kernels stay cached.
     """
     with contextlib.suppress(ImportError, AttributeError):
         config: Any = importlib.import_module("torch._functorch.config")
@@ -183,7 +186,7 @@ def keep_compiled_graphs_apart() -> None:
 
 
 def is_compiled(module: Any) -> bool:
-    """Whether somebody has called `module.compile()`, or wrapped it in `torch.compile`."""
+    """Return whether the user has called `module.compile()`, or wrapped it in `torch.compile`."""
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
@@ -198,7 +201,7 @@ class _Pending(torch.autograd.Function):
 
 
 class _Waited(torch.autograd.Function):
-    # What is waited for inside of the wrapper has no history: that is the wrapper's.
+    # The wait inside of the wrapper has no history; the wrapper has it.
     @staticmethod
     def forward(_: Any, given: Any) -> torch.Tensor:
         return given.wait().detach()
@@ -209,7 +212,7 @@ class _Waited(torch.autograd.Function):
 
 
 def _held_in(tensor: Any) -> str | None:
-    """The attribute in which a DTensor holds its local tensor; None for a plain tensor."""
+    """Return the attribute in which a DTensor holds its local tensor; None for a plain tensor."""
     return tensor.__tensor_flatten__()[0][0] if isinstance(tensor, torch.distributed.tensor.DTensor) else None
 
 
@@ -220,7 +223,7 @@ def _pending_type() -> Any:
 
 
 def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
-    """The collective that an operator of NAMESPACES issues; None for one that communicates nothing."""
+    """Return the collective that an operator of NAMESPACES issues; None if it does not communicate."""
     name, argument_names = _names_of(func)
     if name in SILENT:
         return None
@@ -240,13 +243,13 @@ def call_of(func: Any, args: Any, kwargs: Any) -> CollectiveCall | None:
 
 
 def is_async(func: Any, args: Any, kwargs: Any) -> bool:
-    """Whether a collective of c10d runs on its communicator's stream, and not on the one that is current."""
+    """Return whether a collective of c10d runs on its communicator's stream instead of the current one."""
     arguments = {name.replace("_", "").lower(): value for name, value in arguments_of(func, args, kwargs).items()}
     return bool(arguments.get("asyncop", True))
 
 
 def tensors_in(value: object) -> list[torch.Tensor]:
-    """The tensors in nested containers, in order."""
+    """Return the tensors in nested containers, in order."""
     if isinstance(value, torch.Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | deque) else ()
@@ -254,25 +257,25 @@ def tensors_in(value: object) -> list[torch.Tensor]:
 
 
 def is_attention(func: Any) -> tuple[bool, bool]:
-    """Whether an operator is attention's fused forward, and whether it is its backward."""
+    """Return whether an operator is attention's fused forward, and whether it is its backward."""
     name = func.overloadpacket.__name__
     fused = name.startswith("_scaled_dot_product_") and "attention" in name
     return fused and not name.endswith("_backward"), fused and name.endswith("_backward")
 
 
 def arguments_of(func: Any, args: Any, kwargs: Any) -> dict[str, Any]:
-    """An operator's arguments by their names; those that were not given are not there."""
+    """Return an operator's given arguments by name."""
     return dict(zip(_names_of(func)[1], args, strict=False)) | dict(kwargs)
 
 
 @functools.cache
 def _names_of(func: Any) -> tuple[str, tuple[str, ...]]:
-    """An operator's name without its namespace, and its arguments' names; reading a schema takes 50 us."""
+    """Return an operator's name without its namespace, and its arguments' names; reading a schema takes 50 us."""
     return func._schema.name.split("::")[1], tuple(argument.name for argument in func._schema.arguments)
 
 
 def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
-    """The tensors among an operator's arguments that it writes into."""
+    """Return the tensors among an operator's arguments that it writes into."""
     arguments = arguments_of(func, args, kwargs)
     names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     return [tensor for name in names for tensor in tensors_in(arguments.get(name))]
@@ -289,7 +292,7 @@ OPERATORS = (
 
 @dataclass(slots=True)
 class Issued:
-    """One collective: seconds of CLOCK_MONOTONIC, None while it is not known to be done (see `_timed`)."""
+    """One collective: seconds of CLOCK_MONOTONIC, None until its end is recorded (see `_timed`)."""
 
     call: CollectiveCall
     issued_s: float
@@ -301,8 +304,8 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
     """Call `on_issue` just before each collective of this process is issued; on CPU its end is stamped later.
 
     c10d dispatches all of them: those of Python, of DDP's reducer in C++, of functional collectives and of compiled
-    code. Kernels of ours for a dispatch key that c10d leaves free come before the backends'. Nothing else goes through
-    Python, and process groups stay as they are.
+    code. Our kernels for a dispatch key that c10d leaves free run before the backends' kernels. Nothing else goes
+    through Python, and process groups are not changed.
     """
 
     def handle(operator: Any, pass_on: Callable[[], Any], args: Any) -> Any:
@@ -311,7 +314,7 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
         issued = Issued(call, time.monotonic())
         on_issue(issued)
         result = pass_on()
-        if isinstance(result, tuple):  # after the tensors that it fills
+        if isinstance(result, tuple):  # follows the tensors that it fills
             return (*result[:-1], _timed(result[-1], issued))
         return _timed(result, issued)
 
@@ -321,7 +324,7 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def nothing_sent() -> Iterator[None]:
-    """Have the collectives of this process end at once; what they should have received has any value."""
+    """Make the collectives of this process end at once; the received values are undefined."""
     works: list[EndedWork] = []  # C++ keeps half of a work
 
     def handle(operator: Any, _: Any, args: Any) -> Any:
@@ -335,7 +338,7 @@ def nothing_sent() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[None]:
-    """Call `handle(operator of c10d, call that passes it on to the backend, arguments)` for each collective."""
+    """Call `handle(c10d's operator, call that passes it on to the backend, arguments)` for each collective."""
     require(KERNELS)
     key = torch._C.DispatchKey.BackendSelect
     after = torch._C._dispatch_keyset_full_after(key)
@@ -355,12 +358,13 @@ def _handled(handle: Callable[[Any, Callable[[], Any], Any], Any]) -> Iterator[N
 
 
 def _timed(boxed: Any, issued: Issued) -> Any:
-    """The work to hand out, which stamps its completion; waiting for it waits for the same thing.
+    """Return the work for the caller, which stamps its completion; waiting for it waits for the same collective.
 
-    Where the backend gives a future, its thread stamps when the collective is done, and the backend's own work is
-    handed out: it lets waiters go after its future's callbacks, so they find the stamp. gloo's reduce-scatter has no
-    future, since half of it is done by the waiter: there the end of the wait is the end. Its messages have none either,
-    and a pipeline waits for them long after they are through: a thread of ours waits for each at once.
+    If the backend returns a future, its thread stamps when the collective is done, and the caller gets the backend's
+    own
+    work: it releases waiters after its future's callbacks, so they find the stamp. gloo's reduce-scatter has no future,
+    since the waiter does half of it: there the end of the wait is the end. gloo's messages have no future either, and a
+    pipeline waits for them long after their end: a thread of ours waits for each at once.
     """
     work: Any = dist.Work.unbox(boxed)
 

@@ -1,4 +1,4 @@
-"""Context parallel on CUDA as torch has it, on CPU with torch's ring template around the CPU flash kernel; Ulysses."""
+"""Context parallel: torch's on CUDA; on CPU torch's ring template around the CPU flash kernel; and Ulysses."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -30,23 +30,24 @@ def context_parallel(
 ) -> Iterator[None]:
     """torch's `context_parallel`, with the rotation and load balance set, on CUDA and on CPU.
 
-    On CPU torch has no dispatch from its ring template to the CPU flash kernel: there `F.scaled_dot_product_attention`
-    is ours. For Ulysses, which torch lacks, it is ours everywhere: DTensor's redistribution round torch's kernels.
+    On CPU torch has no dispatch from its ring template to the CPU flash kernel, so `F.scaled_dot_product_attention` is
+    replaced. For Ulysses, which torch lacks, it is replaced on all devices: by DTensor's redistribution around torch's
+    kernels.
 
     Args:
         mesh: 1-D mesh of the context parallel ranks.
-        buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context is left.
+        buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context ends.
         rotate: one of ROTATIONS.
         load_balance: head-tail chunks instead of contiguous ones.
-        not_restored: those of the buffers that nobody needs whole again.
+        not_restored: buffers that need not be whole again afterwards.
         kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. `Skipped` where the device has none.
     """
     require("context parallel")
     require_kernel(kernel, mesh.device_type)
     if rotate == ULYSSES and load_balance:
         raise Skipped(
-            "ulysses has no load balance: each rank has the whole sequence for some heads, so that causal work is even "
-            "as it is; use load_balance=False"
+            "ulysses has no load balance: each rank has the whole sequence for some heads, so causal work is even "
+            "without it; use load_balance=False"
         )
     from torch.distributed.tensor.experimental import context_parallel
     from torch.distributed.tensor.experimental._context_parallel import _attention as module
@@ -67,7 +68,7 @@ def context_parallel(
             _by_heads(mesh, plain) if rotate == ULYSSES else _ring_attention_on_cpu(mesh) if is_cpu else unchanged
         )
         with sharded, by_kernel, own_attention:
-            # torch 2.11 puts nothing back where an exception leaves its context, so torch sees none.
+            # torch 2.11 does not restore it if an exception leaves its context, so torch gets no exception.
             raised = None
             try:
                 yield
@@ -81,7 +82,7 @@ def context_parallel(
 
 @contextlib.contextmanager
 def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[None]:
-    """Ulysses: attention on whole sequences of this rank's share of the heads, with the plain kernel."""
+    """Ulysses: attention on whole sequences with this rank's share of the heads, with the plain kernel."""
 
     def attention(
         query: torch.Tensor,
@@ -93,7 +94,9 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
         **options: Any,
     ) -> torch.Tensor:
         if attn_mask is not None:
-            raise Unsupported("ulysses: attn_mask of a rank's part of the sequence has no path; use is_causal, or none")
+            raise Unsupported(
+                "ulysses does not support attn_mask of a rank's part of the sequence; use is_causal, or no mask"
+            )
         _require_as_long(query, key)
         _require_heads(mesh, query, key, value)
         exchanged = [_exchanged(tensor, mesh, 2, 1) for tensor in (query, key, value)]
@@ -107,7 +110,7 @@ def _by_heads(mesh: DeviceMesh, plain: Callable[..., torch.Tensor]) -> Iterator[
 
 
 def _exchanged(local: torch.Tensor, mesh: DeviceMesh, source: int, target: int) -> torch.Tensor:
-    """What is sharded on one tensor dim, sharded on another one: an all-to-all, and one in backward."""
+    """Move a shard from one tensor dim to another: an all-to-all, and one in backward."""
     dtensor = DTensor.from_local(local, mesh, [Shard(source)], run_check=False)
     exchanged: torch.Tensor = dtensor.redistribute(placements=[Shard(target)]).to_local()
     return exchanged
@@ -118,7 +121,7 @@ def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
     for label, count in zip(("heads", "KV heads"), heads, strict=False):
         if count % size:
             raise UserError(
-                f"ulysses splits the {label} of attention, {count} on each rank, over the {size} ranks of context "
+                f"ulysses splits the {label} of attention, {count} per rank, over the {size} ranks of context "
                 f"parallel, which does not divide them; use a size that divides {count}, or allgather or alltoall"
             )
 
@@ -126,19 +129,19 @@ def _require_heads(mesh: DeviceMesh, *tensors: torch.Tensor) -> None:
 def _require_as_long(query: torch.Tensor, key: torch.Tensor) -> None:
     if query.shape[2] != key.shape[2]:
         raise UserError(
-            f"context parallel splits one sequence, and attention is of {query.shape[2]} queries to {key.shape[2]} "
+            f"context parallel splits one sequence, but attention has {query.shape[2]} queries and {key.shape[2]} "
             "keys, as in a decode step over a cache; leave cp out of it"
         )
 
 
 def require_kernel(kernel: str | None, device_type: str) -> None:
-    """Raise `Skipped` where a device has no ring attention with such a kernel: a CPU has the flash kernel only."""
+    """Raise `Skipped` if a device has no ring attention with such a kernel: a CPU has only the flash kernel."""
     if kernel not in (None, "flash") and device_type == "cpu":
-        raise Skipped(f"context parallel with kernel {kernel!r}: a CPU has the flash kernel only; use --device cuda")
+        raise Skipped(f"context parallel with kernel {kernel!r}: a CPU has only the flash kernel; use --device cuda")
 
 
 def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
-    """The tensor of which each rank holds a share of the sequence, in its original order; inside `context_parallel`.
+    """Gather a tensor whose sequence is sharded over ranks, in its original order; inside `context_parallel`.
 
     torch's `context_parallel_unshard`, which has no backward, with one: each rank takes its share of the gradient,
     times the number of ranks. All compute the same loss from the same tensor, and gradients are averaged over them.
@@ -153,7 +156,7 @@ def whole_sequence(local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch
 
 
 class _WholeSequence(torch.autograd.Function):
-    """An all-gather and the load balance undone; backward takes a chunk, without communication."""
+    """All-gather that also undoes the load balance; backward takes this rank's share, without communication."""
 
     @staticmethod
     def forward(ctx: Any, local: torch.Tensor, mesh: DeviceMesh, seq_dim: int) -> torch.Tensor:
@@ -189,7 +192,7 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
         enable_gqa: bool = False,
     ) -> torch.Tensor:
         if attn_mask is not None or dropout_p or enable_gqa:
-            raise Unsupported("context parallel on CPU: attn_mask, dropout_p and enable_gqa have no ring path in torch")
+            raise Unsupported("context parallel on CPU: torch's ring has no attn_mask, dropout_p or enable_gqa")
         _require_as_long(query, key)
         output: torch.Tensor = _RingAttention.apply(query, key, value, group, is_causal, scale)
         return output
@@ -199,8 +202,9 @@ def _ring_attention_on_cpu(mesh: DeviceMesh) -> Iterator[None]:
 
 
 def _of_four_dims(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Let attention of (batch, heads, sequence, head) take tensors of any dims that torch takes: the dim before the
-    sequence counts as heads, and all before that as the batch."""
+    """Extend attention of (batch, heads, sequence, head) to tensors of any number of dims: the dim before the sequence
+    counts as heads, and all dims before that as the batch.
+    """
 
     def of_any(
         query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *options: Any, **named: Any
@@ -214,7 +218,7 @@ def _of_four_dims(attention: Callable[..., torch.Tensor]) -> Callable[..., torch
 
 
 def _not_compiled(attention: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    # A compiler leaves out what a rank has no use for, and the others would wait for its part of the ring.
+    # A compiler drops unused computations of a rank, and the others would wait for its part of the ring.
     return torch.compiler.disable(attention)  # type: ignore[no-any-return]
 
 

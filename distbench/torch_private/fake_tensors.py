@@ -1,4 +1,4 @@
-"""Tensors without values, on which a model of any size runs in seconds, and a device without hardware for them."""
+"""Tensors without values, with which a model of any size runs in seconds, and a simulated device for them."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -10,25 +10,25 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbench.torch_private.probe import PENDING, REDUCER, Unsupported, replaced, require
 
-# torch has one device type to give away in a process; its kernels are there as long as their library.
+# torch can rename one device type per process; its kernels exist as long as their library.
 _REGISTERED: dict[str, Any] = {}
-# What fake tensors raise, by name.
+# Errors of fake tensors, by name.
 NEED_VALUES = (
     *("DataDependentOutputException", "DynamicOutputShapeException"),
     *("UnsupportedFakeTensorException", "UnsupportedOperatorException"),
 )
-# Accelerators have kernels for these, a CPU has not.
+# Accelerators have kernels for these, a CPU does not.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
 
 class NeedsValues(Unsupported):
-    """Code asks for a value where only shapes are; the message is what it does, without a subject."""
+    """Code needs a value where only shapes exist; the message is a verb phrase without a subject."""
 
     is_deed = True
 
 
 class ShapesOnly:
-    """torch's fake tensors: what is created while `on()` is open has a shape, dtype and device, but no memory."""
+    """torch's fake tensors: tensors created while `on()` is open have a shape, dtype and device, but no memory."""
 
     def __init__(self) -> None:
         require("tensors without values")
@@ -38,23 +38,25 @@ class ShapesOnly:
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
-        """Run what is inside on shapes alone; `NeedsValues` where it asks for a value, or for an operator that takes
-        real tensors only. Tensors from outside lose their values inside."""
+        """Run the block with shapes only; tensors from outside lose their values inside.
+
+        Raises `NeedsValues` if code needs a value, or an operator accepts only real tensors.
+        """
         try:
             with self._mode, _MaskedWrites():
                 yield
         except RuntimeError as error:
             if type(error).__name__ not in NEED_VALUES:
                 raise
-            raise NeedsValues(f"asks for values ({getattr(error, 'func', None) or type(error).__name__})") from error
+            raise NeedsValues(f"needs values ({getattr(error, 'func', None) or type(error).__name__})") from error
 
 
 @contextlib.contextmanager
 def with_values_again() -> Iterator[None]:
-    """Tensors made inside have values, or lie on the meta device, though `ShapesOnly` may be on."""
+    """Make tensors with values, or on the meta device, inside the block, even if `ShapesOnly` is on."""
     try:
         require("simulated device")
-    except Unsupported:  # nothing is built while they have none
+    except Unsupported:  # then no model is built without values
         yield
         return
     from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -64,14 +66,14 @@ def with_values_again() -> Iterator[None]:
 
 
 def has_values(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is no fake one."""
+    """Return whether a tensor is not fake."""
     from torch._subclasses.fake_tensor import FakeTensor
 
     return not isinstance(tensor, FakeTensor)
 
 
 class _MaskedWrites(TorchDispatchMode):
-    """`x[mask] = number` without asking how many elements the mask has; vocabulary parallel embeddings do that."""
+    """Run `x[mask] = number` without the number of elements in the mask; vocabulary parallel embeddings do that."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch.ops.aten.index_put_.default and len(args) == 3:
@@ -83,8 +85,9 @@ class _MaskedWrites(TorchDispatchMode):
 
 
 def simulated_device(name: str, module: Any) -> None:
-    """Make a device type known to torch, with the streams, events and current device of `module`, for tensors without
-    values. The same again does nothing; Unsupported where torch has given its one extra device type to another.
+    """Register a device type in torch, with streams, events and current device of `module`, for tensors without values.
+
+    A repeated call does nothing. Raises Unsupported if torch has given its one extra device type to another name.
     """
     require("simulated device")
     if name in _REGISTERED:
@@ -106,8 +109,8 @@ def simulated_device(name: str, module: Any) -> None:
 def _kernels_of_accelerators() -> Any:
     """Keep operators whole that accelerators have kernels for, and that torch decomposes on unknown devices.
 
-    torch.nn.functional.silu's backward would be five operators instead of one. A torch built for the CPU alone does not
-    know the kernels of accelerators: taken are those of the CPU, and those named above.
+    torch.nn.functional.silu's backward would be five operators instead of one. torch built for the CPU does not list
+    the kernels of accelerators, so the CPU's kernels and those named above are used.
     """
     library = torch.library.Library("aten", "IMPL")
     decomposed, on_cpu, own = (
@@ -116,18 +119,18 @@ def _kernels_of_accelerators() -> Any:
     )
 
     def never(*_: Any, **__: Any) -> Any:
-        raise NeedsValues("asks for values on a device that has none")
+        raise NeedsValues("needs values on a device that has none")
 
     for name in (decomposed & {*on_cpu, *OWN_KERNELS}) - own:
         library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
-    # Without a kernel torch would multiply queries and keys out.
+    # Without a kernel torch would decompose attention into multiplications of queries and keys.
     library.impl("scaled_dot_product_attention", _flash_attention, "AutogradPrivateUse1")
     return library
 
 
 @contextlib.contextmanager
 def meshes_with_values() -> Iterator[None]:
-    """Give values to meshes that are made while tensors have none: their ranks are read."""
+    """Give values to meshes that are made inside, since their ranks are read."""
     require("simulated device")
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
@@ -139,7 +142,7 @@ def meshes_with_values() -> Iterator[None]:
         def run(*args: Any, **kwargs: Any) -> Any:
             with unset_fake_temporarily():
                 done = plain(*args, **kwargs)
-            # FSDP2 makes a mesh a parameter, and each lists all ranks: 650 KB at 16,384 of them.
+            # FSDP2 makes a mesh per parameter, and each lists all ranks: 650 KB at 16,384 ranks.
             ranks = getattr(args[0], "_flatten_rank_map", None) if args else None
             if isinstance(ranks, tuple):
                 args[0]._flatten_rank_map = shared.setdefault(ranks, ranks)
@@ -155,7 +158,7 @@ def meshes_with_values() -> Iterator[None]:
                 new = type(original)(with_values(original.__func__)) if is_bound else with_values(original)
                 setattr(DeviceMesh, name, new)
                 undo.callback(setattr, DeviceMesh, name, original)
-        # FSDP2 makes the smaller mesh that it reshards to out of a view of another one's ranks.
+        # FSDP2 makes the smaller mesh for resharding from a view of another mesh's ranks.
         smaller = "_get_post_forward_mesh_info"
         undo.enter_context(replaced(_fully_shard, smaller, with_values(getattr(_fully_shard, smaller))))
         yield
@@ -176,10 +179,10 @@ class _Chunks:
 
 @contextlib.contextmanager
 def chunks_when_asked_for() -> Iterator[None]:
-    """Have FSDP2 make those chunks of a parameter that it looks at, instead of one per rank of thousands."""
+    """Make FSDP2 create only those chunks of a parameter that it reads, instead of one per rank of thousands."""
     try:
         require("chunks of parameters")
-    except Unsupported:  # it is slower then, with the same result
+    except Unsupported:  # slower, with the same result
         yield
         return
     from torch.distributed.fsdp._fully_shard import _fsdp_param
@@ -190,10 +193,10 @@ def chunks_when_asked_for() -> Iterator[None]:
 
 @contextlib.contextmanager
 def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
-    """Wait for functional collectives at the first use of their result, as an eager step does, unless `at_once`; yields
-    the class of a result that nobody has waited for yet.
+    """Wait for functional collectives at the first use of their result, as an eager step does, unless `at_once`.
 
-    torch takes tensors without values for a compiler at work, and waits in its graphs at once.
+    Yields the class of a result that has not been waited for. torch treats tensors without values as a compiler's, and
+    waits in its graphs at once.
     """
     if at_once:
         yield ()
@@ -208,7 +211,7 @@ def waited_for_when_used(at_once: bool) -> Iterator[tuple[type, ...]]:
 
 @contextlib.contextmanager
 def global_metadata(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter `around()` whenever DTensor runs an operator on global shapes only to learn its metadata."""
+    """Enter `around()` whenever DTensor runs an operator on global shapes only for its metadata."""
     require("simulated device")
     from torch.distributed.tensor._sharding_prop import ShardingPropagator as Propagator
 
@@ -234,9 +237,9 @@ def _flash_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention by its flash kernel; with a mask, by the one that takes it as a bias.
+    """scaled_dot_product_attention by its flash kernel; with a mask, by the kernel that takes it as a bias.
 
-    No kernel takes queries that are not (batch, heads, sequence, head): an accelerator multiplies those out.
+    No kernel accepts queries that are not (batch, heads, sequence, head): an accelerator decomposes those.
     """
     aten: Any = torch.ops.aten
     scale = options.get("scale")
@@ -252,11 +255,13 @@ def _flash_attention(
 
 @contextlib.contextmanager
 def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None]]) -> Iterator[None]:
-    """Enter `around()` whenever DDP's reducer, in C++, is made, compares the ranks' parameters, or makes its buckets
-    again: there it counts on the host, in memory of its own."""
+    """Enter `around()` whenever DDP's reducer, in C++, is made, compares parameters of ranks, or rebuilds buckets.
+
+    There it computes on the host, in its own memory.
+    """
     try:
         require(REDUCER)
-    except Unsupported:  # torch then reports what it reads
+    except Unsupported:  # then torch reports these reads itself
         yield
         return
 
@@ -269,11 +274,11 @@ def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None
 
 
 class EndedWork(dist.Work):
-    """A collective that has ended, as c10d hands them out.
+    """A collective that has ended, in the form that c10d returns.
 
     Args:
-        result: of its future.
-        on_wait: called by the first wait; then both are forgotten, as by NCCL's works.
+        result: result of its future.
+        on_wait: called by the first wait; then both are dropped, as by NCCL's works.
     """
 
     def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:

@@ -1,4 +1,4 @@
-"""FSDP2's units, and who communicates now: FSDP for one of them, DTensor's redistribution, or a pipeline's stage."""
+"""FSDP2's units, and the origin of current communication: FSDP, DTensor's redistribution, or a pipeline's stage."""
 
 import contextlib
 import sys
@@ -17,12 +17,12 @@ from distbench.torch_private.probe import STAGES_AGREE, replaced, require
 
 @dataclass(frozen=True)
 class Label:
-    """Who communicates."""
+    """Origin of communication."""
 
     source: str  # "fsdp" or "redistribute"
     owner: str = ""  # FSDP's name of the module whose parameters it moves; empty for the root, and for a redistribution
-    redistribution: str = ""  # `"S(0)R->RR"`, placements one a mesh dim; empty for FSDP
-    explicit: bool = True  # not an operator's own redistribution, but that of a user or a parallel style
+    redistribution: str = ""  # `"S(0)R->RR"`, one placement per mesh dim; empty for FSDP
+    explicit: bool = True  # requested by a user or a parallel style, not by an operator
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Message:
 
     @property
     def owner(self) -> str:
-        """As in paths."""
+        """The owner in the form of paths."""
         return f"stage{self.stage}.microbatch.{self.microbatch}"
 
 
@@ -48,7 +48,7 @@ MESSAGES = {
 
 
 class Labels:
-    """The labels in force, innermost last; `current` is None where neither FSDP nor DTensor communicates."""
+    """The active labels, innermost last; `current` is None if neither FSDP nor DTensor communicates."""
 
     def __init__(self) -> None:
         self.stack: list[Label] = []
@@ -61,12 +61,12 @@ class Labels:
 
     @property
     def owner(self) -> str | None:
-        """The module for which FSDP communicates, also through DTensor; None where it does not."""
+        """The module for which FSDP communicates, also through DTensor; None otherwise."""
         return next((label.owner for label in reversed(self.stack) if label.source == "fsdp"), None)
 
     @contextlib.contextmanager
     def on(self, label: Label) -> Iterator[None]:
-        """Put a label in force."""
+        """Activate a label."""
         self.stack.append(label)
         try:
             yield
@@ -76,7 +76,7 @@ class Labels:
 
 @contextlib.contextmanager
 def labelled_communication() -> Iterator[Labels]:
-    """Keep track of FSDP's and DTensor's communication while the context is open."""
+    """Track FSDP's and DTensor's communication while the context is open."""
     require("communication labels")
     require("autograd sequence numbers")
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -103,7 +103,7 @@ def labelled_communication() -> Iterator[Labels]:
         )
         for module in (_api, _dispatch, _redistribute):
             label_all(module, "redistribute_local_tensor", partial(_redistribution, module is not _dispatch))
-        # Where it is not imported, there is no pipeline.
+        # If it is not imported, there is no pipeline.
         if (pipelining := sys.modules.get("torch.distributed.pipelining")) is not None:
             for name, phase in MESSAGES.items():
                 plain = getattr(pipelining.PipelineStage, name)
@@ -136,28 +136,28 @@ def _placement_text(placement: Any) -> str:
 
 
 def next_autograd_position() -> int:
-    """The sequence number that the next node of this thread's graph will carry."""
+    """Return the sequence number of the next node of this thread's graph."""
     return int(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
 
 
 def autograd_position() -> int | None:
-    """The sequence number of the node whose backward runs now; None outside of backward."""
+    """Return the sequence number of the node whose backward runs now; None outside of backward."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
 
 
 def finished_parameter() -> torch.Tensor | None:
-    """The parameter whose gradient autograd has finished and whose hooks run now; None elsewhere."""
+    """Return the parameter whose gradient autograd has finished and whose hooks run now; None elsewhere."""
     node: Any = torch._C._current_autograd_node()
     parameter: torch.Tensor | None = getattr(node, "variable", None)
     return parameter
 
 
 def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
-    """Have stages of a pipeline on a fake group take their given shapes.
+    """Make stages of a pipeline on a fake group use their given shapes.
 
-    In its first step torch asks every stage, by messages, whether all were given their shapes. The method that asks
-    has another name since torch 2.15; torch 2.11 has none.
+    In its first step torch exchanges messages on whether all stages have their shapes. The method for this has another
+    name since torch 2.15; torch 2.11 has none.
     """
     methods = ("_initialize_pipeline_distributed_state", "_warmup_p2p")
     method = next((name for name in methods if hasattr(schedule, name)), None)
@@ -174,15 +174,17 @@ def vote_on_fake_group(schedule: Any, group: Any, device: torch.device) -> None:
 
 
 def forget_step(schedule: Any) -> None:
-    """Have a pipeline's schedule forget a step that raised: the next one would use its leftovers."""
+    """Clear the state of a pipeline's schedule after a step that raised: the next step would use the remains."""
     for name in ("_internal_losses", "fwd_recv_ops", "bwd_recv_ops", "unshard_ops", "unsharded_stages"):
         getattr(schedule, name, set()).clear()
 
 
 @contextlib.contextmanager
 def messages_of_stages(issue: Callable[[Sequence[Any], Sequence[CollectiveCall]], list[Any]]) -> Iterator[None]:
-    """Call `issue(tensors, messages of one batch)` where stages of a pipeline send and receive; they `wait()` for its
-    results, and nothing is sent."""
+    """Call `issue(tensors, messages of one batch)` where stages of a pipeline send and receive.
+
+    They `wait()` for its results, and nothing is sent.
+    """
     if (schedules := sys.modules.get("torch.distributed.pipelining.schedules")) is None:
         yield  # there is no pipeline
         return
@@ -199,7 +201,7 @@ fork_rng = torch.random.fork_rng
 
 
 def _fork_rng_of_any_device(devices: Any = None, *args: Any, **options: Any) -> Any:
-    """`torch.random.fork_rng`, whose `device_type` the schedules of torch 2.12 leave at its default, CUDA's."""
+    """`torch.random.fork_rng` for any device: the schedules of torch 2.12 leave `device_type` at its default, CUDA."""
     types = {device.type for device in devices or () if isinstance(device, torch.device)}
     return fork_rng(devices, *args, **({"device_type": types.pop()} if len(types) == 1 else {}) | options)
 
@@ -211,13 +213,16 @@ def _message(op: dist.P2POp) -> CollectiveCall:
 
 
 def unit_policies(model: nn.Module) -> dict[nn.Module, Any]:
-    """Each module that `fully_shard` took as a unit, or `replicate` of its kind, to its mixed precision policy."""
+    """Map each module that `fully_shard`, or `replicate` of its kind, made a unit to its mixed precision policy."""
     return {module: state._mp_policy for module, state in _units(model)}
 
 
 def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
-    """The dtype in which FSDP2 reduces gradients under a mixed precision policy, of parameters held in `held`: without
-    `reduce_dtype` their own since torch 2.15, and the one of their all-gather before (`MixedPrecisionPolicy`)."""
+    """Return the dtype in which FSDP2 reduces gradients under a mixed precision policy, of parameters held in `held`.
+
+    Without `reduce_dtype` it is their own dtype since torch 2.15, and the one of their all-gather before
+    (`MixedPrecisionPolicy`).
+    """
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
 
     gathered_in = held if hasattr(FSDPParam, "unsharded_grad_dtype") else policy.param_dtype
@@ -226,8 +231,11 @@ def reduction_dtype(policy: Any, held: torch.dtype) -> torch.dtype:
 
 
 def sum_then_divide(model: nn.Module) -> None:
-    """Have the units of FSDP2 whose gradients are divided by a number of their own sum them first: only NCCL divides by
-    another number than the group's size. Units that scatter nothing are left out: torch would divide twice."""
+    """Make FSDP2's units with their own divide factor sum gradients before they divide.
+
+    Only NCCL divides by a number other than the group's size. Units that scatter nothing are left out, since torch
+    would divide twice.
+    """
     for group in _parameter_groups(model):
         size, factor = getattr(group.mesh_info, "shard_mesh_size", 1), group.gradient_divide_factor
         if factor is not None and size not in (1, factor):
@@ -235,7 +243,7 @@ def sum_then_divide(model: nn.Module) -> None:
 
 
 def divide_factors(model: nn.Module) -> set[float]:
-    """The divisors that were set for the gradients of FSDP2's units."""
+    """Return the divisors that were set for the gradients of FSDP2's units."""
     factors = (group.gradient_divide_factor for group in _parameter_groups(model))
     return {float(factor) for factor in factors if factor is not None}
 

@@ -1,5 +1,6 @@
-"""How much memory a call takes: what its tensors hold at most, as dispatch shows them, and what CPU's allocator hands
-out, inside operators and compiled code too."""
+"""Memory of a call: the peak of its tensors, traced at dispatch, and CPU's allocations, which include those inside
+operators and compiled code.
+"""
 
 import contextlib
 import gc
@@ -17,21 +18,21 @@ from distbench.torch_private.probe import replaced, require
 
 
 class Block(NamedTuple):
-    """Memory of a storage: the number that `allocate` gave it, and its bytes."""
+    """Memory of a storage: its number from `allocate`, and its bytes."""
 
     number: int
     num_bytes: int
 
 
 class LiveStorages:
-    """The storages of tensors, each from when it is first seen until nothing holds it any more.
+    """The storages of tensors, each from its first use until nothing refers to it.
 
-    FSDP2 frees and fills storages that it keeps by resizing them, which no operator shows: a resized storage is freed,
-    and allocated again.
+    FSDP2 frees and fills storages by resizing them, which no operator shows. A resized storage is freed and allocated
+    again.
 
     Args:
-        allocate: called with the bytes of a storage, and whether it is one that was resized; returns its number.
-        free: called with a block that `allocate` was called for.
+        allocate: called with the bytes of a storage, and whether it was resized; returns its number.
+        free: called with a block of `allocate`.
     """
 
     def __init__(self, allocate: Callable[[int, bool], int], free: Callable[[Block], object]) -> None:
@@ -39,18 +40,18 @@ class LiveStorages:
         self._blocks: dict[int, Block] = {}
 
     def see(self, storage: torch.UntypedStorage) -> int:
-        """Return the number of a storage, which is allocated now if it was not before."""
+        """Return the number of a storage; allocate it if it is new."""
         number = self.number_of(storage)
         return self._keep(storage, storage.nbytes(), False) if number is None else number
 
     def number_of(self, storage: torch.UntypedStorage) -> int | None:
-        """Return the number of a storage, None where it was not seen."""
+        """Return the number of a storage, None if it is unknown."""
         block = self._blocks.get(id(storage))
         return block.number if block is not None else None
 
     @contextlib.contextmanager
     def resizing(self) -> Iterator[None]:
-        """Follow the storages that are resized inside."""
+        """Track storages that are resized inside the block."""
         plain = torch.UntypedStorage.resize_
 
         def resize(storage: Any, size: int) -> Any:
@@ -78,11 +79,10 @@ class LiveStorages:
 
 
 def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: Any) -> int:
-    """Bytes of all tensors alive at the peak of one call, those of the model and of others (nested containers of
-    tensors) included.
+    """Bytes of all tensors alive at the peak of one call, including the model's and others (nested containers).
 
-    It counts tensors, so it is the same every time, and less than what an allocator holds. Compiled modules run
-    uncompiled: kernels that a compiler has fused allocate where no operator shows it.
+    It counts tensors, so it is the same every time, and less than the memory of an allocator. Compiled modules run
+    uncompiled, since no operator shows the allocations of fused kernels.
     """
     live = peak = num_blocks = 0
 
@@ -116,13 +116,13 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
     gc.collect()
     with contextlib.ExitStack() as hooks:
         for module in model.modules():
-            # Before FSDP2's own: what that gathers for a module, its operators show.
+            # Before FSDP2's own hook: operators show the memory that it gathers for a module.
             hooks.enter_context(module.register_forward_pre_hook(enter, prepend=True))
-        if "torch._dynamo" in sys.modules:  # else nothing is compiled, and importing it takes seconds
+        if "torch._dynamo" in sys.modules:  # otherwise nothing is compiled, and the import takes seconds
             hooks.enter_context(torch.compiler.set_stance("force_eager"))
         hooks.enter_context(storages.resizing())
         hooks.enter_context(each_operator(handle))
-        # Tensors in reference cycles go when Python happens to look for garbage: then no two peaks would be the same.
+        # Tensors in reference cycles are freed at some garbage collection: peaks would not be reproducible.
         gc.disable()
         if was_collecting:
             hooks.callback(gc.enable)
@@ -132,8 +132,11 @@ def peak_of_live_tensors(call: Callable[[], object], model: nn.Module, *others: 
 
 
 def _storages_in(tree: object) -> Iterator[torch.UntypedStorage]:
-    """The storages of the tensors in nested containers: of a DTensor this rank's part, of a subclass what it wraps;
-    none of tensors without values, on which DTensor tries an operator to learn its result's shape."""
+    """Return the storages of the tensors in nested containers: this rank's part of a DTensor, the inner tensors of a
+    subclass.
+
+    Tensors without values have none; DTensor runs an operator on them for its result's shape.
+    """
     for tensor in tensors_in(tree):
         if hasattr(tensor, "__tensor_flatten__"):
             yield from _storages_in([getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]])
@@ -142,24 +145,26 @@ def _storages_in(tree: object) -> Iterator[torch.UntypedStorage]:
 
 
 class Allocation(NamedTuple):
-    """A block that CPU's allocator handed out, or took back."""
+    """A block that CPU's allocator handed out, or got back."""
 
     pointer: int
-    num_bytes: int  # as requested; negative where it was taken back
-    # Around it on its thread, outermost first: names of `record_function` blocks, sequence numbers of backward's nodes.
+    num_bytes: int  # as requested; negative if it was freed
+    # Enclosing blocks on its thread, outermost first: names of `record_function`, sequence numbers of backward's nodes.
     inside: tuple[str | int, ...] = ()
 
 
 def cpu_allocations(call: Callable[[], object]) -> list[Allocation]:
-    """Every block that CPU's allocator handed out or took back during a call, in order, on all of its threads; blocks
-    that were handed out before are left out."""
+    """Return every block that CPU's allocator handed out or got back during a call, in order, on all of its threads.
+
+    Blocks from before the call are left out.
+    """
     require("memory of a step")
     from torch._C._profiler import RecordScope
     from torch.autograd import profiler
 
     enable: Any = profiler._enable_profiler
     scopes = {RecordScope.USER_SCOPE, RecordScope.BACKWARD_FUNCTION}
-    # Not every operator, which it would record by itself: that takes longer than the step.
+    # Record no operators, which it does by default: that takes longer than the step.
     with replaced(profiler, "_enable_profiler", lambda config, activities: enable(config, activities, scopes)):
         recording: Any = profiler.profile(profile_memory=True)
         with recording:
@@ -187,6 +192,7 @@ def _allocations(tree: Iterable[Any]) -> Iterator[tuple[int, Allocation]]:
 
 
 def storages_of(tree: object) -> dict[int, int]:
-    """Where the memory of each tensor in nested containers begins, to its bytes: this rank's part of a DTensor, what a
-    subclass wraps."""
+    """Map the start of each tensor's memory in nested containers to its bytes: this rank's part of a DTensor, the inner
+    tensors of a subclass.
+    """
     return {storage.data_ptr(): storage.nbytes() for storage in _storages_in(tree) if storage.nbytes()}

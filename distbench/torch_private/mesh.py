@@ -1,4 +1,4 @@
-"""Facts of meshes and placements that torch has no public names for."""
+"""Properties of meshes and placements without public torch names."""
 
 import contextlib
 import functools
@@ -13,17 +13,17 @@ from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from distbench.spec.mesh import dim_shape
 from distbench.torch_private.probe import SPMD_MESH, Skipped, require
 
-# gloo runs reduce-scatter as an all-reduce of the whole buffer; a test compares this with the profiler's spans.
+# gloo runs reduce-scatter as an all-reduce of the whole buffer; a test compares this with the profiler's events.
 BACKEND_OPS = {("gloo", "reduce_scatter"): "all_reduce"}
 
 
 def is_strided_shard(placement: object) -> bool:
-    """Whether a placement is that of FSDP2 for a tensor dim that TP has sharded before."""
+    """Return whether a placement is FSDP2's for a tensor dim that TP sharded before."""
     return type(placement).__name__ == "_StridedShard"
 
 
 def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) -> None:
-    """torch's composable DDP, which takes modules on the meta device: it starts with the first forward."""
+    """torch's composable DDP, which supports modules on the meta device: it starts with the first forward."""
     require("composable DDP")
     from torch.distributed._composable.replicate import replicate
 
@@ -31,10 +31,10 @@ def replicate_in_buckets(module: Any, ignored: Sequence[Any], **options: Any) ->
 
 
 def steps_until_buckets_stay(model: Any) -> int:
-    """After how many steps DDP makes its buckets no more: it makes them again in the second step, of a static graph in
-    the third; 0 without DDP.
+    """Return the number of steps after which DDP keeps its buckets; 0 without DDP.
 
-    On a fake process group of CPUs DDP gets a hook: works there have no result, which the reducer reads.
+    DDP rebuilds them in the second step, for a static graph in the third. On a fake process group of CPUs DDP gets a
+    hook: works there have no result, which the reducer reads.
     """
     require("composable DDP")
     from torch.distributed._composable.replicate import DDP, replicate
@@ -51,13 +51,13 @@ def steps_until_buckets_stay(model: Any) -> int:
 
 
 def hooked_parameters(model: Any) -> set[str]:
-    """Names of the parameters that have a hook on their gradient."""
+    """Return the names of the parameters with a hook on their gradient."""
     hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
     return {name for name, parameter in model.named_parameters() if any(getattr(parameter, hook) for hook in hooks)}
 
 
 def replicate_by_unit() -> Any:
-    """torch's `replicate` on FSDP2's machinery, unlike DDP's on DTensors too: (module, mesh=..., ...) -> module."""
+    """torch's `replicate` on FSDP2's machinery, which also supports DTensors: (module, mesh=..., ...) -> module."""
     require("replicas by unit")
     from torch.distributed._composable.replicate_with_fsdp import replicate
 
@@ -65,12 +65,14 @@ def replicate_by_unit() -> Any:
 
 
 def async_tp_options(mesh: DeviceMesh) -> dict[str, Any]:
-    """The `options` of `torch.compile` for async TP over a 1-D mesh, whose group gets symmetric memory; Skipped where
-    the mesh is not of CUDA devices, which alone have it."""
+    """Return the `options` of `torch.compile` for async TP over a 1-D mesh, whose group gets symmetric memory.
+
+    Raises Skipped if the mesh is not of CUDA devices: other devices have no symmetric memory.
+    """
     if mesh.device_type != "cuda":
         raise Skipped(
-            f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, on devices "
-            "that reach each other's memory"
+            f"async TP needs symmetric memory, which {mesh.device_type} does not have; use --device cuda, with devices "
+            "that can access each other's memory"
         )
     require("async TP")
     from torch.distributed._symmetric_memory import enable_symm_mem_for_group
@@ -87,7 +89,7 @@ def _averaged(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch
 
 
 def strided_shard(tensor_dim: int, split_factor: int) -> Any:
-    """torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
+    """Make torch's strided shard: `tensor_dim` in `split_factor` pieces, and of each piece this mesh dim's chunk."""
     require("2-D parameter shards")
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -96,7 +98,7 @@ def strided_shard(tensor_dim: int, split_factor: int) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
-    """Mesh dim to a group along it whose ranks do not ascend, for those that have one.
+    """Map each mesh dim with groups whose ranks do not ascend to one of those groups.
 
     torch sorts the ranks of a process group, so a collective over such a mesh dim silently gives wrong values.
     """
@@ -108,9 +110,9 @@ def unordered_groups(mesh: DeviceMesh) -> dict[int, list[int]]:
 
 
 def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:
-    """For each mesh dim its groups, each its global ranks in the mesh's order."""
+    """Return the groups of each mesh dim, each with its global ranks in the mesh's order."""
     require("ranks of a mesh in their order")
-    # Plans are also made while torch traces, when it refuses to look into a mesh.
+    # Plans are also made while torch traces, and torch then rejects reads of a mesh.
     from torch.utils._python_dispatch import _disable_current_modes
 
     with _disable_current_modes():
@@ -119,7 +121,7 @@ def groups_along(mesh: DeviceMesh) -> list[list[list[int]]]:
 
 
 def group_shapes(mesh: DeviceMesh, names: Sequence[str], hosts: Sequence[str]) -> dict[str, str]:
-    """How the groups of each mesh dim lie on hosts, given for each global rank; empty where a rank has none."""
+    """Return the placement of each mesh dim's groups on `hosts`, one per global rank; {} if a rank has no host."""
     along = groups_along(mesh)
     if any(rank >= len(hosts) for group in along[0] for rank in group):
         return {}
@@ -127,14 +129,14 @@ def group_shapes(mesh: DeviceMesh, names: Sequence[str], hosts: Sequence[str]) -
 
 
 def ranks_by_group_name() -> dict[str, str]:
-    """Every process group's name to its global ranks, sorted and joined by commas."""
+    """Map every process group's name to its global ranks, sorted and joined by commas."""
     require("process groups by name")
     groups = dist.distributed_c10d._world.pg_map
     return {group.group_name: ",".join(map(str, sorted(dist.get_process_group_ranks(group)))) for group in groups}
 
 
 def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
-    """One mesh dim out of several, named by theirs joined; the sub-mesh itself when there is only one."""
+    """Flatten several mesh dims into one, whose name joins theirs; a single mesh dim gives its sub-mesh."""
     if len(mesh_dims) == 1:
         return mesh[mesh_dims[0]]
     require("mesh dims flattened for FSDP")
@@ -142,7 +144,7 @@ def flatten_mesh(mesh: DeviceMesh, mesh_dims: Sequence[str]) -> DeviceMesh:
 
 
 def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Sequence[str]) -> DeviceMesh:
-    """Two mesh dims, (replicate, shard), each flattened out of one or several."""
+    """Make two mesh dims, (replicate, shard), each flattened from one or several."""
     if len(replicate_dims) == 1 and len(shard_dims) == 1:
         return mesh[(replicate_dims[0], shard_dims[0])]
     for mesh_dims in (replicate_dims, shard_dims):
@@ -151,7 +153,7 @@ def hybrid_mesh(mesh: DeviceMesh, replicate_dims: Sequence[str], shard_dims: Seq
 
 
 def on_spmd_mesh(mesh: DeviceMesh, shard_dims: Sequence[str], replicate_dims: Sequence[str]) -> dict[str, Any]:
-    """Arguments of `fully_shard` for parameters that are DTensors on a whole mesh, of which these are data parallel."""
+    """Arguments of `fully_shard` for parameters that are DTensors on a whole mesh with these data parallel dims."""
     require(SPMD_MESH)
     from torch.distributed.fsdp import DataParallelMeshDims
 
@@ -171,16 +173,16 @@ def _fake_group(world_size: int, backend: str = "fake", rank: int = 0) -> Iterat
 
 @contextlib.contextmanager
 def fake_ranks(mesh: Mapping[str, int], device: str = "cpu", rank: int = 0) -> Iterator[DeviceMesh]:
-    """A device mesh over torch's fake process group, as the given rank; its messages go nowhere.
+    """Make a device mesh over torch's fake process group, as the given rank; its messages go nowhere.
 
-    One may follow another in a process: DTensor forgets the last one's mesh, whose groups are gone.
+    It may be repeated in a process: DTensor's data about the last mesh, whose groups no longer exist, is cleared.
     """
     require("fake process group")
     try:
         with _fake_group(math.prod(mesh.values()), "fake" if device == "cpu" else f"cpu:fake,{device}:fake", rank):
             yield init_device_mesh(device, tuple(mesh.values()), mesh_dim_names=tuple(mesh))
     finally:
-        # A mesh that equals one of these, or a part of one, would be served layouts that name its groups.
+        # DTensor would reuse layouts with these groups' names for an equal mesh, or a part of it.
         forget_layouts()
 
 
@@ -193,7 +195,7 @@ def forget_layouts() -> None:
 
 
 def backend_class(device: torch.device) -> str:
-    """The class of the default group's backend for a device: since torch 2.15 "nccl" is another one than before."""
+    """Return the class of the default group's backend for a device; "nccl" has another class since torch 2.15."""
     assert dist.group.WORLD is not None
     return type(dist.group.WORLD._get_backend(device)).__name__
 
@@ -210,13 +212,13 @@ class _ForgetInBackward(torch.autograd.Function):
 
 
 def forget_layouts_of_backward(device: torch.device) -> None:
-    """`forget_layouts` on the thread that runs a device's backward, which has layouts of its own."""
+    """Run `forget_layouts` on the thread of a device's backward, which has its own layouts."""
     _ForgetInBackward.apply(torch.ones((), device=device, requires_grad=True)).backward()
 
 
 @contextlib.contextmanager
 def fake_mesh(mesh_shape: Sequence[int], devices_per_host: int) -> Iterator[DeviceMesh]:
-    """A mesh without names on a fake process group, for torch's planners, on hosts of `devices_per_host`."""
+    """Make a mesh without names on a fake process group, for torch's planners, with `devices_per_host`."""
     require("fake process group")
     from torch.distributed.tensor import _collective_utils
 

@@ -1,4 +1,4 @@
-"""DTensor's redistribution planners: which one plans, and the path it takes."""
+"""DTensor's redistribution planners: the active planner, and its path."""
 
 import contextlib
 import math
@@ -18,13 +18,13 @@ from distbench.torch_private.probe import PATHS, PLANNERS, replaced, require
 
 
 class OrderedPlacements(tuple[Any, ...]):
-    """Target placements with an explicit shard order, which torch's public API cannot name."""
+    """Target placements with an explicit shard order, which torch's public API cannot express."""
 
     shard_order: tuple[Any, ...]
 
     @classmethod
     def of(cls, state: State) -> "OrderedPlacements":
-        """The placements and the shard order of one of our states."""
+        """Return the placements and the shard order of one of our states."""
         placements, shard_order = layout_of(state)
         ordered = cls(placements)
         ordered.shard_order = shard_order
@@ -32,10 +32,10 @@ class OrderedPlacements(tuple[Any, ...]):
 
 
 class OrderedTensor:
-    """The part of a DTensor that redistributing needs, for layouts that `DTensor.redistribute` does not take.
+    """The part of a DTensor that a redistribution needs, for layouts that `DTensor.redistribute` does not support.
 
-    torch's operators redistribute so too: with explicit shard orders on either side, and to Partial. `full` has the
-    full shape, stride and dtype; its values are not read.
+    torch's operators redistribute in the same way: with explicit shard orders on either side, and to Partial. `full`
+    has the full shape, stride and dtype; its values are not read.
     """
 
     def __init__(self, local: torch.Tensor, mesh: DeviceMesh, state: State, full: torch.Tensor) -> None:
@@ -44,11 +44,11 @@ class OrderedTensor:
         self.placements, self.shape, self.ndim, self.dtype = self._spec.placements, full.shape, full.ndim, full.dtype
 
     def to_local(self) -> torch.Tensor:
-        """This rank's shard."""
+        """Return this rank's shard."""
         return self._local
 
     def redistribute(self, mesh: DeviceMesh, placements: Sequence[Any]) -> torch.Tensor:
-        """This rank's shard under the target, as of `DTensor.redistribute`."""
+        """Return this rank's shard under the target, like `DTensor.redistribute`."""
         from torch.distributed.tensor import _redistribute as module
 
         return module.redistribute_local_tensor(
@@ -57,7 +57,7 @@ class OrderedTensor:
 
 
 def clear_redistribution_caches() -> None:
-    """Forget every planned path and planner, which would be served to another planner."""
+    """Clear all cached paths and planners, which torch would use for another planner."""
     from torch.distributed.tensor import _redistribute as module
 
     module._gen_transform_infos.cache_clear()
@@ -66,9 +66,9 @@ def clear_redistribution_caches() -> None:
 
 @contextlib.contextmanager
 def planner(name: str) -> Iterator[None]:
-    """Make DTensor plan by `greedy` or `min_cost`, caches cleared on both edges; ValueError for another name."""
+    """DTensor plan by `greedy` or `min_cost`, with caches cleared before and after; ValueError for another name."""
     if name not in TORCH_PLANNERS:
-        raise ValueError(f"planner {name!r} is none of torch's: {', '.join(TORCH_PLANNERS)}")
+        raise ValueError(f"planner {name!r} is not one of torch's: {', '.join(TORCH_PLANNERS)}")
     require(PLANNERS)
     from torch.distributed.tensor import _redistribute as module
 
@@ -82,9 +82,9 @@ def planner(name: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def remembered_steps() -> Iterator[None]:
-    """torch's graph search works out the steps out of a layout once, not for each pair: the same paths, sooner.
+    """Compute the steps out of a layout once in torch's graph search, not for each pair: same paths, less time.
 
-    Those steps and their costs depend on the planner's mesh and tensor, and on the targets that it has seen.
+    Those steps and their costs depend on the planner's mesh and tensor, and on its earlier targets.
     """
     from torch.distributed.tensor import _redistribute as module
 
@@ -106,17 +106,17 @@ def remembered_steps() -> Iterator[None]:
 
 
 class OwnPlans:
-    """Planned paths of one case, which DTensor uses while `used` is open; they outlast other plans in between."""
+    """Planned paths of one case, which DTensor uses while `used` is open; they are kept while others plan."""
 
     def __init__(self) -> None:
         self._cached: Any = None
 
     @contextlib.contextmanager
     def used(self) -> Iterator[None]:
-        """Make this DTensor's cache of paths, inside of the planner's own context."""
+        """Replace DTensor's cache of paths, inside of the planner's own context."""
         from torch.distributed.tensor import _redistribute as module
 
-        # The context may have put another planner in torch's place, so not what torch's cache wraps.
+        # The context may have replaced torch's planner, so the function below torch's cache may be out of date.
         self._cached = self._cached or cache(module._gen_transform_infos_non_cached)
         with replaced(module, "_gen_transform_infos", self._cached):
             yield
@@ -128,10 +128,10 @@ class PathStep:
 
     op: str | None  # "all_gather", "all_to_all", "reduce_scatter", "all_reduce", or None for a local one
     group_size: int
-    logical_numel: int  # elements of the tensor as it is before this mesh dim shards it
-    mesh_dim: str = ""  # or several flattened into one; empty where the mesh has no names
-    num_copies: int = 0  # tensor dims that it gathers or scatters and that are not the first (0 to 2)
-    local_op: str = CUT  # one of `cost_profile.LOCAL_OPS` where `op` is None
+    logical_numel: int  # elements of the tensor before this mesh dim shards it
+    mesh_dim: str = ""  # or of several flattened into one; empty if the mesh has no names
+    num_copies: int = 0  # gathered or scattered tensor dims that are not the first (0 to 2)
+    local_op: str = CUT  # one of `cost_profile.LOCAL_OPS` if `op` is None
 
     @property
     def does(self) -> str:
@@ -140,17 +140,17 @@ class PathStep:
 
     @property
     def payload_numel(self) -> int:
-        """Elements of the full gathered or scattered buffer (nccl-tests' size), or of a local step's copy."""
+        """Number of elements of the full gathered or scattered buffer (nccl-tests' size), or of a local step's copy."""
         return self.logical_numel // (self.group_size if self.does in (ALL_TO_ALL, CUT) else 1)
 
     @property
     def held_after(self) -> int:
-        """Elements of the local tensor afterwards."""
+        """Number of elements of the local tensor afterwards."""
         return self.logical_numel // (self.group_size if self.does in (ALL_TO_ALL, REDUCE_SCATTER, CUT) else 1)
 
 
 def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathStep]]:
-    """The path that DTensor takes now: in torch's own notation, and step by step."""
+    """Return DTensor's current path: in torch's own notation, and step by step."""
     source = dtensor._spec
     infos, text = _planned(source, _spec(source, placements))
     steps, held_numel = [], dtensor.to_local().numel()
@@ -161,20 +161,20 @@ def plan_path(dtensor: Any, placements: Sequence[Any]) -> tuple[str, list[PathSt
 
 
 def partition(local: torch.Tensor, mesh: DeviceMesh, mesh_dim: int) -> torch.Tensor:
-    """The local step from a replica to Partial(sum): this rank's part; the parts add up to `local`."""
+    """Run the local step from a replica to Partial(sum); return this rank's part. The parts add up to `local`."""
     require("partition to Partial")
     return Partial("sum")._partition_value(local, mesh, mesh_dim)
 
 
 def path_between(mesh: DeviceMesh, shape: Sequence[int], dtype: torch.dtype, source: State, target: State) -> str:
-    """The path that DTensor takes now, in torch's own notation, for a contiguous tensor; shard orders count."""
+    """Return DTensor's current path, in torch's own notation, for a contiguous tensor with shard orders."""
     require(PATHS)
     full = torch.empty(tuple(shape), dtype=dtype, device="meta")
     return _planned(_spec_of(mesh, source, full), _spec_of(mesh, target, full))[1]
 
 
 def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """torch's placements and shard order of one of our states."""
+    """Return torch's placements and shard order of one of our states."""
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry
 
     placements: list[Any] = [Replicate()] * state.mesh_ndim
@@ -189,13 +189,13 @@ def layout_of(state: State) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
 
 @lru_cache(maxsize=65536)
 def dist_state(state_class: Callable[..., Any], state: State) -> Any:
-    """One of our states as one of the planner's (`DTensorRedistributePlanner.DistState`)."""
+    """Convert one of our states to the planner's (`DTensorRedistributePlanner.DistState`)."""
     return state_class(*layout_of(state))
 
 
 @lru_cache(maxsize=65536)
 def state_of_layout(placements: tuple[Any, ...], shard_order: tuple[Any, ...], tensor_ndim: int) -> State:
-    """Our state of torch's placements and shard order; NotHandled for a placement or reduce op that we do not know."""
+    """Return our state of torch's placements and shard order; NotHandled for unknown placements and reduce ops."""
     orders: list[tuple[int, ...]] = [()] * tensor_ndim
     for entry in shard_order:
         orders[entry.tensor_dim] = tuple(entry.mesh_dims)
@@ -210,7 +210,7 @@ def state_of_layout(placements: tuple[Any, ...], shard_order: tuple[Any, ...], t
 
 
 def plan_only(dtensor: Any, placements: Sequence[Any]) -> Callable[[], object]:
-    """A call that only plans this redistribution."""
+    """Return a call that only plans this redistribution."""
     from torch.distributed.tensor import _redistribute as module
 
     return partial(module._gen_transform_infos, dtensor._spec, _spec(dtensor._spec, placements))
@@ -232,7 +232,7 @@ def _spec(source: Any, placements: Sequence[Any]) -> Any:
 
 
 def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
-    """(torch's steps, the path in its notation) between two specs."""
+    """Return (torch's steps, the path in its notation) between two specs."""
     require(PATHS)
     from torch.distributed.tensor import _redistribute as module
 
@@ -244,7 +244,7 @@ def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
             source.mesh, infos, source.placements, source.shard_order
         )
     except ValueError:
-        # torch cannot write greedy's paths over mesh dims of one rank: their shards have no place in its shard order.
+        # torch cannot format greedy's paths over mesh dims of one rank: its shard order lacks their shards.
         current = list(map(str, source.placements))
         texts = ["".join(current)]
         for info in infos:
@@ -255,8 +255,11 @@ def _planned(source: Any, target: Any) -> tuple[list[Any], str]:
 
 
 def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
-    """Greedy's logical shape is right only for gathers: of a replica or a partial it is that of the path's beginning,
-    so there the `held` elements of the local tensor count."""
+    """Convert one step of torch.
+
+    Greedy's logical shape is correct only for gathers. For a replica or a partial it is the shape at the path's
+    beginning, so the `held` elements of the local tensor are used instead.
+    """
     group_mesh = getattr(info, "mesh", mesh)
     gathers = info._comm_type_key() in ("all_gather", "all_to_all")
     numel = math.prod(int(size) for size in info.logical_shape) if gathers else held
@@ -276,16 +279,16 @@ def _path_step(info: Any, mesh: DeviceMesh, held: int) -> PathStep:
 
 @contextlib.contextmanager
 def native_all_to_all(enabled: bool = True) -> Iterator[None]:
-    """Let DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), where `enabled`.
+    """Make DTensor use the backend's own all-to-all on CPU meshes too (other meshes use it already), if `enabled`.
 
-    torch's substitute is from the time when gloo had none. All ranks enter and leave it together: a rank that gathers
-    waits forever for ranks that exchange.
+    torch's substitute is older than gloo's all-to-all. All ranks enter and leave this context together: a rank that
+    gathers would wait forever for ranks that exchange.
     """
     if not enabled:
         yield
         return
     require("native all-to-all on CPU")
-    # placement_types imports the function by name, so this is where it is looked up.
+    # placement_types imports the function by name, so it is replaced there.
     from torch.distributed.tensor import placement_types as module
 
     with replaced(module, "shard_dim_alltoall", _shard_dim_alltoall):

@@ -1,4 +1,4 @@
-"""The private and experimental torch names that distbench uses, and whether this torch has them."""
+"""The private and experimental torch names that distbench uses, and whether this version of torch has them."""
 
 import contextlib
 import functools
@@ -16,21 +16,23 @@ from distbench.spec.versions import SUPPORTED, outside_of_support, release
 
 
 class Unsupported(Exception):
-    """This torch or this machine lacks what a case needs; the message says what."""
+    """This version of torch or this machine lacks a requirement of a case; the message has the reason."""
 
     status = "unsupported"
 
 
 class Skipped(Unsupported):
-    """There is nothing to measure here, which is no failure; the message says why."""
+    """There is nothing to measure here, which is not a failure; the message has the reason."""
 
     status = "skipped"
 
 
 @dataclass(frozen=True)
 class Internal:
-    """A torch name that a feature uses although torch does not promise it, or the names that it has had in turn:
-    dotted names in a module, each with the parameters that it must take."""
+    """A torch name that a feature uses without a guarantee by torch, or its alternative names in different versions.
+
+    They are dotted names in a module, each with its required parameters.
+    """
 
     feature: str
     module: str
@@ -43,7 +45,7 @@ class Internal:
 
 
 class Probe(NamedTuple):
-    """An Internal, and what this torch lacks of it, or None."""
+    """An Internal, and the missing part of it in this version of torch, or None."""
 
     internal: Internal
     missing: str | None
@@ -60,9 +62,9 @@ STAGES_AGREE = "pipelines on a fake process group"
 V_SCHEDULES = "schedules whose stages lie in a V, on gloo"
 SHARDED_INDICES = "backward of indexing by a sharded tensor"
 ZERO_FILLS = "redistribution from Shard to Partial by zero-fill"
-# Features that older versions of torch lack, to the first version that has them.
+# Features that older versions of torch lack, to the first version with them.
 LOWEST = {SPMD_MESH: (2, 12), V_SCHEDULES: (2, 12), SHARDED_INDICES: (2, 12), ZERO_FILLS: (2, 14)}
-# Features that work around something that torch began to do in that version; older ones need no work-around.
+# Features that work around a change of torch in that version; older versions need no work-around.
 NEEDLESS_BEFORE = {STAGES_AGREE: (2, 12)}
 
 BIND = "_maybe_apply_numa_binding_to_current_process"
@@ -76,8 +78,7 @@ PLANNER = "DTensorRedistributePlanner"
 REDISTRIBUTE = "torch.distributed.tensor._redistribute"
 REPLICATE = "torch.distributed._composable.replicate"
 SPECS = "src_spec, dst_spec"
-# Feature, to modules of torch, to dotted names in each with the parameters that it must take; " or " divides
-# alternatives.
+# Feature, to modules of torch, to dotted names in each with their required parameters; " or " separates alternatives.
 NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     PLANNERS: {
         REDISTRIBUTE: (
@@ -139,7 +140,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.distributed.fsdp": ("FSDPModule._get_fsdp_state",),
         "torch.distributed.fsdp._fully_shard._fsdp_state": ("FSDPState.init(mp_policy)",),
     },
-    # The second since torch 2.14.
+    # The second name since torch 2.14.
     BINDING: {"torch.numa.binding": (f"{BIND}(gpu_index, numa_options) or {BIND}(device_index, numa_options)",)},
     "memory of a step": {
         "torch.autograd.profiler": ("_enable_profiler",),
@@ -176,7 +177,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
     "process groups by name": {"torch.distributed.distributed_c10d": ("_world.pg_map",)},
     STAGES_AGREE: {
         "torch.distributed.pipelining._utils": ("InferenceMode.STATIC",),
-        # The second since torch 2.15.
+        # The second name since torch 2.15.
         PIPELINES: (
             "_PipelineSchedule._warmup_p2p(stages) or _PipelineSchedule._initialize_pipeline_distributed_state(stages)",
         ),
@@ -234,7 +235,7 @@ INTERNALS = tuple(
 
 
 def probe() -> list[Probe]:
-    """Look for every internal that this torch's version needs; nothing is changed."""
+    """Look up every internal that this version of torch needs, without changes."""
     version = release(torch.__version__)
     return [
         Probe(internal, needs_newer(internal.feature) or _missing(internal))
@@ -244,7 +245,7 @@ def probe() -> list[Probe]:
 
 
 def require(feature: str) -> None:
-    """Raise `Unsupported` where this torch is too old for a feature, or lacks one of its internals."""
+    """Raise `Unsupported` if this version of torch is too old for a feature, or lacks one of its internals."""
     if too_old := needs_newer(feature):
         raise Unsupported(f"{feature}: {too_old}")
     for internal in INTERNALS:
@@ -255,7 +256,7 @@ def require(feature: str) -> None:
 
 @functools.cache
 def lacks(feature: str) -> str | None:
-    """Return why `require` raises for a feature with this torch, else None."""
+    """Return the error of `require` for a feature with this version of torch, else None."""
     try:
         require(feature)
     except Unsupported as reason:
@@ -264,7 +265,7 @@ def lacks(feature: str) -> str | None:
 
 
 def needs_newer(feature: str) -> str | None:
-    """Return "needs torch X or newer, this is Y" where this torch is too old for a feature, else None."""
+    """Return "needs torch X or newer, this is Y" if this torch is too old for a feature, else None."""
     lowest = LOWEST.get(feature, (0, 0))
     if release(torch.__version__) >= lowest:
         return None
@@ -283,7 +284,7 @@ def replaced(owner: Any, name: str, new: Any) -> Iterator[None]:
 
 
 def _missing(internal: Internal) -> str | None:
-    """What this torch lacks of the last of an internal's alternatives; None where it has one of them."""
+    """Return the missing part of the last of an internal's alternatives; None if this torch has one of them."""
     missing: str | None = None
     for name, parameters in internal.alternatives:
         try:
@@ -301,7 +302,7 @@ def _missing(internal: Internal) -> str | None:
     return missing
 
 
-# What the first compiled step of a process imports, which takes longer than the step; all else comes by way of these.
+# Imports of the first compiled step of a process, which take longer than the step; they import everything else.
 COMPILER = ("torch._functorch.aot_autograd", "torch._inductor.pattern_matcher")
 
 
@@ -313,21 +314,23 @@ def import_compiler() -> None:
 
 
 def compiler_errors() -> tuple[type[Exception], ...]:
-    """What torch.compile raises where it cannot compile; errors of a module's own code come through as they are."""
+    """Return the errors of torch.compile if it cannot compile; errors of a module's own code pass through unchanged."""
     with contextlib.suppress(ImportError, AttributeError):
         return (importlib.import_module("torch._dynamo.exc").TorchDynamoException,)
     return ()
 
 
 def bind_to_numa_node(local_rank: int, mode: str) -> None:
-    """Bind this process to the CPUs near its device, as torchrun's `--numa-binding` does; UserError for a mode that
-    torch lacks, Unsupported where this torch binds in another way."""
+    """Bind this process to the CPUs near its device, as torchrun's `--numa-binding` does.
+
+    Raises UserError for a mode that torch lacks, Unsupported if this version of torch binds in another way.
+    """
     require(BINDING)
     from torch.numa import binding
 
     modes = [affinity_mode.value for affinity_mode in binding.AffinityMode]
     if mode not in modes:
-        raise UserError(f"{NUMA_BINDING}={mode} is no way to bind ranks; use {', '.join(modes)}, or unset it")
+        raise UserError(f"{NUMA_BINDING}={mode} is not a way to bind ranks; use {', '.join(modes)}, or unset it")
     options = binding.NumaOptions(affinity_mode=binding.AffinityMode(mode))
     bind = getattr(binding, BIND)
     index = next(name for name in ("device_index", "gpu_index") if name in inspect.signature(bind).parameters)

@@ -1,9 +1,9 @@
 """DTensor plans by a profile, in one context: our cheapest path instead of torch's, and our prices for its operators.
 
-Replaced while it is open are `_gen_transform_infos`, with and without its cache; `_optimize_transform_infos`, which
-merges a plan's steps, though what runs must be what was priced; and `redistribute_cost`, by which an operator chooses
-its sharding. What we do not plan is planned and priced as without us. torch's caches stay as they are, and our plans
-outlive the context, so that entering it again plans nothing twice.
+While it is open, three functions are replaced: `_gen_transform_infos`, with and without its cache;
+`_optimize_transform_infos`, which would merge a plan's steps after they were priced; and `redistribute_cost`, by which
+an operator chooses its sharding. Cases that we do not plan are planned and priced by torch. torch's caches stay as they
+are, and our plans outlive the context, so that entering it again plans nothing twice.
 """
 
 import contextlib
@@ -35,9 +35,9 @@ from distbench.torch_private.probe import PLANNERS, ZERO_FILLS, Unsupported, lac
 
 
 class PlanCounts:
-    """How many plans were ours, and why the others were left to torch; for a report, not for control.
+    """Number of plans that were ours, and reasons for leaving the others to torch; for reports, not for control.
 
-    `above_max_bytes` of ours hold more than was asked for, because every path does.
+    `above_max_bytes` of ours hold more than the limit, because every path does.
     """
 
     def __init__(self) -> None:
@@ -59,10 +59,10 @@ class PlanCounts:
 
 
 class Steps(list[Any]):
-    """torch's steps of a path of ours, which torch must not merge.
+    """torch's steps of one of our paths, which torch must not merge.
 
-    It merges steps over mesh dims that were flattened into one: what runs is then not what was priced, and where nested
-    shards are uneven it is wrong (pytorch PR 194457). `above_max_bytes` is why it holds more than was asked for.
+    It merges steps over mesh dims that were flattened into one. Then the steps differ from the priced ones, and are
+    wrong for uneven nested shards (pytorch PR 194457). `above_max_bytes` is why the path holds more than the limit.
     """
 
     above_max_bytes = ""
@@ -70,10 +70,10 @@ class Steps(list[Any]):
 
 @contextlib.contextmanager
 def _planned_by(planning: "_Planning") -> Iterator[PlanCounts]:
-    """Let DTensor plan redistributions, and its operators price them, by this.
+    """Let DTensor plan redistributions, and its operators price them, by `planning`.
 
-    Contexts may be left in any order, as by threads, or by a generator that is closed late: a context that was left
-    under another open one passes on to what it had replaced.
+    Contexts may be left in any order, as by threads, or by a generator that is closed late. A context that is left
+    under another open one passes calls on to the functions that it replaced.
     """
     from torch.distributed.tensor import _redistribute as module
     from torch.distributed.tensor._ops import utils as operators
@@ -91,7 +91,7 @@ def _planned_by(planning: "_Planning") -> Iterator[PlanCounts]:
 
 
 class _Context:
-    """What is in the place of torch's functions from when one context is entered until it is left."""
+    """Replacement of torch's functions from entering one context until leaving it."""
 
     _lock = threading.Lock()
 
@@ -100,7 +100,7 @@ class _Context:
 
     @contextlib.contextmanager
     def replaced(self, owner: Any, name: str, wrapper: Callable[[Any], Any]) -> Iterator[None]:
-        """`wrapper(before)` is in the place of what was there before."""
+        """Replace a function by `wrapper(before)`."""
         with self._lock:
             before = getattr(owner, name)
             new = wrapper(before)
@@ -117,7 +117,7 @@ class _Context:
                 setattr(owner, name, current)
 
     def planned_once(self, original: Any) -> Any:
-        """`_gen_transform_infos`, which keeps what it planned."""
+        """`_gen_transform_infos`, with a cache of our plans."""
         from torch.distributed.tensor import _redistribute as module
 
         planning, counted_ids = self.planning, set[int]()
@@ -155,7 +155,7 @@ class _Context:
         return plan
 
     def merged(self, original: Any) -> Any:
-        """`_optimize_transform_infos`, which leaves ours as they are."""
+        """`_optimize_transform_infos`, which does not change our steps."""
 
         @functools.wraps(original)
         def merge(transform_infos: Any, *arguments: Any, **named: Any) -> Any:
@@ -182,10 +182,10 @@ class _Context:
 
 
 US_PER_S = 1e6
-# What torch does right whatever the order of a group's ranks is; None is local.
+# Collectives that torch runs correctly with any order of a group's ranks; None is local.
 ORDERLESS_STEPS = ("all_reduce", None)
 
-# Prices of a device mesh, or None for one that is not covered.
+# Prices of a device mesh, or None if it is not covered.
 ModelOf = Callable[[Any], MeshCost | None]
 
 
@@ -193,28 +193,28 @@ ModelOf = Callable[[Any], MeshCost | None]
 def calibrated_planning(
     profile: Profile | str | os.PathLike[str], check_ranks: bool = True, *, max_bytes: int | None = None
 ) -> Iterator[PlanCounts]:
-    """Let DTensor plan every redistribution under a profile, implicit ones and those of backward included.
+    """Let DTensor plan every redistribution under a profile, including implicit ones and those of backward.
 
-    Operators ask what redistributions cost before they choose a sharding; the profile answers that too. DTensor keeps
-    an operator's choice, inside and outside alike.
+    Before operators choose a sharding, they query the prices of redistributions, which also come from the profile.
+    DTensor caches an operator's choice, inside and outside of the context alike.
 
-    It may be nested, also inside torch's own planner contexts, and restores what was there before. What it does not
-    handle (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover by name
-    and size) is planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left in any
-    order. It plans for other threads too: backward may run on threads of its own.
+    It may be nested, also inside torch's own planner contexts, and restores the previous planner. Unsupported cases
+    (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover by name and
+    size) are planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left in any
+    order. It also plans for other threads: backward may run on its own threads.
 
     Args:
         profile: a profile or its file, the same on all ranks.
         check_ranks: compare the profile's digest over all ranks on entry, one small collective of the default group;
-            ranks with different profiles would wait for each other for ever.
-        max_bytes: what a step of a plan may hold on any rank, its local tensors before and after, without a
-            collective's own memory; the same on all ranks. The cheapest path within it is taken; where there is none,
-            the one that holds least, with a warning (and `PlanCounts.above_max_bytes`).
+            ranks with different profiles would wait for each other forever.
+        max_bytes: limit on the bytes that a step of a plan holds on any rank, its local tensors before and after,
+            without a collective's own memory; the same on all ranks. The cheapest path within it is used; without
+            such a path, the path that holds least, with a warning (and `PlanCounts.above_max_bytes`).
 
     Raises:
-        Unsupported: torch's planner has another shape than this one replaces.
-        UserError: `max_bytes` is no positive number; the ranks' profiles or limits differ; the file cannot be read, on
-            whichever rank; inside, over ranks whose order torch does not keep (`mesh.unordered_groups`).
+        Unsupported: torch's planner has another interface than the one replaced here.
+        UserError: `max_bytes` is not a positive number; the ranks' profiles or limits differ; the file cannot be
+            read on some rank; inside, over ranks whose order torch does not keep (`mesh.unordered_groups`).
     """
     try:
         if max_bytes is not None and (type(max_bytes) is not int or max_bytes < 1):
@@ -222,13 +222,13 @@ def calibrated_planning(
         loaded = profile if isinstance(profile, Profile) else load_profile(Path(profile))
     except UserError:
         if check_ranks:
-            # Ranks that can enter must not be left waiting for this one.
+            # Ranks that can enter must not wait for this one.
             _on_all_ranks("unreadable")
         raise
     digest = loaded.digest()
     if check_ranks and len(set(_on_all_ranks(f"{digest}, {max_bytes}"))) > 1:
         raise UserError(
-            "the ranks hold different profiles, or max_bytes, and would wait for each other for ever; give all the same"
+            "the ranks have different profiles or max_bytes, and would wait forever; use the same on all ranks"
         )
     rank = dist.get_rank() if dist.is_initialized() else 0
     require_known_planner()
@@ -238,7 +238,7 @@ def calibrated_planning(
 
 @contextlib.contextmanager
 def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
-    """The same under any cost model, chosen for each device mesh; None leaves it to torch. Plans end with it."""
+    """Plan under any cost model, chosen per device mesh; None leaves it to torch. Plans end with the context."""
     require_known_planner()
     with _planned_by(_Planning(model_of)) as counts:
         yield counts
@@ -246,7 +246,7 @@ def planning_under(model_of: ModelOf) -> Iterator[PlanCounts]:
 
 @dataclass(frozen=True)
 class _PlanKey:
-    """What plans depend on; the rank, because the steps of uneven shards have its sizes."""
+    """Key of a plan; it includes the rank, because the steps of uneven shards have its sizes."""
 
     digest: str
     mesh: tuple[tuple[str, int], ...]
@@ -261,7 +261,7 @@ def _kept_planning(key: _PlanKey) -> "_Planning":
 
 
 def forget_plans() -> None:
-    """Drop the plans and prices of every profile, so that the next context begins as a process's first one does."""
+    """Drop the plans and prices of every profile, so that the next context starts like the first one of a process."""
     _kept_planning.cache_clear()
     _price_us.cache_clear()
 
@@ -277,9 +277,9 @@ class _Planning:
     def plan(
         self, source: Any, target: Any, use_graph: bool | None, forced: bool | None = None
     ) -> tuple[Any, str | None]:
-        """(torch's steps between two specs, why torch planned them or None); torch's flags are a key of `kept`.
+        """Return (torch's steps between two specs, why torch planned them or None); torch's flags are a key of `kept`.
 
-        UserError where a step goes over ranks whose order torch does not keep.
+        Raises UserError if a step goes over ranks whose order torch does not keep.
         """
         steps, reason = self._planned(source, target, use_graph)
         unordered = unordered_groups(source.mesh)
@@ -287,8 +287,8 @@ class _Planning:
             if step.mesh_dim in unordered and step._comm_type_key() not in ORDERLESS_STEPS:
                 raise UserError(
                     f"{step._comm_type_key()} over mesh dim {step.mesh_dim} of {source.mesh} would give wrong values: "
-                    f"torch sorts a group's ranks, and {unordered[step.mesh_dim]} do not ascend; make a mesh in "
-                    "which they do"
+                    f"torch sorts a group's ranks, and {unordered[step.mesh_dim]} do not ascend; make a mesh with "
+                    "ascending ranks"
                 )
         return steps, reason
 
@@ -308,34 +308,34 @@ class _Planning:
             if steps and self.max_bytes is not None and routes[0].peak_bytes > self.max_bytes:
                 steps.above_max_bytes = (
                     f"a redistribution of {tuple(source.shape)} from {source.placements} to {target.placements} holds "
-                    f"{routes[0].peak_bytes} bytes of a rank on any path, and max_bytes is {self.max_bytes}; allow more"
+                    f"{routes[0].peak_bytes} bytes per rank on any path, and max_bytes is {self.max_bytes}; allow more"
                 )
             return steps, None
         except (NotHandled, NoPath) as error:
             reason = str(error)
         except ValueError:
-            # torch raises it for one that stands for no shard order.
+            # torch raises it for a strided shard without a shard order.
             if not any(map(is_strided_shard, (*source.placements, *target.placements))):
                 raise
             reason = "_StridedShard"
         return inspect.unwrap(module._gen_transform_infos_non_cached)(source, target, use_graph), reason
 
     def route(self, mesh: Any, meta: Any, source: Any, target: Any) -> Route:
-        """The path between two of torch's states; NotHandled or NoPath where we have none."""
+        """Return the path between two of torch's states; NotHandled or NoPath if we have none."""
         start, end = (
             state_of_layout(one.placements, one.tensor_dim_to_mesh_dim, len(meta.shape)) for one in (source, target)
         )
         return _route(*self._priced(mesh, meta), start, end, self.max_bytes)
 
     def price(self, source: Any, target: Any) -> float:
-        """Microseconds between two specs, with `redistribute_cost`'s two exceptions; raises as `route` does.
+        """Return microseconds between two specs, with `redistribute_cost`'s two exceptions; raises like `route`.
 
-        What is local costs nothing. A shard or another partial to a partial costs infinitely much: an operator that
-        gathers an input to add it up later would gain nothing. torch prices its zero-fill so too.
+        Local steps cost nothing. From a shard or another partial to a partial the price is infinite: an operator that
+        gathers an input to add it up later would gain nothing. torch prices its zero-fill in the same way.
         """
         meta = source.tensor_meta
         if source.mesh != target.mesh or meta is None or source.shard_order is None or target.shard_order is None:
-            raise NotHandled("specs that no path connects")
+            raise NotHandled("specs without a path between them")
         start, end = (state_of_layout(one.placements, one.shard_order, len(meta.shape)) for one in (source, target))
         if start == end or not (start.partials or any(start.orders)):
             return 0.0
@@ -367,7 +367,7 @@ def _route(problem: Problem, model: MeshCost, source: State, target: State, max_
 
 
 def require_known_planner() -> None:
-    """Raise `Unsupported` unless torch's planner has the shape that we replace."""
+    """Raise `Unsupported` unless torch's planner has the interface that we replace."""
     try:
         from torch.distributed.tensor import _redistribute as module
 
@@ -390,7 +390,9 @@ def _require_known(planner_class: Any, find_min_cost_path: Any, get_next_state: 
         raise Unsupported(f"calibrated planning: find_min_cost_path takes {', '.join(parameters)}; {supported}")
     fields, known_fields = dataclasses.fields(planner_class.DistState), ("placements", "tensor_dim_to_mesh_dim")
     if tuple(field.name for field in fields if field.init) != known_fields:
-        raise Unsupported(f"calibrated planning: DistState is not of {' and '.join(known_fields)}; {supported}")
+        raise Unsupported(
+            f"calibrated planning: DistState does not have the fields {' and '.join(known_fields)}; {supported}"
+        )
     _plan_one_pair(planner_class)
 
 
@@ -414,13 +416,13 @@ def _on_all_ranks(digest: str) -> list[str]:
 
 
 class _OneMesh:
-    """As much of a device mesh as planning touches."""
+    """The parts of a device mesh that planning uses."""
 
     ndim, shape = 2, (2, 2)
 
 
 def _plan_one_pair(planner_class: Any) -> None:
-    """Plan one pair with our method and compare each step with torch's own list of next states."""
+    """Plan one pair with our method and compare each step with torch's list of next states."""
     from torch.distributed.tensor import Replicate, Shard
     from torch.distributed.tensor._dtensor_spec import ShardOrderEntry, TensorMeta
 
@@ -443,4 +445,4 @@ def _plan_one_pair(planner_class: Any) -> None:
     except (AttributeError, TypeError, ValueError) as error:
         raise Unsupported(f"calibrated planning: torch {torch.__version__} does not plan one pair: {error}") from error
     if not (legal and all(legal) and path[0] == source and path[-1] == target):
-        raise Unsupported(f"calibrated planning: torch {torch.__version__} has other steps than those we plan with")
+        raise Unsupported(f"calibrated planning: torch {torch.__version__} has other steps than this planner")

@@ -1,4 +1,4 @@
-"""Everything that touches torch. One process here is one rank."""
+"""Processes that use torch. One process here is one rank."""
 
 import os
 import sys
@@ -14,19 +14,19 @@ if not dist.is_available():
 
 
 def _renew_threads() -> None:
-    """Make torch's pool of threads again in a forked process, while it has one thread.
+    """Create torch's thread pool in a forked process, while it has one thread.
 
-    torch does so at first use, and two threads of autograd that get there at once abort the process: "Invalid thread
+    torch creates it at first use. If two threads of autograd get there at once, the process aborts: "Invalid thread
     pool" (aten/src/ATen/ParallelOpenMP.cpp, caffe2/utils/threadpool; seen on torch 2.15).
     """
     torch.set_num_threads(torch.get_num_threads())
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process at once; everything that counts is on the disk.
+    """End this process at once; all results are on the disk.
 
-    An ordinary exit runs destructors of process groups that models still refer to: on gloo they now and then abort a
-    rank that is done ("terminate called without an active exception"), and where other ranks hang they never return.
+    An ordinary exit runs destructors of process groups that models still refer to. On gloo they sometimes abort a rank
+    that is done ("terminate called without an active exception"), and if other ranks hang they never return.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`python -m distbench.worker JOB.json`: one rank, whose variables `launcher.py` or another launcher has set."""
+"""`python -m distbench.worker JOB.json`: one rank; `launcher.py` or another launcher sets its variables."""
 
 import contextlib
 import faulthandler
@@ -22,12 +22,12 @@ STARTED_S = time.monotonic()
 
 
 def main(job_path: str) -> NoReturn:
-    """Run one rank of a job, and end the process: 0 when all went well, else 1."""
+    """Run one rank of a job, and end the process: 0 on success, else 1."""
     from distbench.ranks.failure import HostLost, RankFailed, one_line, report_failure
     from distbench.spec import UserError
     from distbench.spec.errors import StorageFailed
 
-    # Whoever interrupts one rank has killed it, as with any other signal; Ctrl-C reaches the parent alone.
+    # SIGINT to one rank kills it like any other signal; Ctrl-C reaches only the parent.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
     rank = int(os.environ.get("RANK", "0"))
@@ -44,7 +44,7 @@ def main(job_path: str) -> NoReturn:
         traceback.print_exc()
         report_failure(log_dir, rank, "raised", one_line(error))
     else:
-        # While it is there, an exit code of 0 is not this rank's own: a model may call os._exit.
+        # While this file exists, an exit code of 0 is not this rank's own: a model may call os._exit.
         with contextlib.suppress(OSError):
             pid_file(log_dir, rank).unlink()
         leave(0)
@@ -61,10 +61,10 @@ def _run(job: Job) -> None:
 
 
 class RankLog(io.FileIO):
-    """A stream of a rank: what a full disk does not take is lost, and no reason to fail."""
+    """A stream of a rank: output that does not fit on a full disk is dropped without an error."""
 
     def write(self, data: Any) -> int:
-        """Write, or seem to."""
+        """Write as much as possible and report all of it as written."""
         try:
             return super().write(data)
         except OSError:
@@ -72,10 +72,10 @@ class RankLog(io.FileIO):
 
 
 def _log_to(log_dir: Path, rank: int) -> None:
-    """Send everything this rank prints to its own log; SIGUSR1 adds the stack of every thread.
+    """Redirect all output of this rank to its own log; SIGUSR1 adds the stack of every thread.
 
     Raises:
-        StorageFailed: the folder takes no more.
+        StorageFailed: the folder cannot be written.
     """
     from distbench.spec.errors import StorageFailed
 

@@ -26,23 +26,23 @@ from distbench.statistics.intervals import median
 from distbench.torch_private import Unsupported
 from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan
 
-# A model between steps: parameters, two states of an optimizer, its share of a batch and of what its groups hold.
+# A model between steps: parameters, two optimizer states, its share of a batch and of its groups' memory.
 BYTES_PER_PARAMETER_BYTE = 4
 RUN_BY_USERS = ("step", "call")  # kinds of cases whose collectives the user's own code issues
 OUT_OF_STEP = (
-    "its ranks are out of step: some have issued collectives that others have not; look in it for collectives that "
-    "depend on the rank, or on what earlier calls left behind"
+    "its ranks are out of step: some have issued collectives that others have not; look for collectives that "
+    "depend on the rank, or on state of earlier calls"
 )
-SMALL_BYTES = 1 << 28  # of a group that is kept open without asking what is free
+SMALL_BYTES = 1 << 28  # of a group that is kept open without checking free memory
 SAVE_EVERY_S = 1.0
 
 
 class RowWriter:
-    """One rank's end of the run file; ranks other than 0 write nothing.
+    """One rank's part in writing the run file; ranks other than 0 write nothing.
 
-    Rows of first passes are appended at once, lines of further passes once a second. So is the wait for the disk: all
-    ranks wait for rank 0, at each row for longer than a short case takes. Methods that write raise StorageFailed where
-    the disk is full or the folder is gone.
+    Rows of first passes are appended at once, lines of further passes once per second. The same is true of the wait for
+    the disk: at each row all ranks wait for rank 0, which takes longer than a short case. Methods that write raise
+    StorageFailed if the disk is full or the folder is gone.
     """
 
     def __init__(self, context: RankContext, run_file: Path) -> None:
@@ -51,7 +51,7 @@ class RowWriter:
         self._saved_at = self._synced_at = time.monotonic()
 
     def save(self, *records: dict[str, Any]) -> None:
-        """Append records, all on the disk when it returns."""
+        """Append records; all are on the disk when it returns."""
         self._append(records, is_synced=True)
 
     def _append(self, records: Sequence[dict[str, Any]], is_synced: bool) -> None:
@@ -70,24 +70,24 @@ class RowWriter:
         return time.monotonic() - self._synced_at > SAVE_EVERY_S
 
     def save_row(self, result: CaseResult) -> None:
-        """Append the row of a case; only a machine that stops may lose a second of rows."""
+        """Append the row of a case; only if the machine stops may one second of rows be lost."""
         result.backend = self._context.backend
         self._append([result.to_record()], self._is_sync_due())
 
     def note(self, of: CaseSpec, number: int, samples: Samples) -> None:
-        """Keep a further pass of a case for `save_passes`: between short ones there is no wait for the disk."""
+        """Keep a further pass of a case for `save_passes`, so that short passes need no wait for the disk."""
         record = samples.to_record(of.keeps_ranks)
         self._passes.append({"type": "pass", "case_id": of.case.id, "number": number, **record})
 
     def save_passes(self, are_due: bool = True) -> None:
-        """Append the passes noted since the last time; only once a second where they are not due."""
+        """Append the passes noted since the last call; at most once per second unless they are due."""
         if are_due or time.monotonic() - self._saved_at > SAVE_EVERY_S:
             records, self._passes, self._saved_at = self._passes, [], time.monotonic()
             self._append(records, self._is_sync_due())
 
 
 class Runner:
-    """One rank's part in measuring a list of cases; with `trace_paths`, traces follow the rows on the disk."""
+    """One rank's part in measuring a list of cases; with `trace_paths`, traces are written after the rows."""
 
     def __init__(
         self,
@@ -117,16 +117,16 @@ class Runner:
             self._tracing = Tracing(shared, on_progress=partial(progress.tell, "tracing"))
 
     def run(self, case_specs: Sequence[CaseSpec], plan: PassPlan, passes_done: Mapping[str, int]) -> None:
-        """Measure the cases of one group: a first pass, which checks them too, then further ones.
+        """Measure the cases of one group: a first pass, which also checks them, then further passes.
 
         Args:
             case_specs: the cases.
-            plan: how many passes, and a case's part of each.
-            passes_done: id to the next pass's number, of cases whose first pass an earlier launch has made.
+            plan: the number of passes, and a case's part of each.
+            passes_done: id to the next pass's number, for cases whose first pass is in an earlier launch.
 
         Raises:
             UserError: a case is declared wrongly.
-            RankFailed: this rank failed alone, so the others wait for it in vain.
+            RankFailed: only this rank failed, so the others would wait for it forever.
             StorageFailed: a result could not be written.
         """
         self._plan = plan
@@ -145,7 +145,7 @@ class Runner:
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
             saved_s = spent_s["checking"] + opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
             pass_s = time.monotonic() - started - saved_s + plan.share_limits(turns)
-            # Eight turns of two samples take little longer than the samples that a case has whatever they cost.
+            # Eight passes of two samples take little longer than the minimum number of samples of every case.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
         number = max([1, *(passes_done.get(case_spec.case.id, 1) for case_spec in case_specs)])
@@ -161,7 +161,7 @@ class Runner:
             self._trace(turn)
 
     def _further_pass(self, turns: list[CaseProgress], number: int) -> list[CaseProgress]:
-        """One more pass over the cases; those that may go on."""
+        """Run one more pass over the cases; return those that may continue."""
         if not self._is_small:
             self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
         self._plan.share_limits(turns)
@@ -173,7 +173,7 @@ class Runner:
         return [turn for place, turn in enumerate(turns) if place in alive]
 
     def _in_pass(self, turn: CaseProgress, number: int, measure: Callable[[CaseProgress, int], str]) -> bool:
-        """One turn of a case, and its row or its failure; whether it may have another."""
+        """Run one pass of a case and save its row or failure; return whether it may have another."""
         case = turn.case_spec.case
         self._progress.tell("case", index=turn.index, id=case.id, kind=case.kind, params=case.params, number=number)
         try:
@@ -188,7 +188,7 @@ class Runner:
         return status in ("ok", "wrong")
 
     def _failed(self, turn: CaseProgress, number: int, error: Exception) -> str:
-        """Record a case that failed on every rank; its status."""
+        """Record a case that failed on every rank; return its status."""
         if isinstance(error, Unsupported):
             status, message = error.status, str(error)
             self._agreement.require_all_failed(f"{turn.index}-{number}", message)
@@ -206,16 +206,18 @@ class Runner:
         return status
 
     def _require_harmless(self, what: str, message: str) -> None:
-        """Return when all ranks raised and every group still works: half of a collective may have been left behind.
-        RankFailed otherwise: this case breaks the launch, and not the innocent one after it."""
+        """Return if all ranks raised and every group still works, since half of a collective may be pending.
+
+        Raises RankFailed otherwise: this case breaks the launch, not the next one.
+        """
         self._agreement.require_all_failed(what, message)
         self._require_working_groups(message)
 
     def _require_working_groups(self, message: str) -> None:
-        """RankFailed, on all ranks together, where a group no longer sums."""
+        """Raise RankFailed on all ranks together if a group no longer sums."""
         try:
             works = [self._context.group_works(mesh_dim) for mesh_dim in self._context.mesh_dims]
-            # A rank that sees it ends at once: what it issued next would meet what others issued before.
+            # A rank that detects it ends at once: its next collective would match earlier ones of other ranks.
             if not all(works):
                 raise RankFailed(message)
             self._context.any(False)
@@ -223,12 +225,12 @@ class Runner:
             raise RankFailed(message) from error
 
     def _require_in_step(self, turn: CaseProgress) -> None:
-        """Raise RankFailed where the user's code has left ranks out of step, so that the next case is not blamed."""
+        """Raise RankFailed if the user's code has left ranks out of step, so that the next case is not blamed."""
         if turn.case_spec.case.kind in RUN_BY_USERS:
             self._require_working_groups(OUT_OF_STEP)
 
     def _first_pass_of(self, turn: CaseProgress, number: int) -> str:
-        """Samples, the check and the row of a case; its status."""
+        """Sample and check a case and save its row; return its status."""
         opened_case = self._open(turn)
         samples = self._samples(turn, opened_case)
         with self._stopwatch.on("checking"):
@@ -238,7 +240,7 @@ class Runner:
         self._rows.save_row(result)
         turn.counters, held_bytes = result.counters, opened_case.held_bytes
         turn.held_bytes = held_bytes or (result.counters.get("parameter_bytes") or 0) * BYTES_PER_PARAMETER_BYTE
-        if self._plan.num_passes == 1 and self._waits_on_host:  # a device's profiler slows what is launched after it
+        if self._plan.num_passes == 1 and self._waits_on_host:  # a device's profiler slows later launches
             self._trace(turn)
         self._is_small = self._is_small and 0 < (held_bytes or 0) * len(self._turns) <= SMALL_BYTES
         if self._plan.num_passes > 1 and (self._is_small or self._stays_beside_checks(turn, opened_case)):
@@ -248,20 +250,20 @@ class Runner:
         return result.status
 
     def _stays_beside_checks(self, turn: CaseProgress, opened_case: OpenedCase) -> bool:
-        """Whether a case stays open while others are first opened and checked: not where they share an allocator's
-        peak."""
+        """Return whether a case stays open while others are checked: not where they share an allocator's peak."""
         so_far = [other_turn for other_turn in self._turns if other_turn.opened_case is not None]
         return self._waits_on_host and opened_case.stays_open and self._fit_in(so_far)
 
     def _fit_in(self, turns: Sequence[CaseProgress]) -> bool:
-        """Whether these can be kept open at once, in half of the memory that every rank had free at this group's first
-        check; all ranks ask together."""
+        """Return whether all these can be kept open, in half of the memory that every rank had free at this group's
+        first check; collective.
+        """
         if self._room_bytes is None:
             self._room_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2
         return sum(turn.held_bytes for turn in turns) <= self._room_bytes
 
     def _turn_of(self, turn: CaseProgress, number: int) -> str:
-        """Samples of a further pass."""
+        """Return the samples of a further pass."""
         if turn.opened_case is None or turn.is_due_for_reopening(number):
             opened_case = self._open(turn)
         else:
@@ -285,7 +287,7 @@ class Runner:
         return "ok"
 
     def _see(self) -> None:
-        """Share what turns gave since the last time: ranks do that together, and not between two turns."""
+        """Share the samples since the last call: ranks do that together, and not between two cases."""
         unseen, self._unseen = self._unseen, []
         if unseen:
             all_samples = self._meter.see([own_samples for _, _, own_samples in unseen], "passes")
@@ -294,7 +296,7 @@ class Runner:
                 self._rows.note(turn.case_spec, number, samples)
 
     def _open(self, turn: CaseProgress) -> OpenedCase:
-        """A case opened and warmed up."""
+        """Open a case and warm it up."""
         with self._stopwatch.on("set-up"):
             opened_case = turn.open()
         with self._stopwatch.on("warm-up"):
@@ -308,7 +310,7 @@ class Runner:
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
             else:
-                # This process has run it before: what is new is the model, which its first iteration completes.
+                # This process has run it before: only the model is new, and its first iteration completes it.
                 for _ in range(max(self._meter.settings.warmup_iterations - 1, 1)):
                     self._meter.touch(opened_case.call)
         return opened_case
@@ -330,7 +332,7 @@ class Runner:
         turn.medians.append(median(samples.samples_s))
 
     def _trace(self, turn: CaseProgress) -> None:
-        """Append a case's trace, or why there is none; the launch continues where all ranks failed."""
+        """Append a case's trace, or why there is none; the launch continues if all ranks failed."""
         if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
             return
         turn.is_traced = True

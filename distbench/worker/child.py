@@ -1,7 +1,7 @@
-"""`python -m distbench.worker.child VERB [ARGUMENT...]`: answers a question that only torch can answer; starts no rank.
+"""`python -m distbench.worker.child VERB [ARGUMENT...]`: answers a query that needs torch, without starting ranks.
 
-The question is one JSON value on standard input (nothing for a verb that takes none), the answer one JSON value as the
-last line of standard output: {"user_error": sentence} where there is none. `sweep` alone answers line by line.
+The query is one JSON value on standard input (nothing for a verb without one). The answer is one JSON value on the last
+line of standard output, {"user_error": sentence} on failure. Only `sweep` answers line by line.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import torch
 
 from distbench.spec import UserError
 
-# Verb to the function that answers it: of the question and the arguments.
+# Verb to the function that answers it, from the query and the arguments.
 VERBS = {
     "case_ids": "distbench.worker.child_verbs.all_case_ids",
     "plan_paths": "distbench.worker.child_verbs.plan_paths",
@@ -30,7 +30,7 @@ VERBS = {
 
 
 def answer(verb: str, question: Any, arguments: Sequence[str] = ()) -> Any:
-    """What one verb answers."""
+    """Return the answer of one verb."""
     module, _, function = VERBS[verb].rpartition(".")
     try:
         return getattr(importlib.import_module(module), function)(question, *arguments)
@@ -39,8 +39,8 @@ def answer(verb: str, question: Any, arguments: Sequence[str] = ()) -> Any:
 
 
 def main(verb: str, *arguments: str) -> None:
-    """Answer the questions on standard input."""
-    # Standard output is for answers. Scenarios, torch and libraries in C++ write to standard error instead.
+    """Answer the queries on standard input."""
+    # Standard output is for answers. Output of scenarios, torch and C++ libraries goes to standard error instead.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)

@@ -1,8 +1,8 @@
-"""What a child process answers of jobs, of a pair of layouts and of a sweep, on a fake process group.
+"""Verbs of a child process about jobs, pairs of layouts and sweeps, on a fake process group.
 
-Each question is answered by a process of its own, forked from this one, which has torch imported and nothing else done.
-A second question in the same process would find what the first one left behind: DTensor keeps what it planned for a
-mesh, in backward's thread too, and serves it to an equal mesh later, whatever groups that one has.
+Each query is answered in its own process, forked from this one, which has imported torch and done nothing else. A
+second query in the same process would find the caches of the first one: DTensor keeps its plans for a mesh, in
+backward's thread too, and uses them for an equal mesh later, even with other groups.
 """
 
 import contextlib
@@ -64,22 +64,24 @@ from distbench.worker.plan_rehearsal import rank_of, rehearse
 from distbench.worker.rank_session import all_cases, chosen_cases, declared, load_scenario, variant_label
 
 Answer = dict[str, Any]
-STATE_ELEMENTS = 1 << 14  # optimizers of 8 bit keep smaller tensors whole
+STATE_ELEMENTS = 1 << 14  # 8-bit optimizers do not quantize smaller tensors
 
 
 @dataclass
 class Question:
-    """A question and its answer."""
+    """A query and its answer."""
 
     data: Any
-    answer: Any = None  # None also where its process ended without one
-    why: str = ""  # how the process ended then, in words
-    again: str = ""  # how a first process was ended by a signal, in words; the second one gave the answer
+    answer: Any = None  # None also if its process ended without an answer
+    why: str = ""  # how that process ended, in words
+    again: str = ""  # how a signal ended the first process, in words; the second one answered
 
 
 class ForkPool:
-    """Has each question answered by `function` in a process forked from this one, which must have done no work in torch
-    before. A question whose process a signal ends is asked once more."""
+    """Answers each query by `function` in a process forked from this one, which must not have used torch before.
+
+    A query whose process ends by a signal is repeated once.
+    """
 
     def __init__(self, function: Callable[[Any], Any], num_at_once: int) -> None:
         self._function, self._num_at_once = function, num_at_once
@@ -88,15 +90,15 @@ class ForkPool:
 
     @property
     def is_busy(self) -> bool:
-        """Whether some question has no answer yet."""
+        """Return whether some query has no answer yet."""
         return bool(self._waiting or self._running)
 
     def ask(self, data: Any) -> None:
-        """Take in a question."""
+        """Add a query."""
         self._waiting.append(Question(data))
 
     def wait(self, files: Sequence[int] = ()) -> tuple[list[Question], bool]:
-        """Return when a question is answered, or one of some files can be read: the questions, and whether one can."""
+        """Wait until a query is answered or one of `files` can be read; return queries and whether one can be read."""
         while self._waiting and len(self._running) < self._num_at_once:
             self._start(self._waiting.popleft())
         ready = wait([*self._running, *files])
@@ -109,12 +111,12 @@ class ForkPool:
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_ended` closes it
         process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
         process.start()
-        # While this process holds the sending end too, a child that dies would never be noticed.
+        # While this process holds the sending end too, the end of a child would not be detected.
         sender.close()
         self._running[receiver] = question, process, stderr
 
     def _answer(self, question: Question, sender: Connection, stderr: int) -> None:
-        """In the forked process: send the answer, and the modules that torch imported for it."""
+        """Send the answer from the forked process, and the modules that torch imported for it."""
         os.dup2(stderr, 2)
         warnings.simplefilter("ignore")
         before = {*sys.modules}
@@ -122,7 +124,7 @@ class ForkPool:
         sender.send((answer, [name for name in [*sys.modules] if name.startswith("torch.") and name not in before]))
 
     def _ended(self, connection: Connection) -> Question | None:
-        """The question of a process that has ended; None where it is asked once more."""
+        """Return the query of a process that has ended; None if it is repeated."""
         question, process, stderr = self._running.pop(connection)
         modules: list[str] = []
         with stderr:
@@ -131,11 +133,11 @@ class ForkPool:
             process.join()
             stderr.seek(0)
             stderr_lines = stderr.read().decode("utf-8", "replace").splitlines()
-        # What torch imports once it is used takes a fifth of an answer: the next processes have it already.
+        # torch's lazy imports take a fifth of an answer's time: later processes inherit them.
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-        gc.freeze()  # processes that are forked from here on need not look through it for garbage
+        gc.freeze()  # processes forked later need not scan it for garbage
         code = process.exitcode or 0
         if question.answer is None and code < 0:
             ended = ended_text(code, stderr_lines)
@@ -150,7 +152,7 @@ class ForkPool:
 
 
 def _answers_of(function: Callable[[Job], Answer], records: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """What a function answers for each job, in the jobs' order; {"user_error": one sentence} where it raises."""
+    """Return a function's answer for each job, in the jobs' order; {"user_error": one sentence} where it raises."""
     pool = ForkPool(partial(_answer_or_error, function), len(os.sched_getaffinity(0)))
     for number, record in enumerate(records):
         pool.ask((number, record))
@@ -167,12 +169,12 @@ def _answer_or_error(function: Callable[[Job], Answer], question: tuple[int, Map
     except (UserError, Unsupported) as error:
         return {"user_error": str(error)}
     except (Exception, SystemExit) as error:
-        reason = f"it raises {one_line(error)}, on a fake process group; see whether distbench run runs it"
+        reason = f"it raises {one_line(error)}, on a fake process group; check whether distbench run works"
         return {"user_error": reason}
 
 
 def _case_ids(job: Job) -> Answer:
-    """{"ids": the ids of a job's cases, as it chooses them}; `UserError` where the scenario is declared wrongly."""
+    """Return {"ids": the ids of a job's cases, as it chooses them}; `UserError` if the scenario is invalid."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
         all_specs = all_cases(job, function, replace(rank_of(mesh, job.settings.seed), profile=profile_of(job)))
@@ -186,15 +188,15 @@ PathAnswer = dict[str, str] | None
 
 
 def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Which paths torch's own planners take, for `distbench plan`.
+    """Return the paths of torch's own planners, for `distbench plan`.
 
     Args:
         request: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and budget_s.
 
     Returns:
-        torch's version; why it makes no partial of a shard (None where it does); for each planner one answer a pair:
-        {"path": torch's own notation}, {"error": why there is none}, or None where the time was up. {"torch",
-        "unsupported"} where this torch cannot be asked.
+        torch's version; why it makes no partial of a shard (None if it does); for each planner one answer per pair:
+        {"path": torch's own notation}, {"error": why there is none}, or None after the time limit. {"torch",
+        "unsupported"} for an unsupported version of torch.
     """
     shape, dtype = request["shape"], TORCH_DTYPES[request["dtype"]]
     pairs = [tuple(parse_state(text, len(shape)) for text in pair) for pair in request["pairs"]]
@@ -204,7 +206,7 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
     answers: dict[str, list[PathAnswer]] = {}
     try:
         with fake_mesh(request["mesh_shape"], request["devices_per_host"]) as mesh:
-            # The quick planner goes first, so that a slow one never takes its time.
+            # The quick planner goes first, so that it never loses time to a slow one.
             for name in TORCH_PLANNERS:
                 answers[name] = [None] * len(pairs)
                 with planner(name), remembered_steps():
@@ -220,20 +222,20 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
 def _path_answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: State, target: State) -> PathAnswer:
     try:
         return {"path": path_between(mesh, shape, dtype, source, target)}
-    # Whatever torch raises for this pair it would raise in a training job too: that is the answer.
+    # torch would raise the same error for this pair in a training job, so the error is the answer.
     except (RuntimeError, ValueError, AssertionError, NotImplementedError, KeyError, IndexError) as error:
         return {"error": f"torch raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
 
 def signature(job: Job) -> Answer:
-    """What rank 0 communicates and holds in one call of each case, after one that sets things up.
+    """Return rank 0's communication and peak memory in one call of each case, after a first call for set-up.
 
     Returns:
         {"torch": version, "cases": {case id: {"paths": [communication, ...], "peak_bytes": predicted or None}},
-        "left_out": {case id: what it raises}}
+        "left_out": {case id: error}}
 
     Raises:
-        UserError: the plan is declared wrongly, or every case raises.
+        UserError: the plan is invalid, or every case raises.
     """
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
@@ -242,7 +244,7 @@ def signature(job: Job) -> Answer:
         left_out: dict[str, str] = {}
         for case_spec in all_cases(job, function, context):
             try:
-                # A case with nothing to measure here communicates nothing either.
+                # A case with nothing to measure here has no communication either.
                 with contextlib.suppress(Skipped), case_spec.open() as opened_case:
                     by_case[case_spec.case.id] = _of_case(opened_case, context)
             except UserError:
@@ -251,7 +253,7 @@ def signature(job: Job) -> Answer:
                 left_out[case_spec.case.id] = one_line(error)
     if left_out and not by_case:
         first, reason = next(iter(left_out.items()))
-        raise UserError(f"no case runs on a fake process group: {first} raises {reason}; see if distbench run runs it")
+        raise UserError(f"no case runs on a fake process group: {first} raises {reason}; check if distbench run works")
     return {"torch": torch.__version__, "cases": by_case, "left_out": left_out}
 
 
@@ -265,13 +267,13 @@ def _of_case(opened_case: OpenedCase, context: RankContext) -> dict[str, Any]:
     return {"paths": [asdict(row) for row in rows], "peak_bytes": predicted_peak_bytes(step) if step else None}
 
 
-# For each job what the function answers, or {"user_error": sentence}.
+# For each job the function's answer, or {"user_error": sentence}.
 all_case_ids = partial(_answers_of, _case_ids)
 all_signatures = partial(_answers_of, signature)
 
 
 def all_recordings(records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]") -> list[list[dict[str, str]]]:
-    """For each job one entry a variant: {"label": its name, "file": the recordings in the folder}, or {"label",
+    """Return one entry per job and variant: {"label": its name, "file": the recordings in the folder}, or {"label",
     "left_out": why there is none}.
 
     Args:
@@ -282,7 +284,7 @@ def all_recordings(records: Sequence[Mapping[str, Any]], folder: str, ranks: str
 
 
 def _recordings(job: Job, prefix: Path, ranks: Sequence[int] | None) -> Iterator[dict[str, str]]:
-    """Record a step of each variant, as some ranks run it, into a file, whose name begins with the prefix."""
+    """Record a step of each variant, for some ranks, into a file whose name begins with the prefix."""
     function = load_scenario(Path(job.file), job.scenario)
     for number, variant in enumerate(job.variants):
         label = variant_label(job, variant)
@@ -299,21 +301,21 @@ def _recordings(job: Job, prefix: Path, ranks: Sequence[int] | None) -> Iterator
 
 
 def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[str, Any]]:
-    """Answer the questions of a sweep, the lines of standard input until it ends, each in a process of its own.
+    """Answer the queries of a sweep, the lines of standard input until it ends, each in its own process.
 
-    Each line is a question: `id`, `ask`, `mesh`, `label`, and `variants` with as many `files`. Answers are lines {"id",
-    "answers": one a variant}, in the order in which they are ready:
+    Each line is a query: `id`, `ask`, `mesh`, `label`, and `variants` with as many `files`. Answers are lines {"id",
+    "answers": one per variant}, in the order in which they are ready:
 
-    - "facts": what the plan and the model are, see `_facts`
-    - "record": {}, once the recording of a step was saved in its file, by each rank that the others may wait for
-    - "check": {}, where the plan can work
+    - "facts": facts of the plan and the model, see `_facts`
+    - "record": {}, once the recording of a step is in its file, for each rank that others may wait for
+    - "check": {}, if the plan can work
     - "code": the plan as Python, and its difference from the first variant's, see `_code`
 
-    or {"id", "left_out": why there is no answer, "lasts": whether asking again would be answered likewise}. A process
-    that a signal ends is started once more; the answer then says in "again" how the first one ended.
+    or {"id", "left_out": why there is no answer, "lasts": whether a repeated query would fail likewise}. A process that
+    a signal ends is started once more; the answer then has in "again" how the first one ended.
     """
     pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario), int(num_at_once)), True
-    # A buffer would take in lines that `wait` then never sees.
+    # A buffer would read lines that `wait` then misses.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
             questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
@@ -336,11 +338,9 @@ def _sweep_answer(file: Path, name: str, question: dict[str, Any]) -> Answer:
         for variant, recording in zip(question["variants"], question["files"], strict=True):
             scenario = declared(function, variant)
             if scenario.build_model is None or scenario.make_batch is None:
-                raise UserError("it has no step; give it build_model and make_batch")
+                raise UserError("it has no step; add build_model and make_batch")
             if scenario.inference:
-                raise UserError(
-                    "it runs forward alone, and a sweep changes what training has; try plans with run --set"
-                )
+                raise UserError("it runs forward only, and a sweep changes training plans; try plans with run --set")
             about = {"scenario": name, "file": recording, "variant": variant, "function": function}
             answers.append(answer_for(scenario, {**question, **about}))
         return {"answers": answers}
@@ -351,7 +351,7 @@ def _sweep_answer(file: Path, name: str, question: dict[str, Any]) -> Answer:
 
 
 def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """Rank 0's step; where other ranks have more to do in theirs, those too; of a pipeline every position's."""
+    """Record rank 0's step; also those of ranks with more to do; of a pipeline every position's."""
     step_args = scenario, question["scenario"], question["label"], question["mesh"]
     if scenario.plan.pipeline is not None:
         recordings = recorded_ranks(*step_args, None)
@@ -377,26 +377,29 @@ def _check(scenario: Scenario, question: dict[str, Any]) -> Answer:
 
 
 def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """`plan`: lines that make the variant's plan. `change`: lines that make it of the same scenario's plan with the
-    changes of the first variant alone. Each is None where some value has no text."""
+    """Return `plan`: lines that make the variant's plan, and `change`: lines that make it of the same scenario's plan
+    with only the changes of the first variant. Each is None if a value cannot be written as code.
+    """
     params, changes = split_variant(question["variant"])
     _, first_changes = split_variant(question["variants"][0])
-    # Of one call: objects without an equality of their own are equal to themselves alone.
+    # From one call: objects without equality are equal only to themselves.
     plan = question["function"](**params).plan
     change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
     return {"plan": plan_code(scenario.plan), "change": change}
 
 
 def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """Of the plan: the mesh dims that it uses, those that shard parameters, and what of it can be changed.
-    Of the model: its parameters, those that are trained, and the optimizer's bytes for each byte of these."""
+    """Return facts of the plan: the mesh dims that it uses, those that shard parameters, and its possible changes.
+
+    Of the model: its parameters, the trained ones, and the optimizer's bytes per byte of these.
+    """
     assert scenario.build_model and scenario.make_batch
     plan = scenario.plan
     model = blueprint(scenario.build_model, SEED, with_values=False).model
     with ShapesOnly().on():
         batch = batch_of(scenario)
     fsdp, cp = plan.fsdp, plan.cp
-    # What a function of the user's own does with parameters and gradients nobody knows beforehand.
+    # The use of parameters and gradients by a user's function is unknown.
     is_own = scenario.parallelize is not None or scenario.after_materialize is not None
     trained = [] if is_own else [parameter for parameter in model.parameters() if parameter.requires_grad]
     return {
@@ -427,7 +430,7 @@ def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 
 
 def _optimizer_share(scenario: Scenario) -> float:
-    """Bytes of optimizer state for each byte of parameters, of one parameter alone; 0 where that cannot be told."""
+    """Return bytes of optimizer state per byte of parameters, from one parameter; 0 if unknown."""
     if scenario.optimizer is None:
         return 0.0
     parameter = torch.nn.Parameter(torch.zeros(STATE_ELEMENTS).reshape(128, -1))

@@ -1,8 +1,8 @@
-"""How a launch's cases are spread over passes: how many passes, in which order, and how much of a case each takes.
+"""Schedule of a launch's cases over passes: how many passes, in which order, and how much of a case each takes.
 
-Cases that a report compares are a group: all training steps of a launch, the planners of one redistribution. Groups are
-measured one after the other, each in passes of its own, so that a pair's planners take turns within about a second. A
-stretch of a launch has its own level, so more than about five samples in one go add little. Every rank decides alike.
+Cases that a report compares form a group: all training steps of a launch, or the planners of one redistribution. Groups
+are measured one after the other, each in its own passes, so that a pair's planners alternate within about a second.
+Times drift over a launch, so more than about five consecutive samples add little. All ranks make the same decisions.
 """
 
 import contextlib
@@ -18,29 +18,29 @@ from distbench.statistics.intervals import is_steady
 from distbench.statistics.pass_comparison import MIN_PASSES
 
 SAMPLES_A_TURN = 5
-SHORT_TURN_S = 0.02  # samples shorter than a fifth of this are taken until it is over
+SHORT_TURN_S = 0.02  # samples shorter than a fifth of this repeat for this long
 MAX_PASSES = 100
-REOPEN_EVERY = 4  # passes: the luck of one opening of a model must not look like a difference between two
-# How many budgets a launch may take for the passes without which nothing can be compared: a quick one needs that.
+REOPEN_EVERY = 4  # passes: the effect of one opening of a model must not look like a difference between two models
+# Budgets that a launch may take for the fewest passes that allow a comparison: a quick launch needs that.
 STRETCH = 4.0
-# Samples of a turn, and of one that begins with an untimed iteration, within that time: most of a turn is timed.
+# Samples per pass, and of one that begins with an untimed iteration, within that time: most of a pass is timed.
 LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
-UNTOUCHED_S = 1e-3  # an iteration of a small group that is longer needs no other before it
-UNTOUCHED_STEP_S = 5e-3  # nor does one of a model that has run since it was checked
-ENOUGH = 3  # passes of cases that cannot be compared: a single sample may be any
+UNTOUCHED_S = 1e-3  # longer iterations of a small group need no untimed one before
+UNTOUCHED_STEP_S = 5e-3  # the same for a model that has run since its check
+ENOUGH = 3  # passes of cases without comparison: a single sample may be an outlier
 
 
 class PassPlan:
-    """The passes of one group, or of all cases where none are compared.
+    """The passes of one group, or of all cases if none are compared.
 
     Args:
         settings: `max_case_s` is one case's share of the launch; `passes` 0 leaves their number to this plan.
-        num_cases: of the group.
-        is_compared: whether a report will compare these cases with each other.
-        group: its name: each has an order of its own.
+        num_cases: number of cases of the group.
+        is_compared: whether a report compares these cases with each other.
+        group: its name: each group has its own order.
         max_passes: at most; 0 for MAX_PASSES.
-        run_id: of the launch, the same on all ranks. Orders are drawn by it too: by the seed alone, some case would
-            come before another one in most passes of every launch.
+        run_id: of the launch, the same on all ranks. It is part of the seed of orders: with the same seed in every
+            launch, some case would precede another one in most passes of every launch.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class PassPlan:
         self.num_passes = MIN_PASSES if self.is_automatic else max(settings.passes, 1)
 
     def order(self, number: int, count: int) -> list[int]:
-        """Places in a list of `count` cases, in the random order of one pass."""
+        """Return the indices of `count` cases in the random order of one pass."""
         places = list(range(count))
         if self.num_passes > 1:
             random.Random(f"{self._settings.seed} {self._run_id} {self._group} pass {number}").shuffle(places)
@@ -67,13 +67,13 @@ class PassPlan:
     def limits(
         self, estimate_s: float, is_touched: bool = False, most: int = 0, num_samples: int = SAMPLES_A_TURN
     ) -> Settings:
-        """Return what one turn may take of a case.
+        """Return the limits of one case in one pass.
 
         Args:
             estimate_s: seconds that an iteration takes.
-            is_touched: whether an iteration that is not timed comes before the samples.
-            most: samples at most, if not 0.
-            num_samples: samples, where the budget allows them.
+            is_touched: whether an untimed iteration precedes the samples.
+            most: maximum number of samples, if not 0.
+            num_samples: samples, if the budget allows them.
         """
         settings = self._settings
         if not self.is_automatic:
@@ -89,11 +89,10 @@ class PassPlan:
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
     def share_limits(self, turns: Sequence["CaseProgress"]) -> float:
-        """Give all cases that are compared the same turns from here on, those of the longest case; return the seconds
-        by which a pass gets longer.
+        """Use the limits of the longest case for all cases that are compared; return the added seconds per pass.
 
-        A case's own estimate is luck on a busy machine, and it would stay with the case for the whole launch. The
-        median of 5 samples and the median of 30 samples have different means where samples are skewed.
+        On a busy machine a case's own estimate is random, and it would affect the case for the whole launch. The median
+        of 5 samples and the median of 30 samples have different means if samples are skewed.
         """
         longer_s = 0.0
         compared: dict[tuple[str, int], list[CaseProgress]] = {}
@@ -112,35 +111,36 @@ class PassPlan:
         return longer_s * self._settings.iterations_per_sample
 
     def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:
-        """Choose the number of passes, which take `pass_s` seconds each on the slowest rank without checks; `stretch`
-        budgets may be taken for MIN_PASSES of them."""
+        """Choose the number of passes, which take `pass_s` seconds each on the slowest rank without checks; up to
+        `stretch` budgets may be used for MIN_PASSES of them.
+        """
         if not self.is_automatic:
             return
         budget_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
         affordable = budget_s / max(pass_s, 1e-6)
-        # Passes beyond the budget that are too few to compare anything would be wasted.
+        # Passes beyond the budget would be wasted if they are too few for a comparison.
         least = MIN_PASSES if stretch * affordable >= MIN_PASSES else min(max(int(stretch * affordable), 1), ENOUGH)
         self.num_passes = min(max(int(affordable), least), self._max_passes)
 
     def goes_on(self, number: int, medians: Sequence[Sequence[float]]) -> bool:
-        """Whether there is another pass after `number`, with each case's median of each pass (seconds)."""
+        """Return whether there is another pass after `number`, with each case's median of each pass (seconds)."""
         if number >= self.num_passes:
             return False
         target_ci = self._settings.target_ci
         return not (self.is_automatic and number >= MIN_PASSES and all(is_steady(case, target_ci) for case in medians))
 
     def must_be_seen(self, number: int) -> bool:
-        """Whether `goes_on` may depend on the results of that many passes."""
+        """Return whether `goes_on` may depend on the results of that many passes."""
         return number >= min(MIN_PASSES, self.num_passes)
 
 
 def groups_of(
     case_specs: Sequence[CaseSpec], settings: Settings, done: Collection[str] = (), run_id: str = ""
 ) -> list[tuple[PassPlan, list[CaseSpec]]]:
-    """The cases of a launch by group, in order of first appearance, each group with its plan.
+    """Return the cases of a launch by group, in order of first appearance, each group with its plan.
 
-    `settings.passes` other than 0 makes one group of all. `done` are ids that have a row from an earlier launch of the
-    job: a group before one of those is finished, if whole.
+    If `settings.passes` is not 0, all cases form one group. `done` has ids with a row from an earlier launch of the
+    job: a group before one of those is finished, if complete.
     """
     if settings.passes:
         return [(PassPlan(settings, len(case_specs), is_compared=False, run_id=run_id), list(case_specs))]
@@ -159,21 +159,21 @@ def groups_of(
 
 @dataclass
 class CaseProgress:
-    """A case on its way through the passes."""
+    """Progress of a case through the passes."""
 
     index: int  # its place among the cases of the launch
     case_spec: CaseSpec
     medians: list[float] = field(default_factory=list)  # seconds, of each pass so far
-    limits: Settings | None = None  # of one turn; None before it was first warmed up
-    is_touched: bool = False  # whether an iteration that is not timed comes before its samples
-    estimate_s: float = 0.0  # of an iteration when the case was first warmed up
-    shortest_s: float = 0.0  # the least estimate of the cases that it is compared with
+    limits: Settings | None = None  # of one pass; None before its first warm-up
+    is_touched: bool = False  # whether an untimed iteration precedes its samples
+    estimate_s: float = 0.0  # of an iteration at the first warm-up
+    shortest_s: float = 0.0  # the smallest estimate of the cases that it is compared with
     longest_s: float = 0.0  # the largest one
     counters: dict[str, Any] = field(default_factory=dict)  # of its row
     held_bytes: int = 0  # memory that it takes while it is kept open, on this rank
     opened_case: OpenedCase | None = None
     is_traced: bool = False
-    stays_open: bool = True  # whether it may be kept open between passes, known once it was open
+    stays_open: bool = True  # whether it may be kept open between passes, set when it is opened
     has_settled: bool = False  # whether it has run since its check, which may leave an optimizer without state
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
@@ -195,12 +195,13 @@ class CaseProgress:
         self._opened.close()
 
     def needs_touch(self, is_small: bool, is_on_cpu: bool) -> bool:
-        """Whether an untimed iteration comes before a further pass of a case that was kept open: not before iterations
-        so long that caches do not matter."""
+        """Return whether an untimed iteration precedes a further pass of a case that was kept open: not if iterations
+        are so long that caches do not matter.
+        """
         if is_small:
             return self.shortest_s < UNTOUCHED_S
         return not (is_on_cpu and self.has_settled and self.shortest_s >= UNTOUCHED_STEP_S)
 
     def is_due_for_reopening(self, number: int) -> bool:
-        """Whether it is opened again before this pass; cases take turns in that, too."""
+        """Return whether it is opened again before this pass; different cases are opened in different passes."""
         return (number + self.index) % REOPEN_EVERY == 0

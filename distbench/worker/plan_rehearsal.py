@@ -1,4 +1,4 @@
-"""Whether plans can work, and where they fail: checked, and one step tried on a fake process group, on shapes alone."""
+"""Try plans: check them, and run one step on a fake process group with shapes only; report where they fail."""
 
 import contextlib
 import itertools
@@ -35,20 +35,20 @@ from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
-# A model of no more parameters that fails on shapes alone is run again with values: it may need them.
+# A smaller model that fails with shapes only is run again with values: it may need them.
 MAX_REPEATED = 20_000_000
-# One of no more parameters, and elements of its batch, is run with values in any case.
+# With fewer parameters and elements of its batch than this, a model is always run with values.
 SMALL = 2_000_000
-# Errors of an index that was to come from another rank; memory that FSDP2 has freed is out of bounds on all of them.
+# Errors of an index that another rank would have sent; memory that FSDP2 has freed is out of bounds on all of them.
 NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
-# Parts of a batch whose gradients are compared.
+# Most parts of a batch whose gradients are compared.
 MOST_PARTS = 8
 TOO_LARGE = "and the model is too large to be tried with values"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """The result of trying a step."""
+    """Result of trying a step."""
 
     problems: tuple[str, ...] = ()  # of applying the plan, or of the step
     why_not: str | None = None  # forward and backward were not tried; None where they were, or the plan was refused
@@ -56,14 +56,15 @@ class Rehearsal:
 
 
 def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
-    """This rank of a fake process group on its mesh."""
+    """Return this rank's context on the mesh of a fake process group."""
     assert dist.group.WORLD is not None
     return RankContext(dist.get_rank(), torch.device(device), mesh, "gloo", dist.group.WORLD, seed)
 
 
 def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -> Rehearsal:
     """Apply the plan, which has been checked against the mesh, then (`with_step`) run forward, loss and backward as
-    this rank would. `Skipped` where a part of the plan has nothing to do on this machine."""
+    this rank would. Raises `Skipped` if a part of the plan has no effect on this machine.
+    """
     shapes, missing = None, ""
     try:
         shapes = ShapesOnly()
@@ -80,7 +81,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
     built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     try:
-        # DDP's buckets need values, and nothing of a model's shapes can be wrong for them.
+        # DDP's buckets need values, and no shape of a model can be wrong for them.
         plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
         step = step_of(plain, context, built, without_memory)
     except Skipped:
@@ -88,7 +89,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
     except UserError as error:
         return Rehearsal((str(error),))
     except Exception as error:  # of plans that pass plan_check
-        return Rehearsal((f"torch refuses the plan: {one_line_and_place(error)}",))
+        return Rehearsal((f"torch rejects the plan: {one_line_and_place(error)}",))
     held_bytes = parameter_bytes(step.model)
     if shapes is None or not with_step:
         return Rehearsal((), missing, held_bytes)
@@ -97,7 +98,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
     problems, why_not = _tried(step, shapes.on, scenario.plan.ddp, scenario.call)
     failed = bool(problems or why_not)
     if failed and num_parameters > MAX_REPEATED:
-        problems = tuple(f"{problem} (tried on shapes alone)" for problem in problems)
+        problems = tuple(f"{problem} (tried with shapes only)" for problem in problems)
     elif failed or _is_small(step, num_parameters):
         problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
         if not failed:  # an index that another rank should have sent is missing here
@@ -106,7 +107,7 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
 
 
 def _is_small(step: TrainingStep, num_parameters: int) -> bool:
-    """Whether a step on this machine's CPU takes no time: kernels also check dtypes, say, which shapes do not."""
+    """Return whether a step is fast on this machine's CPU: then kernels also check properties such as dtypes."""
     numel = sum(tensor.numel() for _, tensor in tensors_of(step.batch.tree))
     is_here = step.microbatches and all(leaf.device.type == "cpu" for _, leaf in tensors_of(step.microbatches[0]))
     return bool(is_here) and num_parameters <= min(MAX_REPEATED, SMALL) and numel <= SMALL
@@ -129,7 +130,7 @@ def _tried_with_values(
 
 
 def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankContext) -> tuple[str, ...]:
-    """A parameter whose gradient some ranks have and some do not, by their data (an expert that no token chose)."""
+    """Report a parameter whose gradient exists only on some ranks, by their data (an expert that no token chose)."""
     _, count = context.index(BATCH_DIMS)
     model = model_on_device(scenario, context, step.built)
     names_of_parts: list[set[str]] = []
@@ -141,8 +142,8 @@ def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankCon
             some, none = (0, part) if odd[0] in names_of_parts[0] else (part, 0)
             return (
                 f"parameter {odd[0]} gets a gradient from part {some} of the batch and none from part {none}; FSDP2 "
-                "sums what each rank has, and so ranks would wait for each other: have each part use it (add 0 times "
-                "its sum to the loss), or name it in FsdpPlan(ignored=...)",
+                "sums the gradients of all ranks, so ranks would wait for each other: use it in each part (add 0 times "
+                "its sum to the loss), or add it to FsdpPlan(ignored=...)",
             )
     return ()
 
@@ -153,19 +154,17 @@ def _tried(
     ddp: DdpPlan | None,
     call: Callable[..., Any] | None,
 ) -> tuple[tuple[str, ...], str | None]:
-    """The problems of one step, and why it could not be tried."""
+    """Return the problems of one step, and why it could not be tried."""
     tracker = _ForwardTracker(step.model, step.plan)
-    # Compiling takes longer than all the rest, and its time belongs to the run.
+    # Compiling takes longer than everything else, and its time belongs to the run.
     stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
     try:
         with on(), stance:
             step.forward_backward(tracker.stamp)
         tracker.problems += _without_gradient(step.model, ddp)
         if ddp is not None and call is not None:
-            tracker.problems += of_forward(
-                f"call ({place_of(call)})", tracker.has_run, "DDP makes its reductions ready"
-            )
-        # Most optimizers ask for the value of a count of theirs; that is no reason to try all again with values.
+            tracker.problems += of_forward(f"call ({place_of(call)})", tracker.has_run, "DDP prepares its reductions")
+        # Most optimizers read the value of a counter; that is no reason to repeat everything with values.
         with contextlib.suppress(NeedsValues), on():
             tracker.phase = "the optimizer"
             if step.optimizer is not None:
@@ -185,7 +184,7 @@ def _tried(
 
 
 def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
-    """The parameters that DDP would wait for in vain."""
+    """Return the parameters that DDP would wait for forever."""
     if ddp is None or ddp.find_unused_parameters or ddp.static_graph:
         return []
     ignored = {id(tensor) for module in matching_modules(ddp.ignored, model).values() for tensor in module.parameters()}
@@ -201,24 +200,24 @@ def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
 
 
 class _ForwardTracker:
-    """Which module runs on which inputs, also after the model has raised."""
+    """Records which module runs on which inputs, also after the model has raised."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
         self.problems: list[str] = []
         self._styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
         self._at: list[str] = []
         self.phase = "the model"
-        self.has_run = False  # the whole model, and not parts of it alone
+        self.has_run = False  # the whole model, not only parts of it
         for name, module in model.named_modules():
             module.register_forward_pre_hook(partial(self._enter, name), prepend=True, with_kwargs=True)
             module.register_forward_hook(self._leave)
 
     def where(self) -> str:
-        """The innermost module whose forward has begun, with its style and inputs; or the phase."""
+        """Return the innermost module whose forward has begun, with its style and inputs; or the phase."""
         return self._at[-1] if self._at else self.phase
 
     def stamp(self) -> None:
-        """Forward and loss are over, or backward."""
+        """Mark the end of forward and loss, or of backward."""
         self.phase = "backward"
 
     def _enter(self, name: str, module: nn.Module, inputs: tuple[Any, ...], keywords: dict[str, Any]) -> None:
@@ -230,7 +229,7 @@ class _ForwardTracker:
         self._at.append(f"{where}, given {given},")
         inner = getattr(style, "prepare_module_input", style)
         self.problems += [
-            f"{where} has a layout for input {key!r}, which is not passed by that name; it was given {given}"
+            f"{where} has a layout for input {key!r}, which is not passed by that name; it is given {given}"
             for key in getattr(inner, "input_kwarg_layouts", None) or ()
             if key not in keywords
         ]
@@ -248,14 +247,17 @@ def _text(value: Any) -> str:
     return f"{text} as {''.join(map(str, value.placements))}" if hasattr(value, "placements") else text
 
 
-SEARCH_S = 15.0  # of this process, for looking for meshes that work, all variants of a scenario together
-MANY = 16  # ranks along a mesh dim of which every size is tried
+SEARCH_S = 15.0  # of this process, to search meshes that work, for all variants of a scenario together
+MANY = 16  # largest mesh dim for which every size is tried
 
 
 def _plan_problems(job: Job) -> Iterator[dict[str, Any]]:
-    """For each variant `label` and `problems`. With problems, `works`: a mesh that has been tried and has none, or
-    null. Without, why it is `skipped`, or `num_parameters`, `parameter_bytes` of a rank, `advice` (sentences), `step`
-    (what runs), and `not_tried` (why no step was tried, or null)."""
+    """Yield `label` and `problems` of each variant.
+
+    With problems, `works`: a mesh that was tried and has none, or null. Without, the reason `skipped`, or
+    `num_parameters`, `parameter_bytes` per rank, `advice` (sentences), `step` (the parts that run), and `not_tried`
+    (why no step was tried, or null).
+    """
     find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
     for variant in job.variants:
@@ -263,14 +265,14 @@ def _plan_problems(job: Job) -> Iterator[dict[str, Any]]:
 
 
 def all_plan_problems(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """For each job one entry a variant, as `_plan_problems` has them."""
+    """Return one entry per variant of each job, as from `_plan_problems`."""
     return [[*_plan_problems(Job.from_record(record))] for record in records]
 
 
 def _of_variant(
     function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
 ) -> dict[str, Any]:
-    """One entry of `_plan_problems`; errors of the scenario's own code must not hide those of other variants."""
+    """Return one entry of `_plan_problems`; errors of the scenario's code must not hide other variants' entries."""
     try:
         scenario = declared(function, variant)
         answer = answer_on(mesh_of(variant, job.mesh), scenario, job)
@@ -286,7 +288,7 @@ def _of_variant(
 
 
 def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
-    """The entry of a variant, without `works`, on a mesh of that shape: rank 0's answer, and other ranks' problems."""
+    """Return a variant's entry, without `works`, on a mesh of that shape: rank 0's answer and other ranks' problems."""
     with fake_ranks(shape) as mesh:
         answer = answer_of(scenario, rank_of(mesh, job.settings.seed, job.device))
     if "parameter_bytes" not in answer:
@@ -301,8 +303,11 @@ def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[st
 
 
 def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
-    """Ranks whose step may fail where rank 0's does not: of inference the last one (a token that cannot be split may be
-    all rank 0's), of a pipeline the first one that has the last stage and with it the loss."""
+    """Return ranks whose step may fail if rank 0's does not.
+
+    For inference the last one (rank 0 may get all of a token that cannot be split); in a pipeline the first one that
+    has the last stage and the loss.
+    """
     if scenario.inference:
         return [mesh_size(shape) - 1]
     pipeline = scenario.step_plan.pipeline
@@ -314,8 +319,9 @@ def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
 
 
 def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
-    """Ranks on which a function of the user's own may raise alone: the first ones, rank 0's neighbours along each mesh
-    dim, and the last one."""
+    """Return ranks on which a user's function may raise alone: the first ones, rank 0's neighbours along each mesh dim,
+    and the last one.
+    """
     if not callable(scenario.step_plan.tp):
         return []
     size = mesh_size(shape)
@@ -324,7 +330,7 @@ def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[i
 
 
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
-    """Rank 0's entry of a variant, without `works`; `step_fails` where a step did not run."""
+    """Return rank 0's entry of a variant, without `works`; `step_fails` if a step did not run."""
     if scenario.build_model is None:
         return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
     if scenario.make_batch is None:
@@ -347,7 +353,7 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
 
 
 def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
-    """What works, and may cost more than one expects."""
+    """Return notes on parts of the plan that work but may cost more than expected."""
     policies = policies_of(scenario.step_plan.fsdp) if scenario.step_plan.fsdp is not None else []
     parameter_dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
     policies = [one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, parameter_dtype)]
@@ -364,8 +370,10 @@ def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
 def _mesh_that_works(
     job: Job, until: float, worked: list[dict[str, int]], scenario: Scenario
 ) -> Mapping[str, int] | None:
-    """The mesh of the most ranks, no mesh dim larger than it is, that passes this check; None where time runs out. A
-    mesh that worked for other variants is tried first."""
+    """Return the largest mesh that passes this check, no mesh dim larger than given; None at the time limit.
+
+    A mesh that worked for other variants is tried first.
+    """
     for mesh in [*worked, *smaller_meshes(job.mesh)]:
         if time.process_time() > until:
             break
@@ -376,7 +384,7 @@ def _mesh_that_works(
 
 
 def smaller_meshes(given: Mapping[str, int]) -> list[dict[str, int]]:
-    """Meshes whose mesh dims are no larger, the most ranks first; of long mesh dims only sizes that may well do."""
+    """Return meshes with smaller or equal mesh dims, most ranks first; of long mesh dims only sizes likely to work."""
     sizes = [
         [size for size in range(1, most + 1) if most <= MANY or most % size == 0 or size & (size - 1) == 0]
         for most in given.values()

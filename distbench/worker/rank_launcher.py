@@ -1,8 +1,8 @@
-"""`python -m distbench.worker.rank_launcher RANKS PROGRAM JOB.json...`: forks the ranks of some jobs on this host.
+"""`python -m distbench.worker.rank_launcher RANKS PROGRAM JOB.json...`: forks the ranks of jobs on this host.
 
-This process imports torch once, does nothing with it, and forks every rank of a job as soon as the job's file exists,
-one job after another. So a job does not see patched modules, compiled code, threads, caches or memory of the one before
-it. Only the time of imports is shared.
+This process imports torch once, does nothing else with it, and forks every rank of a job as soon as the job's file
+exists, one job after another. So patched modules, compiled code, threads, caches and memory of one job do not affect
+the next. Only the time of imports is shared.
 """
 
 import contextlib
@@ -36,12 +36,12 @@ COMPILES, COMPILE_KNOB = "CompilePlan", "plan.compile"
 
 
 def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> NoReturn:
-    """Run the jobs in turn and end this process: 0 when all ranks ended well, else 1.
+    """Run the jobs in order and end this process: 0 if all ranks succeeded, else 1.
 
     Args:
         num_ranks: of each job.
         program: a Python file, or "-m" and a module, which each rank runs with its job's file.
-        job_files: the first one is there; each of the others is waited for when the one before it has ended.
+        job_files: the first one exists; each of the others is waited for after the job before it.
     """
     die_with_parent()
     adopt_orphans()
@@ -49,12 +49,12 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
     try:
         first = Job.load(job_files[0])
         _import_for(first)
-        gc.freeze()  # what is imported by now is shared with every rank, as long as nobody writes to it
+        gc.freeze()  # keeps the imported objects in memory pages that are shared with every rank
         SPENT_BEFORE.update(launch=max(STARTED_S - first.started_clock_s, 0.0), imports=time.monotonic() - STARTED_S)
         ranks = Ranks(num_ranks, program)
         signal.signal(signal.SIGTERM, ranks.end_by_signal)
         for number, file in enumerate(job_files, start=1):
-            while not file.exists():  # a parent that has ended writes none, but it also ends this process
+            while not file.exists():  # if the parent ends without writing one, it ends this process too
                 time.sleep(POLL_S)
             log_dir = file.parent
             _log_to(log_dir / LAUNCH_LOG)
@@ -80,7 +80,7 @@ class Ranks:
         self._running: dict[int, int] = {}  # pid to rank
 
     def run(self, job_file: Path) -> bool:
-        """Fork the ranks of a job and wait until all have ended; whether all ended well, else the others are ended."""
+        """Fork the ranks of a job and wait for their end; return whether all succeeded; on failure end the others."""
         from torch.distributed import TCPStore
 
         with socket.socket() as listener:
@@ -89,7 +89,7 @@ class Ranks:
             port = listener.getsockname()[1]
             for rank in range(self._num_ranks):
                 self._running[self._fork(rank, port, job_file)] = rank
-            # Its thread must not be there when ranks are forked.
+            # Its thread must not exist when ranks are forked.
             store = TCPStore(
                 HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
             )
@@ -101,11 +101,11 @@ class Ranks:
                 self._end()
                 return False
         del store
-        end_descendants()  # what ranks left would disturb the next job
+        end_descendants()  # remaining processes of ranks would disturb the next job
         return True
 
     def _fork(self, rank: int, port: int, job_file: Path) -> int:
-        # Until it has its own, a rank has this process's handler, which ends the others.
+        # Until a rank sets its own, it has this process's handler, which ends the others.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if not pid:
@@ -126,7 +126,7 @@ class Ranks:
         leave(0)
 
     def _end(self) -> None:
-        """Ask the ranks to end, and kill those that do not."""
+        """Terminate the ranks, and kill those that do not end."""
         for signum, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
             for pid in self._running:
                 with contextlib.suppress(ProcessLookupError):
@@ -135,21 +135,21 @@ class Ranks:
             while self._running and time.monotonic() < deadline:
                 try:
                     pid, _ = os.waitpid(-1, os.WNOHANG)
-                except ChildProcessError:  # the signal came between the end of the last one and its note
+                except ChildProcessError:  # the signal came between the end of the last rank and its record
                     return self._running.clear()
                 self._running.pop(pid, None)
                 if not pid:
                     time.sleep(POLL_S)
 
     def end_by_signal(self, signum: int, _: Any) -> None:
-        """A signal's handler: end the ranks, and then this process by that signal."""
+        """Handle a signal: end the ranks, and then this process by that signal."""
         self._end()
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
 
 def _is_bound(rank: int, log_dir: Path) -> bool:
-    """Bind this rank as asked; where that fails, report why and return False."""
+    """Bind this rank as requested; on failure report why and return False."""
     if mode := os.environ.get(NUMA_BINDING):
         from distbench.torch_private import Unsupported, bind_to_numa_node
 
@@ -157,7 +157,7 @@ def _is_bound(rank: int, log_dir: Path) -> bool:
             bind_to_numa_node(rank, mode)
         except (UserError, Unsupported) as error:
             why = str(error)
-        except Exception as error:  # torch 2.13 knows CUDA's devices alone, and a container may hide the system's files
+        except Exception as error:  # torch 2.13 supports only CUDA, and containers may hide system files
             why = f"{NUMA_BINDING}={mode}: torch cannot bind rank {rank} near a device ({one_line(error)}); unset it"
         else:
             return True
@@ -167,7 +167,7 @@ def _is_bound(rank: int, log_dir: Path) -> bool:
 
 
 def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """What torchrun sets for a rank of one host, whose store is not rank 0's."""
+    """Return torchrun's variables for a rank of one host, except that the store is not rank 0's."""
     variables = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), num_ranks),
@@ -181,8 +181,11 @@ def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 
 
 def _import_for(job: Job) -> None:
-    """Import for all ranks what jobs on such a device need; on an accelerator only what every job needs: other imports
-    might touch the device, which a process that forks must not."""
+    """Import modules that all ranks of jobs on such a device need.
+
+    On an accelerator only those that every job needs: other imports might use the device, which a forking process must
+    not.
+    """
     import distbench.worker.rank_session  # noqa: F401
 
     if job.device == "cpu":
@@ -190,11 +193,11 @@ def _import_for(job: Job) -> None:
         import torch.distributed.fsdp
         import torch.distributed.tensor.parallel
 
-        torch.compiler.reset()  # imports the compiler, which torch's optimizers ask too
+        torch.compiler.reset()  # imports the compiler, which torch's optimizers need too
 
 
 def _import_more_for(job: Job) -> None:
-    """Import the compiler once for all ranks where the scenario's text or variants name it."""
+    """Import the compiler once for all ranks if the scenario's text or variants refer to it."""
     compiles = any(COMPILE_KNOB in variant for variant in job.variants)
     if job.device == "cpu" and (compiles or COMPILES in Path(job.file).read_text(encoding="utf-8", errors="replace")):
         from distbench.torch_private import import_compiler
@@ -206,7 +209,7 @@ def _import_more_for(job: Job) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Send what this process prints there; a full disk ends the job's ranks, which report it."""
+    """Redirect this process's output there; a full disk ends the job's ranks, which report it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):

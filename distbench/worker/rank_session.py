@@ -1,4 +1,4 @@
-"""One rank's life: process group, mesh, cases, tear down."""
+"""The session of one rank: process group, mesh, cases, tear down."""
 
 import contextlib
 import datetime
@@ -46,12 +46,12 @@ from distbench.torch_private import backend_class
 from distbench.worker.case_runner import RowWriter, Runner
 from distbench.worker.pass_schedule import groups_of
 
-PAIRS_A_PROOF, MAX_PROOFS = 8, 8
+PAIRS_PER_CONTROL, MAX_CONTROLS = 8, 8
 
 
 @dataclass(frozen=True)
 class ConnectedRanks:
-    """This rank's context, the job's key-value store, and sentences on how hosts differ."""
+    """This rank's context, the job's key-value store, and sentences on differences between hosts."""
 
     context: RankContext
     store: Store
@@ -62,8 +62,8 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
     """Measure every case of the job that has no row yet.
 
     Raises:
-        UserError: the scenario or its plan is declared wrongly, or not alike on all ranks.
-        RankFailed: this rank failed alone.
+        UserError: the scenario or its plan is invalid, or differs between ranks.
+        RankFailed: only this rank failed.
         StorageFailed: a result could not be written.
     """
     with stopwatch.on("set-up"):
@@ -94,11 +94,11 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
                 named_ids = [spec.case.id for spec in all_specs[:MAX_NAMED]]
                 progress.tell("none_chosen", num_cases=len(all_specs), ids=named_ids)
             elif not job.done_ids:
-                # The header says 0 only where the plan chose: launches of one pass are like those of before.
+                # The header has 0 only if the plan chose: launches of one pass stay comparable with earlier ones.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
                 rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), ranks))
         progress.tell("plan", num_cases=len(case_specs))
-        gc.freeze()  # looking through all imports for garbage would take a fifth of a second per case
+        gc.freeze()  # scanning all imports for garbage would take 0.2 s per case
         stopwatch.begin_measuring()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
@@ -107,15 +107,17 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             except UserError as error:
                 raise agreement.user_error(error) from error
             except RuntimeError as error:
-                # Ranks communicate between cases too: a lost one is named there as well.
+                # Ranks communicate between cases too, and a lost rank is reported there as well.
                 agreement.require_all_failed("between cases", one_line(error))
                 raise
         progress.tell("end", spent_s=stopwatch.spent_s, measuring_s=stopwatch.measuring_s)
 
 
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
-    """Import the file as a script would be, its own folder first on the path, and take the function. A file in a
-    package may also import from it relatively. UserError where the import raised, or left no such function."""
+    """Import the file like a script, its own folder first on the path, and return the function.
+
+    A file in a package may also use relative imports. Raises UserError if the import fails or has no such function.
+    """
     packages = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
     sys.path[:0] = [str(file.parent), *(str(outermost.parent) for outermost in packages[-1:])]
     module_name = ".".join([*(folder.name for folder in reversed(packages)), f"distbench_scenario_{file.stem}"])
@@ -125,17 +127,17 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
     sys.modules[module_spec.name] = module
     try:
         module_spec.loader.exec_module(module)
-    except BaseException as error:  # whatever a file raises, an interrupt of its own too
+    except BaseException as error:  # a file may raise anything, including KeyboardInterrupt
         where = f", {place}" if (place := raised_at(error)) else ""
         raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}{where}; fix it") from error
     function: Callable[..., Scenario] | None = getattr(module, name, None)
     if function is None:
-        raise UserError(f"scenario file {file} declares {name!r}, but has none once it is imported; fix it")
+        raise UserError(f"scenario file {file} declares {name!r}, but does not define it when imported; fix it")
     return function
 
 
 def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
-    """The scenario that a function declares for a variant; UserError where it raised, or returned something else."""
+    """Return the scenario of a variant; UserError if the function raised, or returned something else."""
     with blamed("the scenario", function):
         scenario = scenario_of(function, variant)
     if not isinstance(scenario, Scenario):
@@ -146,10 +148,10 @@ def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
 
 @contextlib.contextmanager
 def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
-    """Join the other ranks, make the mesh, and leave together at the end (a rank that failed just leaves).
+    """Join the other ranks, make the mesh, and leave together at the end (a failed rank leaves alone).
 
     Raises:
-        UserError: the ranks were not given the same job, or cannot meet.
+        UserError: the ranks have different jobs, or cannot meet.
     """
     profile = profile_of(job)
     device = select_device(job.device)
@@ -159,8 +161,8 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     except (dist.DistNetworkError, ValueError) as error:
         where = ":".join(os.environ.get(name, "(not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
         problem = f"the ranks cannot meet at MASTER_ADDR:MASTER_PORT = {where}: {one_line(error)}"
-        raise UserError(f"{problem}; give them a host's name and a port that is free there") from error
-    # torchrun's store outlives a job; the next one of its launch must not find what this one left there.
+        raise UserError(f"{problem}; set them to a host's name and a free port of that host") from error
+    # torchrun's store outlives a job; the next job of its launch must not find this job's keys.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
     require_same_device(store, rank, world_size, job.device)
@@ -180,16 +182,16 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     yield ConnectedRanks(context, store, tuple(host_cautions(hosts, device, gather)))
     if presence is not None:
         presence.leave()
-    # Without the barrier a rank that leaves early can abort one that still communicates (SIGABRT).
+    # Without the barrier a rank that leaves early can abort another that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
 
 
 def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup:
-    """The gloo group of all ranks for barriers and gathers.
+    """Return the gloo group of all ranks for barriers and gathers.
 
-    On CPU it is the default group itself: a barrier on a group of its own leaves the timed group's threads cold, and
-    made an all_gather right after it a third slower (4 ranks on 2 cores, 1 KB and 1 MB, interleaved).
+    On CPU it is the default group: a barrier on a separate group leaves the timed group's threads cold, and made an
+    all_gather right after it a third slower (4 ranks on 2 cores, 1 KB and 1 MB, interleaved).
     """
     if not is_accelerator(device):
         assert dist.group.WORLD is not None
@@ -198,8 +200,10 @@ def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup
 
 
 def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext) -> list[CaseSpec]:
-    """Every case of every variant, each id once; UserError where the scenario raised, returned something else, or its
-    plan cannot work."""
+    """Return every case of every variant, each id once.
+
+    Raises UserError if the scenario raised, returned something else, or its plan cannot work.
+    """
     case_specs: dict[str, CaseSpec] = {}
     contexts = {tuple(job.mesh.items()): context}
     for variant in job.variants:
@@ -216,15 +220,18 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
 
 
 def chosen_cases(job: Job, case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
-    """The cases that the job asks for, with those that its passes add."""
+    """Return the cases that the job selects, with those that its passes add."""
     choice = CaseChoice(job.chosen) if job.chosen else None
     chosen = [case_spec for case_spec in case_specs if choice is None or choice.matches(case_spec.case.id)]
     return with_baselines_again(chosen, job.settings.seed) if job.settings.passes != 1 else chosen
 
 
 def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[CaseSpec]:
-    """The cases, and some once more as the run's control: the baseline of each group of steps that a report compares,
-    and greedy on one in PAIRS_A_PROOF of the redistributions whose planners it compares (MAX_PROOFS at most)."""
+    """Return the cases, with some repeated as the run's control.
+
+    Controls are the baseline of each group of steps that a report compares, and greedy on one in PAIRS_PER_CONTROL of
+    the redistributions whose planners it compares (MAX_CONTROLS at most).
+    """
     steps: dict[str, list[CaseSpec]] = {}
     pairs: dict[str, list[CaseSpec]] = {}
     for case_spec in case_specs:
@@ -240,7 +247,7 @@ def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[Case
         for case_spec in group
         if str(case_spec.case.params["planner"]).removesuffix(NATIVE) == BASELINE
     ]
-    count = min(-(-len(greedy) // PAIRS_A_PROOF), MAX_PROOFS)
+    count = min(-(-len(greedy) // PAIRS_PER_CONTROL), MAX_CONTROLS)
     sampled = random.Random(f"{seed} again").sample(greedy, count)
     return [*case_specs, *map(_again, baselines), *map(_again, sampled)]
 
@@ -253,13 +260,13 @@ def _again(case_spec: CaseSpec) -> CaseSpec:
 
 
 def variant_label(job: Job, variant: Variant) -> str:
-    """`"cp_attention/rotate=alltoall,load_balance=True"`; the bare name where nothing is swept."""
+    """`"cp_attention/rotate=alltoall,load_balance=True"`; the scenario's name if it has no axes."""
     axes = variant_text(variant, job.axes)
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 
 def header_of(job: Job, ranks: ConnectedRanks) -> dict[str, Any]:
-    """The run file's first line."""
+    """Return the first line of the run file."""
     record, context = job.to_record(), ranks.context
     environment = {
         **record.pop("environment"),

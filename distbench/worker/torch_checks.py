@@ -1,4 +1,4 @@
-"""Features of this torch: by name, by behaviour, and whether two methods see the same collectives of a step."""
+"""Checks of this version of torch: features by name, by behaviour, and two methods of tracing a step compared."""
 
 import traceback
 from collections import Counter
@@ -32,15 +32,15 @@ from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 
 def checks(_: None = None) -> list[dict[str, Any]]:
-    """Each check as name, ok, found and advice."""
+    """Return each check as name, ok, found and advice."""
     version, outside = torch.__version__, outside_of_support(torch.__version__)
     distributed = dist.is_available()
     rows = [
-        # A newer torch is worth a warning; what it really lacks the rows below show.
+        # A newer torch is worth a warning; the rows below show any missing features.
         _row("torch version", not outside, version, outside)
         | ({} if release(version) < OLDEST else {"mark": "warning"}),
-        _row("torch.distributed", distributed, str(distributed), "install a torch built with distributed"),
-        _row("gloo", distributed and dist.is_gloo_available(), "CPU backend", "install a torch built with gloo"),
+        _row("torch.distributed", distributed, str(distributed), "install torch built with distributed"),
+        _row("gloo", distributed and dist.is_gloo_available(), "CPU backend", "install torch built with gloo"),
         *accelerator_checks(),
     ]
     for probed in probe():
@@ -58,8 +58,9 @@ def checks(_: None = None) -> list[dict[str, Any]]:
 
 
 def accelerator_checks() -> list[dict[str, Any]]:
-    """The first of ACCELERATORS, and others that torch has devices of, each with its backend; `device` is torch's
-    name of it."""
+    """Return checks of the first of ACCELERATORS and other device types of torch, each with its backend; `device` is
+    torch's name.
+    """
     all_rows = []
     for place, name in enumerate(ACCELERATORS):
         used = Accelerator(name)
@@ -70,7 +71,7 @@ def accelerator_checks() -> list[dict[str, Any]]:
         has_backend = dist.is_available() and dist.is_backend_available(backend)
         version = nccl_version() if has_backend and backend == known_device(ACCELERATORS[0]).backend else None
         build = platform if used.is_available else built_for(name)
-        advice = f"to measure GPUs, install a torch built for {build} and its driver"
+        advice = f"to measure GPUs, install torch built for {build} and its driver"
         backend_text = f"{platform} backend{f', version {version}' if version else ''}"
         rows = [
             _row(platform, used.is_available, devices or f"no {platform} device", advice),
@@ -81,11 +82,11 @@ def accelerator_checks() -> list[dict[str, Any]]:
 
 
 def _name_of(used: Accelerator) -> str:
-    """The name of its first device, or why that does not answer."""
+    """Return the name of its first device, or the error of the query."""
     try:
         return used.name_of(0)
     except RuntimeError as error:
-        return f"devices that do not answer ({one_line(error)})"
+        return f"devices that do not respond ({one_line(error)})"
 
 
 def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
@@ -93,16 +94,16 @@ def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
 
 
 def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """What two methods see of each step of each job, on a fake process group.
+    """Compare the collectives that two methods report for each step of each job, on a fake process group.
 
     Returns:
-        For each job one entry a step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known owner,
-        "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped" or "failed"
-        with a reason; none for a scenario without a model.
+        For each job one entry per step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known
+        owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped"
+        or "failed" with a reason; none for a scenario without a model.
     """
     jobs = [Job.from_record(record) for record in records]
     by_job: dict[int, list[dict[str, Any]]] = {}
-    # One mesh object for all jobs on equal meshes: they would share DTensor's caches, and with them dead groups.
+    # One mesh object for all jobs on equal meshes: otherwise they would share DTensor's caches with destroyed groups.
     for shape in dict.fromkeys(tuple(job.mesh.items()) for job in jobs):
         with fake_ranks(dict(shape)) as mesh:
             context = rank_of(mesh, jobs[0].settings.seed)
@@ -125,7 +126,7 @@ def _of_job(job: Job, context: RankContext) -> Iterator[dict[str, Any]]:
 
 
 def differences_of_step(case_spec: CaseSpec) -> dict[str, Any]:
-    """One step seen by two methods, as `all_trace_differences` has it."""
+    """Compare one step by two methods; the entry is described in `all_trace_differences`."""
     try:
         with case_spec.open() as opened_case:
             assert isinstance(opened_case.trace, StepTrace)
@@ -144,7 +145,7 @@ def differences_of_step(case_spec: CaseSpec) -> dict[str, Any]:
 
 MESH = {"dp_shard": 2, "tp": 2}
 SIZE = 8
-# Calibrated planning and the direct exchange plan by a profile; which figures it has does not matter here.
+# Calibrated planning and the direct exchange need a profile; its figures do not matter here.
 PROFILE = Profile(
     *("made up", "gloo", torch.__version__, MESH),
     tuple(Line(op, name, size, 1e-3, 1e-9) for op in COLLECTIVES for name, size in MESH.items()),
@@ -159,7 +160,7 @@ class TwoLayers(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """One layer after the other."""
+        """Run one layer after the other."""
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x
@@ -180,22 +181,22 @@ PIPELINE = _step(ParallelPlan(pipeline=PipelinePlan("1f1b"), microbatches=2))
 
 
 def trace_a_step() -> None:
-    """Two methods see the same collectives in a step under FSDP2."""
+    """Check that two methods report the same collectives in a step under FSDP2."""
     with fake_ranks({"dp_shard": 2}) as mesh:
         (case_spec,) = step_cases(FSDP, "doctor", rank_of(mesh, seed=0))
         compared = differences_of_step(case_spec)
     if compared["differences"] or not compared["num_rows"]:
-        raise RuntimeError("; ".join(compared["differences"]) or "no collective was seen")
+        raise RuntimeError("; ".join(compared["differences"]) or "no collective was traced")
 
 
 def simulate(scenario: Scenario, mesh: dict[str, int]) -> None:
-    """A step is recorded on the simulated device, with collectives or messages."""
+    """Record a step on the simulated device, with collectives or messages."""
     if not recorded(scenario, "doctor", "", mesh).recording.collectives:
         raise RuntimeError("no collective was recorded")
 
 
 def redistribute(planner: str) -> None:
-    """A planner moves rows of a tensor to columns."""
+    """Redistribute a tensor from rows to columns with a planner."""
     pair = (("R", "S(0)"), ("R", "S(1)"))
     scenario = Scenario(redistributions=(Redistributions((SIZE, SIZE), (pair,), planners=(planner,)),))
     with fake_ranks(MESH) as mesh:
@@ -208,7 +209,7 @@ def redistribute(planner: str) -> None:
 
 
 FEATURES: dict[str, Callable[[], None]] = {
-    # Simulations come first: the simulated device must be registered before autograd's first backward.
+    # Simulations run first: the simulated device must be registered before autograd's first backward.
     "simulated FSDP2 steps (simulate, sweep --hardware)": partial(simulate, FSDP, {"dp_shard": 2}),
     "simulated pipelines": partial(simulate, PIPELINE, {"pp": 2}),
     "tracing (run --trace-paths)": trace_a_step,
@@ -217,7 +218,7 @@ FEATURES: dict[str, Callable[[], None]] = {
 
 
 def behaviour(_: None = None) -> list[dict[str, str | None]]:
-    """Try every feature: {"feature": its name, "failed": why it does not work, or None} for each."""
+    """Try every feature: {"feature": its name, "failed": the error or None} for each."""
     rows: list[dict[str, str | None]] = []
     for feature, attempt in FEATURES.items():
         failed = None

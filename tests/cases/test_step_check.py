@@ -229,7 +229,7 @@ class Normed(nn.Module):
         (lambda: Dropped(nn.Dropout(0.1)), "the likely cause: drop (Dropout, 0.1) draws random numbers"),
         (
             lambda: Dropped(F.dropout),
-            "the likely cause: the model (Dropped) draws random numbers, other ones on each rank, also",
+            "the likely cause: the model (Dropped) draws random numbers, different ones on each rank, even",
         ),
         (lambda: Dropped(nn.Dropout(0.1)).eval(), None),
         (lambda: Dropped(nn.Dropout(0.0)), None),

@@ -118,7 +118,7 @@ def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_
         "broken on dp_shard=2,tp=2 (4 ranks): 2 problems",
         f"  - parallelize raises RuntimeError: no such layer ({file}:{line_of('no such layer')}); fix it "
         "[microbatches=1]",
-        "  - a batch of 2 a rank cannot be split into 3 micro-batches; use a divisor of 2 [microbatches=3]",
+        "  - a batch of 2 per rank cannot be split into 3 micro-batches; use a divisor of 2 [microbatches=3]",
         "raises on tp=2 (2 ranks): 1 problem",
         f"  - build_model raises KeyError: 'a weight\\nand more' ({file}:{line_of('a weight')}); fix it",
         "forgets on tp=2 (2 ranks): 1 problem",

@@ -16,7 +16,7 @@ from distbench.spec import Job
 FILE = DATA / "own_calls.py"
 ROWS = {
     "right": ("ok", ""),
-    "own_optimizer": ("wrong", f"step an optimizer of their own (AdamW, {FILE}:"),
+    "own_optimizer": ("wrong", f"step their own optimizer (AdamW, {FILE}:"),
     "own_collective": ("raised", "it issues all_reduce, and no other rank computes this step"),
     "noise": ("wrong", f"call ({FILE}:"),
     "contrastive": ("wrong", "couples the samples of a batch"),
@@ -53,7 +53,7 @@ def test_a_case_has_the_same_outcome_whatever_runs_before_it_and_its_cause_is_na
     assert {name: row["status"] for name, row in found.items()} == {name: status for name, (status, _) in ROWS.items()}
     for name, (_, says) in ROWS.items():
         assert says in (found[name]["error"] or ""), name
-    assert "also where the model is in eval mode" in found["noise"]["error"]
+    assert "even in eval mode" in found["noise"]["error"]
     assert run.footer["num_relaunches"] == 0
 
 
@@ -69,6 +69,6 @@ def test_a_case_that_leaves_ranks_out_of_step_is_the_one_that_ends_the_launch(ru
 
 def test_a_call_that_ddp_does_not_see_is_told_so_and_not_to_replicate(runs: dict[str, Any]) -> None:
     row, own = runs["own_calls_ddp"].cases
-    assert row["status"] == "wrong" and "does not go through the model's forward" in row["error"]
+    assert row["status"] == "wrong" and "bypasses the model's forward" in row["error"]
     assert "replicate(model)" not in row["error"]
-    assert own["status"] == "wrong" and f"run a backward of their own ({FILE}:" in own["error"]
+    assert own["status"] == "wrong" and f"run their own backward ({FILE}:" in own["error"]

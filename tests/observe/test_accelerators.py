@@ -148,7 +148,7 @@ def test_a_rank_that_vanishes_is_named_to_all_others(present: tuple[list[Presenc
     assert {rank: next(message for one, message in told if one == rank) for rank in (0, 1)} == {0: TOLD, 1: TOLD}
 
 
-TOLD = "rank 2 has ended while the others went on"
+TOLD = "rank 2 has ended while the others continued"
 
 
 def vanish(rank: Presence) -> None:
@@ -164,7 +164,7 @@ def test_rank_0_is_missed_too(present: tuple[list[Presence], list[tuple[int, str
     for link in list(ranks[0]._ranks):
         link.shutdown(2)
     wait_for(lambda: len(told) == 2)
-    assert {message for _, message in told} == {"rank 0 has ended while the others went on"}
+    assert {message for _, message in told} == {"rank 0 has ended while the others continued"}
 
 
 def test_ranks_that_leave_together_miss_nobody(present: tuple[list[Presence], list[tuple[int, str]]]) -> None:

@@ -181,7 +181,7 @@ def test_a_kernel_that_nobody_tells_of_is_communication_and_hides_no_other() -> 
     step = step_of_events([*EVENTS, other], PHASES, 0.5, STEP, GROUPS)
     assert step.reason is None
     assert step.differences[1:] == [
-        "1 kernels communicate and do not say what; they hide nothing",
+        "1 kernels communicate without a recorded collective; they hide no exposed time",
         "1 of 8 kernels and copies have no launch in the trace; they are in no phase",
     ]
 
@@ -236,7 +236,7 @@ def test_a_large_trace_is_read_piece_by_piece(tmp_path: Path) -> None:
         ("", "it has no list of events"),
         ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },\n  {\n    "ph": "X", "na', "it ends in the middle"),
         ('{"traceEvents": [\n  {\n    "ph": "X", "name": "a"\n  },', "it ends in the middle"),
-        ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "its event 0 is no JSON"),
+        ('{"traceEvents": [\n  {\n    "ph": X, "name": "a"\n  }\n]}', "its event 0 is not JSON"),
     ],
 )
 def test_a_trace_that_is_cut_or_no_json_is_a_sentence(text: str, said: str, tmp_path: Path) -> None:
@@ -319,7 +319,7 @@ def test_kernels_that_are_not_the_collectives_are_told_and_not_guessed(rows: lis
     assert set(found) == {None} and why is not None
     assert all(part in why for part in said.split("; "))
     _, why = matched(STEP, collectives_among(without(EVENTS, *told("", ""))), GROUPS)
-    assert why is not None and why.endswith("2 kernels communicate and do not say what")
+    assert why is not None and why.endswith("2 kernels communicate without a recorded collective")
 
 
 def test_another_order_within_a_group_is_told() -> None:

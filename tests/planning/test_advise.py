@@ -167,7 +167,7 @@ def test_without_torch_its_rows_say_why_and_the_rest_stands() -> None:
     advice = advice_of(setting, "S(0)R", "RS(0)", none)
     assert dict(advice.missing) == {"greedy": "torch moved", "min_cost": "torch moved"}
     assert set(advice.plans) == {"calibrated", "direct"}
-    assert "least of those that could be planned" in verdict(setting, advice)
+    assert "the shortest of all plans" in verdict(setting, advice)
 
 
 def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +183,7 @@ def test_a_planner_that_only_ranks_can_try_has_its_row(monkeypatch: pytest.Monke
 def test_a_path_with_an_unknown_step_is_shown_but_not_priced() -> None:
     setting = setting_of("16,16", "f32", "2x4")
     advice = advice_of(setting, "S(0)S(0)", "RS(1)", answers("S(0)S(0)->RS(1)"))
-    assert advice.missing["greedy"].startswith("takes S(0)S(0)->RS(1), which is not priced here")
+    assert advice.missing["greedy"].startswith("uses S(0)S(0)->RS(1), which is not priced here")
 
 
 def test_equal_plans_go_to_the_simplest_and_close_ones_come_with_a_doubt() -> None:
@@ -193,7 +193,7 @@ def test_equal_plans_go_to_the_simplest_and_close_ones_come_with_a_doubt() -> No
     nothing = advice_of(setting, "RS(0)", "RS(0)", answers("RS(0)"))
     assert verdict(setting, nothing).startswith("Nothing to do")
     local = advice_of(setting, "RR", "RS(0)", answers("RR->RS(0)"))
-    assert local.use.planner == "greedy" and "no rank sends" in verdict(setting, local)
+    assert local.use.planner == "greedy" and "without communication" in verdict(setting, local)
     # 1 MiB: a gather of 10.5 + 2.5 us against an all_to_all of 10.5 + 0.4 us.
     small = setting_of("512,1024", "bf16", "2x8", H100)
     close = advice_of(small, "RS(0)", "RS(1)", answers("RS(0)->RR->RS(1)", "RS(0)->RS(1)"))
@@ -260,7 +260,7 @@ def test_all_pairs_are_counted_sorted_and_capped() -> None:
     silent = TorchAnswers(None, dict.fromkeys(("greedy", "min_cost"), (TorchPath(None, "not here"),) * len(pairs)))
     ranking = ranking_of(far, pairs, silent)
     text = ranking_text(far, ranking, silent)
-    assert len(pairs) == 135 and "... 95 more rows: --format json" in text and "135 pairs lack a path" in text
+    assert len(pairs) == 135 and "... 95 more rows: --format json" in text and "135 pairs have no path" in text
     assert max(map(len, text.splitlines())) <= 120
     gathered = TorchAnswers("2.x", dict.fromkeys(("greedy", "min_cost"), tuple(_by_gathering(*pair) for pair in pairs)))
     longer = [times_longer(advice) for advice in ranking_of(far, pairs, gathered).advices]
@@ -333,7 +333,7 @@ def _halves(text: str) -> tuple[str, str]:
     ("shape", "dtype", "mesh", "says"),
     [
         ("4096x4096", "bf16", "2x4", "--shape 4096,4096"),
-        ("0,4", "bf16", "2x4", "no list of sizes above 0"),
+        ("0,4", "bf16", "2x4", "not a list of sizes above 0"),
         ("4,4", "int3", "2x4", "use f64, f32, bf16, f16"),
         ("4,4", "bf16", "2by4", "--mesh 2x4 or --mesh dp_shard=2,tp=4"),
         ("4,4", "bf16", "dp=2", "'dp' is unknown"),
@@ -347,7 +347,9 @@ def test_what_cannot_be_read_says_what_to_write(shape: str, dtype: str, mesh: st
 
 
 def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() -> None:
-    with pytest.raises(UserError, match=r"no all_gather over m0 of 3 .*dp_shard of 2, .*--mesh dp_shard=2,tp=8"):
+    with pytest.raises(
+        UserError, match=r"no price for all_gather over m0 of 3 .*dp_shard of 2, .*--mesh dp_shard=2,tp=8"
+    ):
         setting_of("4,4", "bf16", "3x4", H100)
     with pytest.raises(UserError, match="cannot be read"):
         setting_of("4,4", "bf16", "2x4", Path("/nowhere.json"))
@@ -356,7 +358,7 @@ def test_a_mesh_that_the_profile_does_not_price_is_refused_with_those_it_does() 
 @pytest.mark.parametrize(
     ("source", "target", "says"),
     [
-        ("S(0)", "RR", "1 placements, mesh m0=2,m1=4 has 2 mesh dims"),
+        ("S(0)", "RR", "1 placements, but mesh m0=2,m1=4 has 2 mesh dims"),
         ("S(2)R", "RR", "a 2-D tensor lacks"),
         ("X(0)R", "RR", "write R"),
         ("S(0)[1]R", "RR", "number the shards"),

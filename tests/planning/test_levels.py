@@ -97,9 +97,9 @@ def test_a_line_of_its_own_shape_is_taken_before_one_that_some_groups_of_its_nam
             ("line", odd, r"hosts is .*, not ranks of a group")
             for odd in ("four", "4+", "-4", "0", "2||2", "2 + 2", 4, "٤")
         ),
-        ("line", "2+1", r"hosts is '2\+1', which are no groups of 2 ranks"),
-        ("line", "2|4", "which are no groups of 2 ranks"),
-        ("head", ["a", "b"], "hosts names 2, and mesh has 8 ranks, each of which has one"),
+        ("line", "2+1", r"hosts is '2\+1', which does not describe groups of 2 ranks"),
+        ("line", "2|4", "which does not describe groups of 2 ranks"),
+        ("head", ["a", "b"], "hosts has 2 entries, but mesh has 8 ranks, each with one host"),
     ],
 )
 def test_levels_that_cannot_be_are_said(tmp_path: Path, field: str, value: object, said: str) -> None:
@@ -115,7 +115,7 @@ def test_levels_that_cannot_be_are_said(tmp_path: Path, field: str, value: objec
 def test_a_profile_of_one_host_is_refused_on_two() -> None:
     measured = profile_of({"dp": 2, "tp": 4}, ("a",) * 8)
     with pytest.raises(
-        UserError, match=r"8 ranks on one host, here are 8 ranks on 2 hosts \(4 each\), .* dp, .*\(1\+1"
+        UserError, match=r"8 ranks on one host, but this run has 8 ranks on 2 hosts \(4 each\), .* dp, .*\(1\+1"
     ):
         profile_on(measured, {"dp": 2, "tp": 4}, TWO_HOSTS)
 
@@ -129,7 +129,9 @@ def test_a_run_is_refused_before_ranks_start_where_its_profile_is_of_other_level
     joined = Joined(0, 8, {})
     assert hosts_of_ranks(8, joined) == ("host 0",) * 4 + ("host 1",) * 4
     check_profile(path, mesh, "cpu", hosts_of_ranks(8, joined))
-    with pytest.raises(UserError, match=r"on 2 hosts \(4 each\), here are 8 ranks on one host, .* dp, .*within"):
+    with pytest.raises(
+        UserError, match=r"on 2 hosts \(4 each\), but this run has 8 ranks on one host, .* dp, .*within"
+    ):
         check_profile(path, mesh, "cpu", hosts_of_ranks(8, None))
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
     assert hosts_of_ranks(8, joined) == ()

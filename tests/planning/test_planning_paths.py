@@ -194,7 +194,7 @@ def test_texts_that_are_no_placements_are_refused(text: str) -> None:
 def test_what_is_not_handled_says_so() -> None:
     with pytest.raises(NotHandled, match="MASK"):
         parse_state("P(MASK)", 1)
-    with pytest.raises(NotHandled, match="no plain number"):
+    with pytest.raises(NotHandled, match="not a plain number"):
         Problem((2,), (object(),), 4)  # type: ignore[arg-type]
 
 

@@ -119,7 +119,7 @@ def test_objects_that_hold_tensors_are_split_like_any_other_container() -> None:
 def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     jagged = torch.nested.nested_tensor([torch.ones(n, 4) for n in (1, 2)], layout=torch.jagged)
     for given, says in (
-        ({"x": jagged}, "gives x as a jagged tensor, which ranks cannot have parts of"),
+        ({"x": jagged}, "gives x as a jagged tensor, which cannot be split over ranks"),
         ({"x": torch.eye(4).to_sparse()}, "gives x as a sparse_coo tensor"),
         ({"x": torch.ones(4, 4, device="meta")}, "gives x on the meta device; give values"),
     ):
@@ -129,7 +129,7 @@ def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     said = problems_or_error(
         context, make_batch=lambda: samples, loss=None, call=lambda m, b: m(torch.stack([one["x"] for one in b])).sum()
     )
-    assert said.endswith("of a list of samples it is each one's tensors that are split: stack them, batch first")
+    assert said.endswith("in a list of samples, the tensors of each sample are split: stack them, batch first")
 
 
 def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None:
@@ -144,9 +144,9 @@ def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None
 
 def test_a_loss_that_nothing_learns_from_and_an_output_without_one_are_named(context: RankContext) -> None:
     (said,) = problems_of(context, loss=lambda output, labels: F.cross_entropy(output, labels).detach())
-    assert f"the loss ({HERE}:" in said and "does not depend on a parameter that learns: it was detached" in said
+    assert f"the loss ({HERE}:" in said and "does not depend on a trainable parameter: it was detached" in said
     (said,) = problems_of(context, build_model=lambda: torch.nn.Linear(4, 2).requires_grad_(False))
-    assert "none learns (requires_grad_); say Scenario(inference=True)" in said
+    assert "no parameter has requires_grad; use Scenario(inference=True)" in said
     Named = namedtuple("Named", "logits loss")
     taken = loss_of(Scenario(), lambda x: Named(torch.ones(2, 2), torch.tensor(3.0)), {"x": 1})
     assert float(taken) == 3
@@ -160,7 +160,7 @@ def test_what_ranks_do_not_divide_is_said_with_file_line_and_the_tensor(context:
     named = {"at": torch.ones(1, 4), "x": torch.ones(4, 4)}
     (said,) = problems_of(context, make_batch=lambda: named, loss=None, call=lambda model, b: model(b["x"]).sum())
     assert said.endswith(
-        "of the batch at is split over data parallel ranks and x is not: say batch_dims where that is wrong"
+        "of the batch at is split over data parallel ranks and x is not: set batch_dims if that is wrong"
     )
     uneven = {"x": torch.ones(4, 4), "table": torch.ones(3, 4)}
     (said,) = problems_of(
@@ -187,7 +187,7 @@ def test_likely_causes_are_named(context: RankContext) -> None:
     wrong = StepCheck(TrainingStep(scenario, context), scenario, context)()
     assert wrong is not None
     assert "the 2 parts of 1 have unequal numbers of -100" in wrong
-    assert "divided by 3, and 2 ranks have data; say gradient_divide_factor=3" in wrong
+    assert "divided by 3, and 2 ranks have data; set gradient_divide_factor=3" in wrong
 
 
 def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
@@ -199,12 +199,12 @@ def test_a_sum_over_the_batch_is_told_from_a_wrong_loss() -> None:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes another tensor 0 each time"),
+        ({"make_batch": lambda: (torch.randn(4, 4), batch()[1])}, "make_batch makes a different tensor 0 each time"),
         (
             {"loss": None, "call": lambda model, b: F.cross_entropy(model(b[0].mul_(2)), b[1])},
             "a step changes tensor 0 of its",
         ),
-        ({"loss": lambda output, labels: output.sum() * float("nan")}, "one device's own loss is nan"),
+        ({"loss": lambda output, labels: output.sum() * float("nan")}, "one device's loss is nan"),
     ],
 )
 def test_what_a_batch_or_loss_is_to_blame_for_is_named(context: RankContext, given: dict[str, Any], says: str) -> None:
@@ -221,7 +221,7 @@ def test_gradients_that_nobody_sums_and_models_that_remember_are_told(context: R
     held = held_gradients(step.model)
     assert {part for part, _ in held.values()} == {(0,)} and len(held) == 4
     (said,) = of_replicas([{"a": ((0,), 1.0), "b": ((), 2.0)}, {"a": ((1,), 5.0), "b": ((), 2.1)}])
-    assert said.startswith("ranks 0 and 1 hold the same part of b, and other gradients of it, which are not added up")
+    assert said.startswith("ranks 0 and 1 hold the same part of b with different gradients, which are not summed")
     assert not [*of_replicas([held, held]), *of_replicas([{"a": ((0,), 1.0)}, {"a": ((1,), 5.0)}, {}])]
     (said,) = of_another_run(1.0, 2.0)
     assert "neither parameter nor buffer" in said
@@ -236,7 +236,7 @@ def test_a_guess_of_what_is_split_is_told_where_nothing_else_is_to_blame(context
     )
     told = StepCheck(TrainingStep(scenario, context), scenario, context)()
     assert told is not None and told.endswith(
-        "mask is split over data parallel ranks and x is not: say batch_dims where that is wrong"
+        "mask is split over data parallel ranks and x is not: set batch_dims if that is wrong"
     )
 
 
@@ -244,5 +244,5 @@ def test_ranks_whose_batches_differ_are_told() -> None:
     x, y = torch.ones(2), torch.zeros(2)
     prints = [fingerprint({"x": one}) for one in (x, x, y)]
     (said,) = of_batches({"x": x}, {"x": x}, {"x": x}, prints)
-    assert said.startswith("make_batch makes another batch on rank 2 than on rank 0")
+    assert said.startswith("make_batch makes a different batch on rank 2 than on rank 0")
     assert not [*of_batches({"x": x}, {"x": x}, {"x": x}, prints[:2])]

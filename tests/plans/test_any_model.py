@@ -270,7 +270,7 @@ def test_what_autocast_computes_in_says_how_far_off_a_step_may_be(context: RankC
 def test_a_style_s_class_and_what_is_no_style_are_named(context: RankContext) -> None:
     from torch.distributed.tensor.parallel import ColwiseParallel
 
-    for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give a style of it"), (3, "3 is a int; give a")):
+    for given, says in ((ColwiseParallel, "ColwiseParallel is a class; give an instance"), (3, "3 is a int; give a")):
         (said,) = problems_of(context, plan=replace(SHARDED, tp={"0": given}, tp_dim="dp_shard"))
         assert f"TP pattern '0': {says}" in said
 
@@ -410,20 +410,20 @@ def test_a_function_that_asks_for_values_in_a_simulation_is_named() -> None:
     """Not our exception's class: "it parallelize raises NeedsValues"."""
 
     def parallelize(model: nn.Module, mesh: Any) -> None:
-        raise NeedsValues("asks for a tensor's value")
+        raise NeedsValues("needs a tensor's value")
 
     with pytest.raises(UserError) as caught, _one_sentence_errors(), blamed("parallelize", parallelize):
         parallelize(net(), None)
-    assert str(caught.value).startswith("it cannot be simulated: parallelize asks for a tensor's value (")
+    assert str(caught.value).startswith("it cannot be simulated: parallelize needs a tensor's value (")
 
 
 def test_check_names_a_call_that_ddp_does_not_see(context: RankContext) -> None:
     plan = ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",)))
     of_parts = {"loss": None, "call": lambda model, given: F.cross_entropy(model[1](model[0](given[0])), given[1])}
     (said,) = problems_of(context, **of_parts, plan=plan)
-    assert said.startswith(f"call ({HERE}:") and "does not go through the model's forward" in said
+    assert said.startswith(f"call ({HERE}:") and "bypasses the model's forward" in said
     (said,) = problems_of(context, **of_parts)
-    assert "mixed torch.Tensor and DTensor" in said and "where FSDP gathers parameters; have it call model(...)" in said
+    assert "mixed torch.Tensor and DTensor" in said and "where FSDP gathers parameters; call model(...)" in said
     whole = {"loss": None, "call": lambda model, given: F.cross_entropy(model(given[0]), given[1])}
     assert problems_of(context, **whole, plan=plan) == []
 

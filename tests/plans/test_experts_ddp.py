@@ -120,11 +120,11 @@ REPLICAS = FsdpPlan(mesh_dims=(), replicate_dims=("dp_replicate",))
         ),
         (ParallelPlan(ddp=DdpPlan(), fsdp=FsdpPlan(mesh_dims=("dp_replicate",))), "use FsdpPlan(replicate_dims=...)"),
         (ParallelPlan(ddp=DdpPlan(mesh_dims=("dp_shard",))), "DDP replicates over dp_shard, the mesh has only"),
-        (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is no size of a bucket"),
+        (ParallelPlan(ddp=DdpPlan(bucket_cap_mb=0)), "bucket_cap_mb=0 is not a valid bucket size"),
         (ParallelPlan(ddp=DdpPlan(ignored=("",))), "no parameter of the model that it does not ignore requires"),
         (
             ParallelPlan(ddp=DdpPlan(static_graph=True, sync_each_microbatch=False), microbatches=2),
-            "static_graph is learned in the first backward, which sync_each_microbatch=False leaves out",
+            "static_graph needs the first backward, which sync_each_microbatch=False skips",
         ),
         (ParallelPlan(ddp=DdpPlan(ignored=("nrm",))), "DDP's ignored pattern 'nrm' matches no module (nearest: norm"),
         (ParallelPlan(ddp=DdpPlan(), ep={"norm": object()}), "expert parallel works on mesh dim 'ep', the mesh has"),
@@ -147,7 +147,7 @@ def test_experts_must_not_be_sharded_twice_over_ep_nor_others_left_alone() -> No
             "FSDP shards layers.0 over 'ep' as expert parallel does"
             in problems(model, Batch(batch()), twice, context)[0]
         )
-        assert "nobody sums other gradients" in problems(model, Batch(batch()), alone, context)[0]
+        assert "gradients of the other parameters are not summed" in problems(model, Batch(batch()), alone, context)[0]
 
 
 def step_of_experts_over_tp() -> tuple[TrainingStep, list[Communication]]:

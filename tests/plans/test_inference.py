@@ -111,9 +111,7 @@ def test_logits_are_found_in_what_models_return_and_nothing_else_will_do() -> No
     logits = torch.ones(2, 3)
     for found in (logits, (logits, 1), {"loss": torch.zeros(()), "logits": logits}, SimpleNamespace(logits=logits)):
         assert output_of(Scenario(inference=True), lambda x, found=found: found, torch.ones(1)) is logits
-    with pytest.raises(
-        UserError, match=r"call \(.*test_inference.*\) returns None, with inference=True it must return"
-    ):
+    with pytest.raises(UserError, match=r"call \(.*test_inference.*\) returns None, inference=True requires"):
         output_of(Scenario(inference=True, call=lambda model, batch: None), None, torch.ones(1))
 
 
@@ -203,7 +201,7 @@ def test_a_token_that_ranks_cannot_share_is_refused_on_those_without_it(shipped:
     over_tp = replace(decode, plan=ParallelPlan(tp=shipped.TP_PLAN))
     with fake_ranks({"tp": 2}, rank=1) as mesh:
         step = step_of(over_tp, replace(rank_0(mesh), rank=1))
-        with pytest.raises(UserError, match=r"attention_norm is given \[2,0,32\].*; leave sequence parallel out"):
+        with pytest.raises(UserError, match=r"attention_norm gets \[2,0,32\].*; leave sequence parallel out"):
             step(no_stamp)
     ring = CpPlan(load_balance=False, buffers={"rotations": 0})
     over_cp = replace(decode, plan=ParallelPlan(cp=ring), sequence_dims={"prompt": 1})

@@ -163,9 +163,9 @@ def test_styles_by_name_are_torchs_and_what_is_unknown_is_named(context: RankCon
         built = blueprint(examples.Classifier, 1).model
         return " ".join(problems(built, batch, ParallelPlan(**{"fsdp": FsdpPlan(), **plan}), context))
 
-    assert "there is no style 'colwize' for this model (nearest: colwise" in told(tp={"blocks.*.up": "colwize"})
-    assert "Classifier brings none; give tp={'pattern': style}" in told(tp="auto")
-    assert "_no_split_modules, and Classifier names none" in told(tp=examples.TP, fsdp=FsdpPlan(wrap="auto"))
+    assert "unknown style 'colwize' for this model (nearest: colwise" in told(tp={"blocks.*.up": "colwize"})
+    assert "Classifier has none; give tp={'pattern': style}" in told(tp="auto")
+    assert "_no_split_modules, and Classifier has none" in told(tp=examples.TP, fsdp=FsdpPlan(wrap="auto"))
     assert "TP pattern 'block.*.up' matches no module" in told(tp={"block.*.up": "colwise"})
 
 
@@ -282,7 +282,7 @@ def leaves_on_meta(model: nn.Module, mesh: Any) -> None:
         ({"parallelize": drops_a_layer}, "8 parameters where build_model made 14: lacks 'blocks.1.norm.weight'"),
         ({"parallelize": asks_for_values}, f"on meta tensors ({HERE}:"),
         ({"build_model": Lazy}, "makes parameter 'linear.weight' without a shape, as lazy modules do"),
-        ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as an array of numpy; give tensors"),
+        ({"make_batch": lambda: {"x": np.ones(4), "y": torch.ones(4)}}, "gives x as a numpy array; give tensors"),
         ({"make_batch": lambda: {"x": torch.ones(0, 3)}}, "gives a batch of no samples; give one or more"),
         ({"call": lambda model, batch: model.heat}, f"object has no attribute 'heat' ({HERE}:"),
         ({"optimizer": lambda parameters: 3}, "returns an int, which has no step()"),
@@ -309,7 +309,7 @@ def test_a_mesh_dim_that_says_nothing_of_data_is_refused(context: RankContext, e
     other = replace(context, mesh=init_device_mesh("cpu", (4,), mesh_dim_names=("data",)))
     built = blueprint(examples.Classifier, 1).model
     (text,) = problems(built, examples.as_dict(), examples.own_parallelize().step_plan, other)
-    assert "mesh dim 'data' does not say whether its ranks have different data" in text
+    assert "mesh dim 'data' does not show whether its ranks have different data" in text
 
 
 def test_every_tensor_has_a_name_and_what_holds_none_stays() -> None:

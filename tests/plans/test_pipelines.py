@@ -124,7 +124,7 @@ REFUSED: list[tuple[ParallelPlan, dict[str, Any], str]] = [
         {},
         "a pipeline needs mesh dim 'tp', the mesh has pp, dp_shard",
     ),
-    (ParallelPlan(pipeline=PipelinePlan("gpipe", stages_per_rank=2)), {}, "has 1 stage a rank, not 2; leave"),
+    (ParallelPlan(pipeline=PipelinePlan("gpipe", stages_per_rank=2)), {}, "has 1 stage per rank, not 2; leave"),
     (
         ParallelPlan(pipeline=PipelinePlan("gpipe", first_layers=(7,))),
         {},

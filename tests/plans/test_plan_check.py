@@ -217,7 +217,7 @@ def test_a_removed_field_names_what_to_write_now(name: str) -> None:
 
 def test_microbatches_must_divide_a_ranks_batch(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, microbatches=3)
-    assert found(context, plan) == ["a batch of 2 a rank cannot be split into 3 micro-batches; use a divisor of 2"]
+    assert found(context, plan) == ["a batch of 2 per rank cannot be split into 3 micro-batches; use a divisor of 2"]
 
 
 def test_async_tp_needs_tp_and_inductor(context: RankContext) -> None:
@@ -225,7 +225,7 @@ def test_async_tp_needs_tp_and_inductor(context: RankContext) -> None:
         ParallelPlan(tp=GOOD.tp, fsdp=GOOD.fsdp, compile=CompilePlan(("*",), backend="aot_eager", async_tp=True)),
         ParallelPlan(fsdp=FsdpPlan(mesh_dims=("dp_shard", "tp")), compile=CompilePlan(("*",), async_tp=True)),
     ):
-        assert any("async_tp is inductor's overlap of what tp communicates" in text for text in found(context, plan))
+        assert any("async_tp is inductor's overlap of TP collectives" in text for text in found(context, plan))
 
 
 def test_unmatched_checkpoint_and_compile_patterns_and_an_unknown_backend_are_named(context: RankContext) -> None:
@@ -270,7 +270,7 @@ def test_an_annotated_tensor_dim_must_be_a_multiple_of_the_product_of_its_mesh_d
 def test_a_parameter_is_sharded_by_a_style_or_by_an_annotation_but_not_by_both(context: RankContext) -> None:
     plan = ParallelPlan(tp=GOOD.tp, shard_params={"head.weight": ShardParam(0)}, fsdp=FsdpPlan())
     assert found(context, plan) == [
-        "parameter head.weight is sharded by a TP style and by shard_params; leave it to one of them"
+        "parameter head.weight is sharded by a TP style and by shard_params; remove one of them"
     ]
 
 

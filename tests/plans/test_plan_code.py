@@ -83,7 +83,7 @@ def test_code_imports_all_that_it_takes() -> None:
 def test_what_stands_in_the_scenarios_own_files_is_named() -> None:
     """Else a plan that is pasted elsewhere says no more than that a name is not defined."""
     code = code_of(ParallelPlan(checkpoint=("layers.*",), checkpoint_context=own_names))
-    assert code[-2] == "# as the scenario's own files have it: own_names"
+    assert code[-2] == "# from the scenario's own files: own_names"
     assert not any(line.startswith("#") for line in code_of(PLAN))
 
 

@@ -126,8 +126,8 @@ def test_ulysses_exchanges_heads_for_the_sequence_before_attention_and_back_afte
 @pytest.mark.parametrize(
     ("heads", "options", "error", "says"),
     [
-        ((3, 3, 3), {}, UserError, "the heads of attention, 3 on each rank, over the 2 ranks of context parallel"),
-        ((4, 1, 1), {"enable_gqa": True}, UserError, "the KV heads of attention, 1 on each rank, over the 2 ranks"),
+        ((3, 3, 3), {}, UserError, "the heads of attention, 3 per rank, over the 2 ranks of context parallel"),
+        ((4, 1, 1), {"enable_gqa": True}, UserError, "the KV heads of attention, 1 per rank, over the 2 ranks"),
         ((4, 4, 4), {"attn_mask": torch.ones(8, 8)}, Unsupported, "attn_mask of a rank's part of the sequence"),
     ],
 )
@@ -182,5 +182,5 @@ def test_ulysses_takes_fewer_kv_heads_and_says_that_it_has_nothing_to_balance(co
 
 def test_a_kernel_that_a_cpu_lacks_is_skipped_with_its_reason() -> None:
     require_kernel("flash", "cpu")
-    with pytest.raises(Skipped, match="a CPU has the flash kernel only"):
+    with pytest.raises(Skipped, match="a CPU has only the flash kernel"):
         require_kernel("cudnn", "cpu")

@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: b
         ("raise KeyboardInterrupt", "cannot be imported: KeyboardInterrupt"),
         ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
         ("import torchh", "No module named 'torchh'"),
-        (HEADER + "del x", "declares 'x', but has none once it is imported"),
+        (HEADER + "del x", "declares 'x', but does not define it when imported"),
     ],
 )
 def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: str, says: str) -> None:
@@ -126,7 +126,7 @@ def test_a_size_that_is_no_whole_number_is_refused_where_it_is_declared(size: An
 def test_a_size_that_no_buffer_has_is_refused(size: Any) -> None:
     scenario = Scenario(collectives=(Collectives(ops=("all_gather",), sizes_bytes=(size,)),))
     context: Any = SimpleNamespace(mesh_dims=("tp",))
-    with pytest.raises(UserError, match="use whole numbers from 1 on"):
+    with pytest.raises(UserError, match="use whole numbers, 1 or more"):
         next(collective_cases(scenario, context))
 
 
@@ -140,7 +140,7 @@ def test_errors_are_a_line_whatever_their_text_is() -> None:
     long = one_line(ValueError("y" * 3_000_000))
     assert len(long) < MAX_MESSAGE + 100 and long.endswith("... (3,000,000 characters)")
     assert one_line(ValueError("a\udcffb\nc")) == "ValueError: a\\udcffb"
-    assert one_line(Odd()) == "Odd: its message cannot be shown, that raises ValueError"
+    assert one_line(Odd()) == "Odd: its message cannot be shown; formatting it raises ValueError"
 
 
 def test_what_ended_the_launcher_before_any_rank_ran_is_quoted(tmp_path: Path) -> None:

@@ -86,7 +86,7 @@ def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
         ),
         (
             lambda own: replace(own, host="a"),
-            "ranks 0 and 2 are on different hosts that are both called a; give each host a name of its own",
+            "ranks 0 and 2 are on different hosts that both have the name a; give each host its own name",
         ),
     ],
 )
@@ -118,9 +118,12 @@ def test_clocks_and_devices_that_differ_are_said_before_and_after() -> None:
     first = HostFacts(1000.0, "H100", 8)
     others = {"b": HostFacts(1001.0, "H100", 8), "c": HostFacts(1000.0 - 3600, "H100", 8)}
     (clock,) = cautions_about({"a": first, **others})
-    assert clock == "the clock of host c is 60 min behind host a's: dates are host a's, and no time depends on them"
+    assert (
+        clock
+        == "the clock of host c is 60 min behind host a's: dates come from host a; measured times do not depend on them"
+    )
     fewer, *_ = cautions_about({"a": first, "b": HostFacts(1000.0, "H100", 4)})
-    assert fewer.startswith("host b shows a rank 4 devices, host a 8")
+    assert fewer.startswith("host b shows each rank 4 devices, host a 8")
     header = {"type": "run", "job": {"scenario": "x"}, "environment": {"cautions": [clock]}}
     assert f"warning: {clock}" in warnings_of([Run(Path("x"), header, [], [], None)])
 
@@ -128,7 +131,7 @@ def test_clocks_and_devices_that_differ_are_said_before_and_after() -> None:
 def test_devices_of_one_host_that_differ_are_said() -> None:
     names = ["H100", "H100", "H100", "A100", "H100", "H100"]
     assert mixed_devices(["a"] * 4 + ["b"] * 2, names) == [
-        "devices of host a differ: H100 (ranks 0, 1, 2), A100 (rank 3): its ranks wait for the slower"
+        "devices of host a differ: H100 (ranks 0, 1, 2), A100 (rank 3): its ranks wait for the slower one"
     ]
     assert mixed_devices(["a", "a", "b"], ["A", "A", "B"]) == []
 
@@ -155,7 +158,7 @@ def test_a_host_without_its_driver_is_named_to_all_before_ranks_form_groups() ->
     """Its command takes the CPU, and its ranks would form other groups than those that wait for them."""
     assert asked_together(["cuda"] * 4) == [""] * 4
     (said,) = set(asked_together(["cuda", "cuda", "cpu", "cpu"]))
-    assert said.startswith("the device of ranks 2, 3 is cpu, of rank 0 cuda; say --device, and see")
+    assert said.startswith("the device of ranks 2, 3 is cpu, of rank 0 cuda; set --device, and see")
 
 
 def test_a_caution_is_shown_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -184,8 +187,8 @@ def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: p
         alone._rank = 3
         alone._follow_first(link)
     assert told == [
-        "host b (ranks 2, 3) answers host a no more: it is down, or the network between them",
-        "host a (ranks 0, 1) answers host b no more: it is down, or the network between them",
+        "host b (ranks 2, 3) no longer answers host a: it is down, or the network between them",
+        "host a (ranks 0, 1) no longer answers host b: it is down, or the network between them",
     ]
     seconds = agreement.KEEP_ALIVE
     assert seconds["TCP_KEEPIDLE"] + seconds["TCP_KEEPINTVL"] * seconds["TCP_KEEPCNT"] <= 28
@@ -203,7 +206,7 @@ def test_rank_0_whose_store_ends_with_it_leaves_last() -> None:
         assert ranks[rank].user_error(error) is error
         returned.append(rank)
 
-    ranks[1]._told("by the user", str(error))  # has failed, and has not looked whether rank 0 has
+    ranks[1]._publish("by the user", str(error))  # has failed, and has not looked whether rank 0 has
     first = threading.Thread(target=fail, args=(0,))
     first.start()
     first.join(0.2)

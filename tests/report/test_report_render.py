@@ -105,7 +105,7 @@ def test_steps_are_compared_with_the_first_variant() -> None:
     assert "baseline" in line_with(text, "a=1", "100 ms")
     # A run file from before passes were kept: its samples are those of one pass, which tells nothing.
     assert line_with(text, "a=2", "50.0 ms").split()[-4:] == ["2.00", "too", "few", "passes"]
-    assert "give --passes 8" in text
+    assert "use --passes 8" in text
     assert "200" in line_with(text, "a=2", "50.0 ms")
 
 
@@ -132,7 +132,7 @@ def test_planners_of_one_pass_have_ratios_and_no_verdict() -> None:
     """A run file from before planners took turns."""
     text = shown(MOVES).text
     assert "too few passes" in text and "min_cost by" not in text and "0.50" in text
-    assert "under 8 passes nothing can be told apart: give --passes 8 or a larger --budget" in " ".join(text.split())
+    assert "under 8 passes there are no verdicts: use --passes 8 or a larger --budget" in " ".join(text.split())
 
 
 def test_a_run_cut_short_is_reported_with_a_warning_for_each_bad_line() -> None:

@@ -195,8 +195,8 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
 @pytest.mark.parametrize(
     ("fault", "says"),
     [
-        ("item", "it cannot be simulated: its step asks for a tensor's value, which a simulated step does not have"),
-        ("mask", "it cannot be simulated: its step asks for values (aten.nonzero"),
+        ("item", "it cannot be simulated: its step needs a tensor's value, which a simulated step does not have"),
+        ("mask", "it cannot be simulated: its step needs values (aten.nonzero"),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
         ("offload", "CPU offload is not simulated; leave it out"),
         ("loss", "it cannot be simulated, its step raises RuntimeError: "),
@@ -280,7 +280,7 @@ def test_the_command_records_saves_and_replays(forked_children: None, tmp_path: 
         "distbench: unsimulable/fault=item: it cannot be simulated"
     )
     collectives = simulate("collectives", "--quick")
-    assert collectives.exit_code == 2 and "has no step to simulate; give it build_model" in collectives.output
+    assert collectives.exit_code == 2 and "has no step to simulate; add build_model" in collectives.output
 
 
 @pytest.mark.parametrize(

@@ -276,7 +276,7 @@ def test_a_hardware_file_that_cannot_be_used_is_one_sentence(tmp_path: Path, cha
 
 def test_an_unknown_machine_names_the_nearest() -> None:
     with pytest.raises(
-        UserError, match=r"--hardware 'h10' is unknown \(nearest: h100.*\); give one of those, or a path"
+        UserError, match=r"--hardware 'h10' is unknown \(nearest: h100.*\); use one of those, or a path"
     ):
         load_hardware("h10")
 
@@ -295,7 +295,7 @@ def test_a_recording_is_read_as_it_was_saved(tmp_path: Path) -> None:
     save_recordings([recording, other], tmp_path / "step.jsonl")
     assert load_recordings(tmp_path / "step.jsonl") == [recording, other]
     save_recordings([other, replace(other, head=replace(HEAD, mesh={"dp_shard": 4}))], tmp_path / "two.jsonl")
-    with pytest.raises(UserError, match=r"two.jsonl, line 10: mine is another step than mine, a file holds one"):
+    with pytest.raises(UserError, match=r"two.jsonl, line 10: mine is another step than mine, but a file has one step"):
         load_recordings(tmp_path / "two.jsonl")
 
 
@@ -303,7 +303,7 @@ def test_a_recording_that_was_cut_between_two_lines_is_refused(tmp_path: Path) -
     file = tmp_path / "step.jsonl"
     save_recordings([run(HostWaited(0), HostWaited(0))], file)
     file.write_text("".join(file.read_text().splitlines(keepends=True)[:-1]))
-    with pytest.raises(UserError, match=r"line 1: 2 of its 3 events are there: it was cut short; record the step anew"):
+    with pytest.raises(UserError, match=r"line 1: it has 2 of its 3 events: it was cut short; record the step again"):
         load_recordings(file)
 
 
@@ -324,15 +324,15 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
     [
         (1, '{"recording_version": 4}', "is newer than this distbench"),
         (2, '{"recording_version": 4}', "is newer than this distbench"),
-        (1, '{"schema_version": 2}', "is no recording; write one with distbench simulate SCENARIO --save FILE"),
+        (1, '{"schema_version": 2}', "is not a recording; write one with distbench simulate SCENARIO --save FILE"),
         (1, '{"recording_version": 1, "scenario": "x"}', "line 1: variant is missing"),
-        (2, '{"is": "sleep"}', "line 2: it is no event of a recording"),
-        (2, '{"is": ["step"]}', "line 2: it is no event of a recording"),
+        (2, '{"is": "sleep"}', "line 2: it is not an event of a recording"),
+        (2, '{"is": ["step"]}', "line 2: it is not an event of a recording"),
         (2, "[]", "line 2: it is a list of 0, not an object"),
         (2, '{"is": "step"', "line 2: column 14 is no JSON"),
         (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed and not allocated"),
         (2, '{"is": "wait", "stream": 0, "event": -1}', "line 2: event is -1, not a whole number from 0 on"),
-        (2, '{"is": "host_wait", "stream": 0}', "has no step; record it anew"),
+        (2, '{"is": "host_wait", "stream": 0}', "has no step; record it again"),
         (1, json.dumps(WIDE), "line 1: its mesh has more than 65,536 ranks"),
         (1, json.dumps(WIDE | {"mesh": {"tp": 2}, "rank": 2}), "line 1: rank is 2, not one of the mesh's"),
         (2, json.dumps(LOOPS), "line 2: ranks has 1000000000 ranks, not group_size, 2"),

@@ -91,15 +91,15 @@ def test_float8_is_of_the_modules_that_patterns_match() -> None:
     with pytest.raises(UserError, match=r"--float8 layer\.\* matches no module with a matmul \(nearest: layers\.\*"):
         chosen("layer.*")
     wide = run(matmul(0, 1, "output")._replace(dtype="f32"))
-    with pytest.raises(UserError, match=r"those modules compute in f32, and float8 takes the place of bf16 or f16"):
+    with pytest.raises(UserError, match=r"those modules compute in f32, and float8 replaces bf16 or f16"):
         in_float8_by(wide, ("output",))
     said = Simulation.all_of([recording], load_hardware("h100"), False, ("layers.*",))[0].not_simulated[0]
-    assert said.startswith("float8 is a rule here") and said.endswith("(layers.*)")
+    assert said.startswith("float8 is simulated by rules") and said.endswith("(layers.*)")
 
 
 def test_float8_needs_patterns_and_a_rate() -> None:
     assert patterns_of("layers.*, output", load_hardware("h100")) == ("layers.*", "output")
-    with pytest.raises(UserError, match=r"--float8 'a,' names no modules; give glob patterns, such as"):
+    with pytest.raises(UserError, match=r"--float8 'a,' has no modules; give glob patterns, such as"):
         patterns_of("a,", load_hardware("h100"))
     plain = load_hardware("h100")
     without = replace(plain, figures={name: one for name, one in plain.figures.items() if "fp8" not in name})

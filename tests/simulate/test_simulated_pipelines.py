@@ -105,7 +105,7 @@ def test_messages_without_another_end_are_one_sentence(events: Any, says: str) -
 
 
 def test_a_cpus_hardware_file_is_refused() -> None:
-    with pytest.raises(UserError, match="h100 is a CPU's, whose messages between stages nobody has measured"):
+    with pytest.raises(UserError, match="h100 describes a CPU, without measured messages between stages"):
         replay_together(two_stages(), replace(machine(), host=object()))  # type: ignore[arg-type]
 
 

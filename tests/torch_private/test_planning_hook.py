@@ -150,7 +150,7 @@ def test_ranks_out_of_order_are_refused_where_it_matters() -> None:
         assert ops_of(mixed, (Replicate(), Replicate()), (Replicate(), Shard(1))) == [None]
         for source, target in ((Shard(0), Replicate()), (Shard(0), Shard(1)), (MASKED, Shard(0))):
             with pytest.raises(
-                UserError, match=r"ranks, and \[4, 5, 7, 6\] do not ascend; make a mesh in which they do"
+                UserError, match=r"ranks, and \[4, 5, 7, 6\] do not ascend; make a mesh with ascending ranks"
             ):
                 ops_of(mixed, (Replicate(), source), (Replicate(), target))
 
@@ -176,7 +176,7 @@ def test_symbolic_shapes_are_torchs_plan(mesh: DeviceMesh, monkeypatch: pytest.M
     with calibrated_planning(profile_of(1.0)) as counts:
         infos = module._gen_transform_infos_non_cached(*pair)
     assert [info._comm_type_key() for info in infos] == ["all_gather"]
-    assert list(counts.left_to_torch) == [f"size {symbol} is no plain number"]
+    assert list(counts.left_to_torch) == [f"size {symbol} is not a plain number"]
 
 
 def _source() -> Any:

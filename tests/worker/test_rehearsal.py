@@ -55,7 +55,7 @@ def test_what_cannot_run_is_one_sentence_with_the_module_and_what_it_got(
     monkeypatch.setattr(plan_rehearsal, "MAX_REPEATED", limit)
     (text,) = tried(fault, context).problems
     assert where in text and what in text and "\n" not in text
-    assert text.endswith("(tried on shapes alone)") == (limit == 0)
+    assert text.endswith("(tried with shapes only)") == (limit == 0)
 
 
 @pytest.mark.parametrize("limit", [0, 20_000_000])
@@ -72,7 +72,7 @@ def test_a_model_that_asks_for_a_value_is_tried_with_values_unless_it_is_too_lar
     monkeypatch.setattr(plan_rehearsal, "MAX_REPEATED", 0)
     refused = tried("asks for a value", context)
     assert refused.problems == () and refused.why_not is not None
-    assert refused.why_not.startswith("the root, given f32[2,16,12], asks for values (aten._local_scalar_dense")
+    assert refused.why_not.startswith("the root, given f32[2,16,12], needs values (aten._local_scalar_dense")
 
 
 def test_a_torch_without_such_tensors_still_has_the_plan_applied(

@@ -56,7 +56,7 @@ def test_each_variant_is_held_against_the_first_that_computes_the_same(tmp_path:
 def test_below_8_passes_the_table_says_what_it_takes(tmp_path: Path) -> None:
     text = render((run_file(tmp_path, 7),), tmp_path, "table", None, (), full=True).text
     assert "0 slower, 0 faster" in text and rows_of(text)["a=2"].endswith("too few passes")
-    assert "give --passes 8 or a larger --budget" in text
+    assert "use --passes 8 or a larger --budget" in text
 
 
 def test_a_launch_that_was_stopped_keeps_the_passes_it_has(tmp_path: Path) -> None:
