@@ -27,9 +27,9 @@ from typing import NamedTuple
 from benchmarks.claims import Claim, Row
 from benchmarks.simulated_collectives import collectives_that_differ
 from distbench.launch import Request, jobs_of
-from distbench.simulate.clock import is_rotation
 from distbench.simulate.compile_float8 import in_float8
 from distbench.simulate.hardware_file import load_hardware
+from distbench.simulate.operator_costs import is_rotation
 from distbench.simulate.recording import Recording, load_recordings
 from distbench.simulate.replay import Simulation
 from distbench.spec import parse_mesh

@@ -7,22 +7,17 @@ from typing import Any
 
 from distbench.planning.layout_drawing import MAX_TEXT_RANKS, check_picture, diagram_of, drawing_of, save_picture
 from distbench.planning.placement_states import State
+from distbench.planning.plan_request import Setting, TorchAnswers, ask_torch, every_pair, pair_of, zero_filled
 from distbench.planning.redistribution_plans import (
     Advice,
     PairRanking,
     Plan,
-    Setting,
-    TorchAnswers,
     advise,
-    ask_torch,
     chosen_pairs,
     direct_line,
-    every_pair,
-    pair_of,
     ranking_of,
     times_longer,
     verdict,
-    zero_filled,
 )
 from distbench.show.blocks import Block, Heading, Lines, Table
 from distbench.show.terminal import text_of, width_here, wrap

@@ -19,7 +19,6 @@ from distbench.records.run_file import Run
 from distbench.show.blocks import Table
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, size_text, time_text
-from distbench.simulate.clock import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
 from distbench.simulate.hardware_file import (
     HOST_FIGURES,
     LEFT_OUT,
@@ -30,6 +29,7 @@ from distbench.simulate.hardware_file import (
     HostFigures,
     hardware_of,
 )
+from distbench.simulate.operator_costs import FSDP, collective_on_host, is_listed, num_listed, on_host, operator_on_host
 from distbench.simulate.recording import Collective, Operator, Recording
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole

@@ -7,9 +7,10 @@ from functools import cached_property
 from typing import Any
 
 from distbench.simulate.allocator import MemoryUse, replay_memory
-from distbench.simulate.clock import Exposed, Parts, TimedStep, host_assumptions, parts_of, replay_together
+from distbench.simulate.clock import Exposed, Parts, TimedStep, parts_of, replay_together
 from distbench.simulate.compile_float8 import FLOAT8_RULE, compiled_memory, in_float8_by
 from distbench.simulate.hardware_file import Hardware
+from distbench.simulate.operator_costs import host_assumptions
 from distbench.simulate.recording import SCHEDULE, Operator, Recording, ranks_of_pipeline
 from distbench.spec.plan import folded
 

@@ -20,7 +20,7 @@ from torch.distributed.tensor import _redistribute as module
 from benchmarks.random_states import random_state
 from distbench.planning.cost_profile import Line, Profile
 from distbench.planning.placement_states import State, parse_state
-from distbench.planning.redistribution_plans import zero_filled
+from distbench.planning.plan_request import zero_filled
 from distbench.redistribute.direct import DirectRedistribution
 from distbench.redistribute.expected_shards import (
     parse_placement,

@@ -10,15 +10,9 @@ import pytest
 from conftest import DATA
 
 from distbench.show.terminal import text_of
-from distbench.simulate.clock import (
-    Exposed,
-    TimedStep,
-    collective_s,
-    parts_of,
-    ranks_by_node,
-    replay_together,
-)
+from distbench.simulate.clock import Exposed, TimedStep, parts_of, replay_together
 from distbench.simulate.hardware_file import FOLDER, Hardware, load_hardware, shipped_hardware
+from distbench.simulate.operator_costs import collective_s, ranks_by_node
 from distbench.simulate.recording import (
     Allocated,
     Collective,

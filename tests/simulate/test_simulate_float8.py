@@ -7,9 +7,9 @@ from test_simulate_clock import elementwise, gather, machine, matmul, run
 from test_simulate_rules import GIB, block
 
 from distbench.simulate.allocator import replay_memory
-from distbench.simulate.clock import operator_s
 from distbench.simulate.compile_float8 import in_float8, in_float8_by, patterns_of
 from distbench.simulate.hardware_file import load_hardware
+from distbench.simulate.operator_costs import operator_s
 from distbench.simulate.recording import Allocated, Freed, Operator
 from distbench.simulate.replay import Simulation
 from distbench.spec import UserError

@@ -11,9 +11,9 @@ from distbench.search.predicted import memory_for, predicted, with_memory
 from distbench.search.space import Candidate
 from distbench.show.terminal import text_of
 from distbench.simulate.allocator import replay_memory
-from distbench.simulate.clock import collective_s, operator_s, slowest
 from distbench.simulate.compile_float8 import compiled_memory
 from distbench.simulate.hardware_file import Figure, Hardware, HostFigures, load_hardware
+from distbench.simulate.operator_costs import collective_s, operator_s, slowest
 from distbench.simulate.recording import Allocated, Event, Freed, Operator, Recording, StepBegun
 from distbench.simulate.replay import Simulation
 from distbench.simulate.simulation_text import assumptions, blocks_of

@@ -1,0 +1,234 @@
+"""Times of one operator or collective: on a device by its rates and links, and on the host that issues it."""
+
+from collections import Counter, defaultdict
+from functools import lru_cache
+from statistics import NormalDist
+
+from distbench.simulate.compile_float8 import FLOAT8, HALF
+from distbench.simulate.hardware_file import Curve, Hardware, HostFigures
+from distbench.simulate.recording import (
+    ATTENTION,
+    ATTENTION_BACKWARD,
+    MATMUL,
+    Collective,
+    Operator,
+    Recording,
+    ranks_of,
+)
+from distbench.spec.mesh import group_shape
+from distbench.spec.printable_text import count_text
+
+FSDP, DDP = "fsdp", "ddp"
+WORTH_SAYING = 0.01  # smallest extrapolated share of the step that is reported
+
+
+def operator_s(operator: Operator, hardware: Hardware, fused: int | None = None, world_size: int = 1) -> float:
+    """Return an operator's seconds: of its floating point operations or its bytes, whichever take longer.
+
+    Args:
+        fused: bytes of the kernel that it became with others, 0 if another operator counts for it; None for its
+            own.
+        world_size: number of devices that wait for one another.
+    """
+    num_bytes = operator.num_bytes if fused is None else fused
+    bytes_s = num_bytes / (hardware["memory_bytes_per_s"] * hardware["memory_share"])
+    if operator.kind == MATMUL:
+        name = "fp8" if operator.dtype == FLOAT8 else "bf16" if operator.dtype in HALF else "f32"
+        return max(operator.flops / hardware[f"matmul_{name}_flops"] * slowest(hardware, world_size), bytes_s)
+    if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
+        # By shape: causal or not, forward or backward, and slower for short sequences.
+        queries, keys, is_causal = operator.attention or (0, 0, 1)
+        name = "attention_backward" if operator.kind == ATTENTION_BACKWARD else "attention"
+        rate = hardware[f"{name}_flops" if is_causal else f"{name}_full_flops"]
+        if length := min(queries, keys):
+            rate = rate * length / (length + hardware["attention_half_length"])
+        return operator.flops / rate * slowest(hardware, world_size)
+    return bytes_s + hardware["operator_s"] if num_bytes else 0.0
+
+
+def slowest(hardware: Hardware, world_size: int) -> float:
+    """Return how much longer the slowest of `world_size` devices computes than the mean one.
+
+    All devices wait for it in every step, so a larger world is slower. Speeds are assumed to be normally distributed
+    with the hardware file's spread; the largest of n is Blom's approximation (Statistical Estimates, 1958).
+    """
+    return 1 + hardware["device_spread"] * _largest_of(world_size)
+
+
+@lru_cache(maxsize=64)
+def _largest_of(count: int) -> float:
+    return NormalDist().inv_cdf((count - 0.375) / (count + 0.25))
+
+
+def collective_s(collective: Collective, hardware: Hardware) -> float:
+    """Return the seconds of one collective that does not share its links.
+
+    Bytes over bus bandwidth, as nccl-tests defines it: factor x S / busbw, with 2(n-1)/n for an all-reduce and (n-1)/n
+    for the others. Within a node that is the node's links. Across nodes a ring enters and leaves each node once per
+    device of the group on it, so their network links add up, to at most the node's own limit. In an all-to-all they do
+    not: each rank sends (n - n_here)/n of its bytes over its own network link, where n_here ranks of the group share
+    its node. Bus bandwidth is then the link's times (n-1)/(n - n_here) (nccl-tests, issues 130, 267). If nodes have
+    different numbers of the group's ranks, the node with the fewest is the slowest.
+    """
+    size = collective.group_size
+    if size == 1:
+        return 0.0
+    on_nodes = ranks_by_node(tuple(map(tuple, collective.ranks)), hardware.devices_per_node)
+    nodes = len(on_nodes)
+    if is_rotation(collective):
+        within = "peer_bytes_per_s" if size == 2 else "ring_bytes_per_s"
+        fixed = hardware["node_base_s" if nodes == 1 else "network_base_s"]
+        return fixed + collective.payload_bytes / hardware[within if nodes == 1 else "network_bytes_per_s"]
+    turns = 2 if collective.kind == "all_reduce" else 1
+    moved = turns * (size - 1) / size * collective.payload_bytes
+    if collective.kind in ("broadcast", "send", "recv"):
+        moved = float(collective.payload_bytes)
+    if nodes == 1:
+        return hardware["node_base_s"] + moved / hardware["node_bytes_per_s"]
+    num_here = min(on_nodes)
+    num_links = (size - 1) / (size - num_here) if collective.kind == "all_to_all" else num_here
+    bandwidth = min(hardware["node_bytes_per_s"], hardware["network_bytes_per_s"] * num_links)
+    fixed = hardware["network_base_s"] + turns * (nodes - 2) * hardware["network_hop_s"]
+    return fixed + moved / bandwidth
+
+
+def is_rotation(collective: Collective) -> bool:
+    """Return whether ring attention passes a block on: each device sends to one other device, over fewer links.
+
+    Ulysses exchanges heads and sequence by DTensor, between all devices.
+    """
+    return collective.source == "cp" and collective.kind == "all_to_all" and not collective.redistribution
+
+
+@lru_cache(maxsize=1024)
+def ranks_by_node(ranks: tuple[tuple[int, ...], ...], devices_per_node: int) -> tuple[int, ...]:
+    """Return the number of a group's ranks on each node that it spans. Ranks are numbered node by node."""
+    return tuple(Counter(rank // devices_per_node for rank in ranks_of(ranks)).values())
+
+
+def message_s(message: Collective, rank: int, hardware: Hardware) -> float:
+    """Seconds of one message that does not share its links: a fixed part plus its bytes between two devices."""
+    assert message.peer is not None
+    is_near = rank // hardware.devices_per_node == message.peer // hardware.devices_per_node
+    rate = hardware["peer_bytes_per_s" if is_near else "network_bytes_per_s"]
+    return hardware["node_base_s" if is_near else "network_base_s"] + message.payload_bytes / rate
+
+
+def on_host(event: Operator | Collective, host: HostFigures) -> tuple[float, float]:
+    """Return the seconds of the host's own work before the event, and of the event itself, with the file's factors.
+
+    Both are 0 for events without work.
+    """
+    factor = host["step_factor"]
+    if isinstance(event, Collective):
+        if event.group_size == 1:
+            return 0.0, 0.0
+        # The host's own time depends on the issuer: DDP's reducer issues in C++, like an operator.
+        name = {FSDP: "fsdp_s", DDP: "operator_s"}.get(event.source, "redistribution_s")
+        return host[name] * factor, collective_on_host(event, host) * factor
+    if not event.num_bytes and not event.flops:
+        return 0.0, 0.0
+    host_s = host["listed_s"] * num_listed(event) if is_listed(event) else host["operator_s"]
+    return host_s * factor, operator_on_host(event, host) * host["operator_factor"] * factor
+
+
+def operator_on_host(operator: Operator, host: HostFigures) -> float:
+    """Return the seconds of an operator alone."""
+    name, amount = _curve_of(operator)
+    return num_listed(operator) * host.operators[name].seconds(amount) if amount else 0.0
+
+
+def _curve_of(operator: Operator) -> tuple[str, float]:
+    """Return the operator's curve of OPERATOR_CURVES, and its amount."""
+    if operator.kind == MATMUL:
+        return ("matmul_bf16" if operator.dtype in HALF else "matmul_f32"), operator.flops
+    if operator.kind in (ATTENTION, ATTENTION_BACKWARD):
+        return operator.kind, operator.flops
+    return "memory", operator.num_bytes / num_listed(operator) if operator.num_bytes else 0.0
+
+
+def num_listed(operator: Operator) -> int:
+    """Return the number of tensors in the lists of an optimizer's operator, which a host runs singly; 1 for others."""
+    return max(len(operator.reads), 1) if is_listed(operator) else 1
+
+
+def is_listed(operator: Operator) -> bool:
+    """Whether a device runs the operator once for lists of tensors, and torch's optimizers on CPU once per tensor."""
+    return operator.phase == "optimizer" and "_foreach" in operator.name
+
+
+def collective_on_host(collective: Collective, host: HostFigures) -> float:
+    """Return the seconds of a collective; an unmeasured group size uses the nearest measured one.
+
+    On CPU DTensor runs its all-to-alls as all-gathers of the whole tensor.
+    """
+    kind, payload = collective.kind, float(collective.payload_bytes)
+    if kind == "all_to_all" and collective.redistribution:
+        kind, payload = "all_gather", payload * collective.group_size
+    curve, size = _curve_of_group(kind, collective, host)
+    share = (collective.group_size - 1) / collective.group_size / ((size - 1) / size)
+    return curve.seconds(payload) * share
+
+
+def _curve_of_group(kind: str, collective: Collective, host: HostFigures) -> tuple[Curve, int]:
+    """Return the curve of a kind (an all-gather's if it was not measured), and its group size.
+
+    It is the curve of groups with the same placement on hosts if they were measured, else of the nearest size.
+    """
+    if (curve := host.by_shape.get((kind, _shape_of(collective, host)))) is not None:
+        return curve, collective.group_size
+    if not any(of_kind == kind for of_kind, _ in host.collectives):
+        kind = "all_gather"
+    measured = [size for of_kind, size in host.collectives if of_kind == kind]
+    size = min(measured, key=lambda size: abs(size - collective.group_size))
+    return host.collectives[kind, size], size
+
+
+def _shape_of(collective: Collective, host: HostFigures) -> str:
+    """Return the placement of its group on the measured hosts; "" if they are unknown."""
+    ranks = ranks_of(collective.ranks) if host.hosts else [0]
+    return group_shape(ranks, host.hosts) if max(ranks) < len(host.hosts) else ""
+
+
+def host_assumptions(recording: Recording, host: HostFigures) -> list[str]:
+    """Return caveats about a step on such a machine: extrapolated parts, and their share of the step."""
+    sentences = []
+    if recording.world_size != host.num_ranks:
+        sentences.append(
+            f"times were measured with {count_text(host.num_ranks, 'rank')} on this machine, and this step has "
+            f"{recording.world_size} ranks: an extrapolation; calibrate with as many ranks"
+        )
+    if any(isinstance(event, Collective) and event.source == DDP for event in recording.step):
+        sentences.append("a CPU reduces DDP's buckets during backward, not after it: the step may be shorter than this")
+    beyond: dict[str, float] = defaultdict(float)
+    total = 0.0
+    for event in recording.step:
+        if not isinstance(event, Operator | Collective):
+            continue
+        host_s, seconds = on_host(event, host)
+        total += host_s + seconds
+        if part := _beyond(event, host):
+            beyond[part] += seconds
+    return sentences + [
+        f"extrapolated: {part} ({100 * seconds / total:.0f} % of the step)"
+        for part, seconds in beyond.items()
+        if seconds > WORTH_SAYING * total
+    ]
+
+
+def _beyond(event: Operator | Collective, host: HostFigures) -> str:
+    if isinstance(event, Operator):
+        name, amount = _curve_of(event)
+        most = host.operators[name].points[-1][0]
+        unit = "bytes" if name == "memory" else "operations"
+        return f"{name} of over {most:.3g} {unit}, the most that was measured" if amount > most else ""
+    if event.group_size == 1:
+        return ""
+    curve, size = _curve_of_group(event.kind, event, host)
+    shape = _shape_of(event, host)
+    if "+" in shape and (event.kind, shape) not in host.by_shape:
+        return f"{event.kind} of {shape} ranks on {shape.count('+') + 1} hosts, by groups of {size} neighbours"
+    if size != event.group_size or ((event.kind, event.group_size) not in host.collectives and not shape):
+        return f"{event.kind} in groups of {event.group_size}, which was not measured, by groups of {size}"
+    most = curve.points[-1][0]
+    return f"{event.kind} of over {most:.3g} bytes, the most that was measured" if event.payload_bytes > most else ""
