@@ -9,9 +9,8 @@ import click
 from distbench.cli.gate import VerdictOptions
 from distbench.cli.options import (
     MAX_LAUNCHES,
-    MONTH_S,
     PATH,
-    FiniteRange,
+    Duration,
     OutputOptions,
     new_folder,
     options_of,
@@ -35,10 +34,10 @@ if TYPE_CHECKING:
 @click.option(
     "--max-time",
     "max_time_s",
-    type=FiniteRange(1, MONTH_S),
+    type=Duration(),
     default=1800.0,
-    metavar="S",
-    help="Start no pair that would probably end after S seconds. [1800]",
+    metavar="TIME",
+    help="Start no pair that would probably end later. [30m]",
 )
 @click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the random order within each pair. [random, printed]")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")

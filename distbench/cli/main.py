@@ -301,6 +301,8 @@ def _fitting(command: click.Command, option: click.Parameter, value: Any, folder
         value = [value] if isinstance(value, str) else value
         expected = "a text, or a list of texts"
         fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    elif option.type.name == "duration":
+        expected, fits = "a duration such as 30s", isinstance(value, int | float | str) and not isinstance(value, bool)
     elif option.type.name.startswith(("integer", "float")):
         expected, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
     else:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -63,6 +63,33 @@ class PluginChoice(click.Choice[str]):
 
     def _all(self) -> click.Choice[str]:
         return click.Choice(tuple(dict.fromkeys((*self.choices, *plugin_names(self._group)))))
+
+
+class Duration(click.ParamType):
+    """A time such as 30s, 5m, 2h or 30d, converted to seconds; a bare number is seconds.
+
+    Args:
+        least_s: the smallest duration that is valid.
+        most_s: the largest.
+    """
+
+    name = "duration"
+    UNITS_S: ClassVar = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+    def __init__(self, least_s: float = 1.0, most_s: float = MONTH_S) -> None:
+        self.least_s, self.most_s = least_s, most_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds; click.BadParameter for a text that is not a duration, or is out of bounds."""
+        parts = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?([a-z]*)", str(value).strip().lower())
+        if parts is None or parts[2] not in self.UNITS_S:
+            self.fail(f"{value!r} is not a duration; give seconds, or a number with s, m, h, d or w: 30s, 5m, 2h.")
+        seconds = float(parts[1]) * self.UNITS_S[parts[2]]
+        if seconds < self.least_s:
+            self.fail(f"{value} is too short; give at least {self.least_s:g} s.")
+        if seconds > self.most_s:
+            self.fail(f"{value} is too long; give at most {self.most_s / 86_400:g} d.")
+        return seconds
 
 
 def option(*names: str, default: Any = None, **of_click: Any) -> Any:

@@ -15,9 +15,8 @@ import click
 from distbench.cli import STARTED_AT
 from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
 from distbench.cli.options import (
-    MONTH_S,
     PATH,
-    FiniteRange,
+    Duration,
     given,
     mesh_option,
     option,
@@ -93,10 +92,10 @@ out_option = click.option("--out", type=PATH, default=Path("results"), help="Res
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=FiniteRange(1, MONTH_S),
+    type=Duration(),
     default=300.0,
-    metavar="S",
-    help="Give up after S s of no progress.",
+    metavar="TIME",
+    help="Give up after this time without progress. [5m]",
 )
 yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
 
@@ -120,9 +119,9 @@ yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a
 @click.option(
     "--budget",
     "budget_s",
-    type=FiniteRange(0.1, MONTH_S),
-    metavar="S",
-    help="Timed seconds all cases share. [180; quick: 5]",
+    type=Duration(least_s=0.1),
+    metavar="TIME",
+    help="Timed time that all cases share, such as 30s or 5m. [3m; quick: 5s]",
 )
 @click.option("--check", type=click.Choice(CHECKS), default="full", help="What of steps is compared with one device.")
 @out_option

@@ -8,6 +8,7 @@ import click
 
 from distbench.cli.options import (
     PATH,
+    Duration,
     FiniteRange,
     check_writable,
     format_option,
@@ -27,7 +28,12 @@ from distbench.spec.errors import INTERRUPTED
 @click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this one.")
 @click.option("--memory", metavar="AMOUNT", help="Memory of a device, such as 80GB. Default: the hardware file's.")
 @click.option(
-    "--budget", default="10min", show_default=True, metavar="TIME", help="How long it may take, such as 5min."
+    "--budget",
+    "budget_s",
+    type=Duration(least_s=0.001),
+    default=600.0,
+    metavar="TIME",
+    help="How long it may take, such as 30s or 5m. [10m]",
 )
 @click.option(
     "--plans", "max_plans", type=click.IntRange(1, 10_000), default=80, show_default=True, help="Tried at most."

@@ -117,7 +117,7 @@ def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> Non
     ("options", "says"),
     [
         ((), "give --keep N"),
-        (("--older-than", "soon"), "'soon' is no age; write 12h, 30d or 2w"),
+        (("--older-than", "soon"), "'soon' is not a duration"),
         (("--keep", "-1"), "-1 is not in the range"),
         (("--runs", "nowhere", "--keep", "1"), "--runs nowhere is no folder"),
     ],

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from conftest import DATA, Cli
 
 from distbench.cli.main import OLD_NAMES, SECTIONS, main, under_new_names
+from distbench.cli.options import Duration
 
 
 def leaves(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -26,6 +27,7 @@ OPTIONS = [
     for option in command.params
     if isinstance(option, click.Option)
 ]
+DURATIONS = ("--budget", "--max-time", "--older-than", "--timeout")
 WIDTHS = (60, 80, 120)
 
 
@@ -62,6 +64,26 @@ def test_out_is_written_and_runs_are_read() -> None:
 def test_one_name_takes_one_kind_of_value(name: str) -> None:
     found = of_name(name).values()
     assert found and len({(option.type.name, option.is_flag, option.multiple) for option in found}) == 1
+
+
+def test_every_duration_takes_the_same_units() -> None:
+    durations = {(command, long_name(option)) for command, option in OPTIONS if isinstance(option.type, Duration)}
+    assert durations == {(command, name) for name in DURATIONS for command in of_name(name)}
+    assert not {name for _, option in OPTIONS for name in option.opts if option.metavar == "S"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("5m", 300), ("2h", 7200), ("10min", 600), ("1.5h", 5400), ("90", 90), ("30 S", 30), (".5m", 30)],
+)
+def test_a_duration_has_a_unit_or_is_seconds(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "nan", "inf", "1e3", "5 m s", "-3", "3y", "0", "31d"])
+def test_what_is_not_a_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="give "):
+        Duration().convert(text, None, None)
 
 
 def test_short_options_are_few() -> None:

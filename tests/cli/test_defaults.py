@@ -69,8 +69,8 @@ def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(p
     ("text", "says"),
     [
         ("buget = 3", "'buget' in [tool.distbench] is no option (nearest: budget"),
-        ("budget = 'much'", "budget in [tool.distbench] cannot be used: 'much' is not a number"),
-        ("budget = -1", "budget in [tool.distbench] cannot be used: -1.0 is not in the range"),
+        ("budget = 'much'", "budget in [tool.distbench] cannot be used: 'much' is not a duration"),
+        ("budget = -1", "budget in [tool.distbench] cannot be used: -1 is not a duration"),
         ("quiet = 1", "1 is not true or false"),
         ("device = 'tpu'", "'tpu' is not one of"),
         ("mesh = 4", "4 is not a text"),

@@ -31,7 +31,7 @@ def sweep(*arguments: str) -> Result:
             "--memory lots cannot be used; give a positive number",
         ),
         (("llama_2d", "--memory", "2000TB", "--hardware", "h100"), "--memory 2000TB is too much; give at most 1e+06GB"),
-        (("llama_2d", "--budget", "0"), "--budget 0 cannot be used; give a positive number with one of s, min, h"),
+        (("llama_2d", "--budget", "0"), "0 is too short; give at least 0.001 s"),
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is no number of ranks"),
         (("llama_2d", "--memory", "80GB"), "--memory goes with --hardware"),

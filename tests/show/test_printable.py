@@ -116,7 +116,7 @@ def test_progress_lines_are_clean() -> None:
         ("check tp_mlp --mesh tp=0", "'tp=0' has a size that no mesh dim has; give a whole number from 1 to 65536"),
         ("check tp_mlp --mesh tp=٤", "is not NAME=SIZE"),
         ("run tp_mlp --passes 99999999999999999999", "not in the range 0<=x<=99999"),
-        ("run tp_mlp --timeout 1e300", "not in the range 1<=x<=2592000"),
+        ("run tp_mlp --timeout 1e300", "'1e300' is not a duration"),
         ("run tp_mlp --pipelined 99999999999", "not in the range"),
         ("gate a b --min-launches 99999999999", "not in the range"),
         ("ab a b --pairs 99999999999 -- x", "not in the range"),
