@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 @click.option("--python-b", metavar="PATH", help="Python of side b.")
 @options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
 @options_of(OutputOptions, "output")
-@click.option("--out", type=PATH, help="Folder for both sides' runs. [results/ab/<time>]")
+@click.option("--results", "out", type=PATH, metavar="DIR", help="Folder for both sides' runs. [results/ab/<time>]")
 @width_option
 @verbose_option
 @click.pass_context

@@ -32,7 +32,7 @@ SHORT = 10.0  # how many times less with --quick
 @device_option
 @click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
 @out_option
-@click.option("-o", "--output", type=PATH, default=Path("profile.json"), help="The profile's file.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", default=Path("profile.json"), help="The profile's file.")
 @click.option(
     "--hardware-out",
     type=PATH,

@@ -15,7 +15,9 @@ MAX_LISTED = 15
 
 
 @click.command()
-@click.option("--runs", type=PATH, default=Path("results"), help="Results folder to clean. [results]")
+@click.option(
+    "--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to clean. [results]"
+)
 @click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
 @click.option(
     "--older-than",

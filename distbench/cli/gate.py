@@ -253,7 +253,7 @@ def baseline() -> None:
 
 @baseline.command()
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
+@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
     """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
 
@@ -272,7 +272,9 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 
 @baseline.command("list")
-@click.option("--runs", "out", type=PATH, default=Path("results"), help="Results folder to look in. [results]")
+@click.option(
+    "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to look in. [results]"
+)
 @width_option
 def list_baselines(out: Path) -> None:
     """List stored baselines.

@@ -16,7 +16,9 @@ from distbench.spec.errors import UserError
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@click.option("--runs", type=PATH, default=Path("results"), help="Folder of run files. [results]")
+@click.option(
+    "--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Folder of run files. [results]"
+)
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's times into this folder.")
 @width_option
 @verbose_option
@@ -34,16 +36,16 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
 
     \b
     Example:
-      distbench history "step/*llama_2d*" --runs results --plots plots
+      distbench history "step/*llama_2d*" --results results --plots plots
     """
     from distbench.judge.history import draw, series_of, text
     from distbench.records.baselines import read_side
 
     warnings: list[str] = []
-    launches = read_side([runs], "--runs", warnings)
+    launches = read_side([runs], "--results", warnings)
     if not launches:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(f"--runs {runs} holds no run file{why}; give a folder that distbench run wrote to")
+        raise UserError(f"--results {runs} holds no run file{why}; give a folder that distbench run wrote to")
     series, notes = series_of(launches, case)
     if not series:
         case_ids = sorted({name for launch in launches for name in launch.cases})

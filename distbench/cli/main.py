@@ -18,13 +18,13 @@ from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError, nearest
 from distbench.spec.printable_text import cut
 from distbench.version import __version__
 
-# Old names of options, which no help shows: command to an option's old name, and the words that mean the same now.
+# Old names of options, which no help shows and which work for one release: command, or () for every command, to an
+# option's old name, and the words that mean the same now.
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
+    (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
-    ("baseline", "list"): {"--out": ("--runs",)},
     ("doctor",): {"--json": ("--format", "json")},
     ("list",): {"--json": ("--format", "json")},
-    ("report",): {"--out": ("--runs",)},
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }
@@ -65,14 +65,15 @@ def under_new_names(words: Sequence[str]) -> list[str]:
 
     Words after `--` belong to another command.
     """
-    renamed = next((names for command, names in OLD_NAMES.items() if tuple(words[: len(command)]) == command), {})
+    commands = [command for command in OLD_NAMES if tuple(words[: len(command)]) == command]
+    renamed = {old: new for command in commands for old, new in OLD_NAMES[command].items()}
     end = words.index("--") if "--" in words else len(words)
     new_words: list[str] = []
     for word in words[:end]:
         old, equals, value = word.partition("=")
         new = renamed.get(old, (old,))
         if old in renamed:
-            say(f"distbench: {old} is called {' '.join(new)} now", err=True)
+            say(f"warning: {old} is an old name. Use {' '.join(new)}.", err=True)
         new_words += [*new[:-1], f"{new[-1]}{equals}{value}"]
     return [*new_words, *words[end:]]
 
@@ -167,8 +168,8 @@ main.params.append(color_option(hidden=False))
 _TABLE, _MAX_BYTES = "tool.distbench", 1 << 20
 # Options that must be given each time: they delete, or replace what is kept.
 _NEVER = {"help", "version", "yes", "update"}
-# ab makes a new folder each time, within the results.
-NOT_COMMON = {"ab": {"out"}, "sweep": {"budget", "resume"}}
+# ab and sweep have their own folders within the results.
+NOT_COMMON = {"ab": {"results"}, "sweep": {"budget", "results", "resume"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
 
 
@@ -239,19 +240,25 @@ def _table_of(path: Path) -> dict[str, Any] | None:
 def _of_commands(group: click.Group, given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     commands = dict(_leaves(group))
     defaults: dict[str, Any] = {}
-    for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], dict)):
+    for given_key, value in sorted(given.items(), key=lambda item: isinstance(item[1], dict)):
+        key = new_key(given_key, path)
         if isinstance(value, dict):
             own_commands = {words: command for words, command in commands.items() if words[0] == key}
             if not own_commands:
                 raise UserError(f"{path}: [{_TABLE}.{key}] is no command ({nearest(key, group.commands)})")
             for name, default in value.items():
-                _put(defaults, own_commands, name, default, path, f"{_TABLE}.{key}")
+                _put(defaults, own_commands, new_key(name, path), default, path, f"{_TABLE}.{key}")
         else:
             _put(defaults, commands, key, value, path, _TABLE)
-            # The folder that some commands write to, others read.
-            if key == "out" and "runs" not in given:
-                _put(defaults, commands, "runs", value, path, _TABLE)
     return defaults
+
+
+def new_key(name: str, where: Path | str) -> str:
+    """Return the present name of a default or keyword, with a warning where `name` is an old one of every command."""
+    new = OLD_NAMES[()].get(f"--{name}", (f"--{name}",))[0].removeprefix("--")
+    if new != name:
+        say_once(f"warning: {where}: {name} is an old name. Use {new}.")
+    return new
 
 
 def _leaves(group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:

@@ -285,10 +285,10 @@ def new_folder(kind: str, out: Path | None = None) -> Path:
     """
     folder = out or Path("results") / kind / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is no folder; give another, or one that is not there yet")
+        raise UserError(f"--results {folder} is no folder; give another, or one that is not there yet")
     # Empty folders are what a launch that could not work leaves behind.
     if any(path.is_file() for path in folder.rglob("*")):
-        raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
+        raise UserError(f"--results {folder} is not empty; give a new folder, so that only these launches are compared")
     return folder
 
 

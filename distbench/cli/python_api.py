@@ -17,7 +17,7 @@ from distbench.cli import compare as compare_command
 from distbench.cli import report as report_command
 from distbench.cli import run as run_command
 from distbench.cli.gate import VerdictOptions
-from distbench.cli.main import defaults_for, main
+from distbench.cli.main import defaults_for, main, new_key
 from distbench.spec.errors import INTERRUPTED, UserError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def run(*scenarios: str, **options: Any) -> Runs:
     Args:
         scenarios: names, files, or file::name.
         options: those of `distbench run` by their long names, `_` for `-`: `quick=True`, `mesh={"tp": 2}`,
-            `set={"hidden": [1024, 4096]}`, `budget=30`, `out="results"`.
+            `set={"hidden": [1024, 4096]}`, `budget="30s"`, `results="results"`.
 
     Raises:
         UserError: something that the caller can fix; what `distbench run` ends with 2 for.
@@ -229,7 +229,8 @@ def _option_words(command: click.Command, options: Mapping[str, Any]) -> Iterato
     by_keyword = {
         name: option for option in command.params if isinstance(option, click.Option) for name in _keywords(option)
     }
-    for name, value in options.items():
+    for given_name, value in options.items():
+        name = new_key(given_name, str(command.name))
         if (option := by_keyword.get(name)) is None:
             raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(by_keyword))}")
         word = max(option.opts, key=len)

@@ -45,7 +45,12 @@ MAX_NAMED = 3
 @click.option("--label", default="", metavar="TEXT", help="Only runs that `run --label TEXT` made, of all times.")
 @click.option("--full", is_flag=True, help="Every table of every scenario instead of the summary.")
 @click.option(
-    "--runs", "out", type=PATH, default=Path("results"), help="Folder to look for the latest run in. [results]"
+    "--results",
+    "out",
+    type=PATH,
+    metavar="DIR",
+    default=Path("results"),
+    help="Folder to look for the latest run in. [results]",
 )
 @verbose_option
 @width_option
@@ -128,7 +133,7 @@ def _reads_folder(runs: tuple[Path, ...]) -> bool:
 
 def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
     """The command that shows these runs again."""
-    words = ["--runs", str(out)] if out != Path("results") and _reads_folder(runs) else []
+    words = ["--results", str(out)] if out != Path("results") and _reads_folder(runs) else []
     words += ["--label", label] if label else []
     command = shlex.join(["distbench", "report", *words, *map(str, runs[:MAX_NAMED])])
     return command + (" ..." if len(runs) > MAX_NAMED else "")

@@ -88,7 +88,9 @@ class Ending:
 
 # Options of every command that starts ranks.
 device_option = click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
-out_option = click.option("--out", type=PATH, default=Path("results"), help="Results folder.")
+out_option = click.option(
+    "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]"
+)
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
@@ -429,7 +431,7 @@ def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:
         from distbench.report import summary_of
 
         out = run_files[0].parents[1]
-        elsewhere = [] if out == Path("results").resolve() else ["--runs", str(short_path(out))]
+        elsewhere = [] if out == Path("results").resolve() else ["--results", str(short_path(out))]
         words = [str(short_path(path)) for path in run_files] if is_resumed else elsewhere
         if is_terminal():
             say("", err=True)

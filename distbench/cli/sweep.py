@@ -46,8 +46,8 @@ from distbench.spec.errors import INTERRUPTED
 )
 @click.option("--float8", metavar="MODULES", help="With --hardware: their matmuls in float8, such as 'layers.*'.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
-@click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --out.")
-@click.option("--out", type=PATH, help="Folder. [results/sweep/SCENARIO-WORLD]")
+@click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --results.")
+@click.option("--results", "out", type=PATH, metavar="DIR", help="Folder. [results/sweep/SCENARIO-WORLD]")
 @click.option("--page", type=PATH, metavar="FILE", help="Write all of it as an HTML page.")
 @format_option("table", "markdown", "json")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -77,7 +77,7 @@ def sweep(
     from distbench.show.terminal import shown
 
     request = AskedSweep.of(scenario, out, **of_request)
-    make_folder(request.out, "--out")
+    make_folder(request.out, "--results")
     if page is not None:
         check_writable(page, "--page")
     result, interrupted = run_sweep(request, lambda line: say(line, err=True))

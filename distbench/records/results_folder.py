@@ -97,7 +97,7 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str]) -> list[R
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(
-            f"no run file is under {out}{why}; measure something first with `distbench run`, or give --runs"
+            f"no run file is under {out}{why}; measure something first with `distbench run`, or give --results"
         )
     chosen: dict[Path, None] = {}
     for name in names or [""]:
@@ -190,7 +190,7 @@ def runs_kept_and_deleted(folder: Path, keep: int | None, before: float | None) 
         UserError: it is no folder.
     """
     if not folder.is_dir():
-        raise UserError(f"--runs {folder} is no folder; give a results folder, such as results")
+        raise UserError(f"--results {folder} is no folder; give a results folder, such as results")
     runs = sorted(_runs_in(folder), key=lambda run: run.started_at)
     newest = {id(run) for run in runs[len(runs) - keep :]} if keep else set()
     stays = [run.goes_on or id(run) in newest or (before is not None and run.started_at >= before) for run in runs]

@@ -52,12 +52,13 @@ def test_what_is_printed_is_chosen_by_format_alone() -> None:
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
 
 
-def test_out_is_written_and_runs_are_read() -> None:
-    for name in ("--out", "--runs", "--output"):
+def test_results_is_the_folder_and_output_a_file() -> None:
+    for name in ("--results", "--output"):
         assert all(isinstance(option.type, click.Path) for option in of_name(name).values())
-    assert set(of_name("--out")) & {"report", "history", "clean", "baseline list", "compare"} == set()
-    assert {"report", "history", "clean", "baseline list"} <= set(of_name("--runs"))
-    assert set(of_name("--runs")) & set(of_name("--out")) == set()
+    assert {"run", "ab", "report", "history", "clean", "baseline save", "baseline list"} <= set(of_name("--results"))
+    assert {option.metavar for option in of_name("--results").values()} == {"DIR"}
+    assert {option.metavar for option in of_name("--output").values()} == {"FILE"}
+    assert not of_name("--out") and not of_name("--runs")
 
 
 @pytest.mark.parametrize("name", ["--mesh", "--device", "--quick", "--set", "--timeout", "--profile", "--plots"])
@@ -117,11 +118,10 @@ def test_commands_stand_in_one_section_each() -> None:
     [
         (["list", "--json"], ["list", "--format", "json"]),
         (["doctor", "--json", "--paths"], ["doctor", "--format", "json", "--paths"]),
-        (["report", "--out", "x", "y"], ["report", "--runs", "x", "y"]),
-        (["report", "--out=x"], ["report", "--runs=x"]),
-        (["baseline", "list", "--out", "x"], ["baseline", "list", "--runs", "x"]),
-        (["baseline", "save", "--out", "x"], ["baseline", "save", "--out", "x"]),
-        (["run", "--out", "x"], ["run", "--out", "x"]),
+        (["report", "--out", "x", "y"], ["report", "--results", "x", "y"]),
+        (["report", "--runs=x"], ["report", "--results=x"]),
+        (["baseline", "save", "--out", "x"], ["baseline", "save", "--results", "x"]),
+        (["run", "--results", "x"], ["run", "--results", "x"]),
         (["ab", "a", "--budget", "9", "--", "--budget", "3"], ["ab", "a", "--max-time", "9", "--", "--budget", "3"]),
     ],
 )
@@ -130,12 +130,13 @@ def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
 ) -> None:
     assert under_new_names(words) == means
     said = capsys.readouterr().err
-    assert said.count("\n") == (words != means) and ("is called --" in said) == (words != means)
+    assert said.count("\n") == (words != means) and ("is an old name. Use --" in said) == (words != means)
 
 
 def test_every_new_name_is_an_option_and_no_old_one_is() -> None:
     for words, names in OLD_NAMES.items():
-        known = {name for option in COMMANDS[" ".join(words)].params for name in option.opts}
+        of_command = [COMMANDS[" ".join(words)]] if words else COMMANDS.values()
+        known = {name for command in of_command for option in command.params for name in option.opts}
         assert {new[0] for new in names.values()} <= known and not set(names) & known
 
 

@@ -38,14 +38,21 @@ def params(command: str, *words: str) -> dict[str, Any]:
 
 def test_a_default_reaches_every_command_that_has_the_option(project: Path) -> None:
     write(
-        project / "bench", '[tool.distbench]\nmesh = "tp=2"\nbudget = 7\ndevice = "cpu"\nout = "there"\nquiet = true\n'
+        project / "bench",
+        '[tool.distbench]\nmesh = "tp=2"\nbudget = 7\ndevice = "cpu"\nresults = "there"\nquiet = true\n',
     )
     found = params("run", "tp_mlp")
     assert found["mesh"] == {"tp": 2} and found["budget_s"] == 7.0 and found["out"] == Path("there") and found["quiet"]
     assert params("check", "tp_mlp")["mesh"] == params("calibrate")["mesh"] == {"tp": 2}
-    # What one writes the others read; ab makes a new folder each time.
+    # What one writes the others read; ab and sweep have their own folders.
     assert params("history")["runs"] == params("clean", "--keep", "1")["runs"] == Path("there")
-    assert "ab" not in defaults_for(main).of_commands
+    assert "out" not in {**defaults_for(main).of_commands.get("ab", {}), **defaults_for(main).of_commands["sweep"]}
+
+
+def test_an_old_key_works_with_a_warning(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(project / "bench", '[tool.distbench]\nout = "there"\nrun.runs = "here"\n')
+    assert params("report")["out"] == Path("there") and params("run", "x")["out"] == Path("here")
+    assert "out is an old name. Use results." in capsys.readouterr().err
 
 
 def test_the_command_line_and_a_commands_own_table_win(project: Path) -> None:
@@ -59,7 +66,7 @@ def test_the_command_line_and_a_commands_own_table_win(project: Path) -> None:
 def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(project: Path) -> None:
     write(project.parent, '[tool.distbench]\nmesh = "tp=8"\n')
     assert defaults_for(main).file is None
-    write(project, '[tool.distbench]\nout = "results"\n')
+    write(project, '[tool.distbench]\nresults = "results"\n')
     write(project / "bench", "[tool.other]\nname = 'distbench'\n")
     assert params("run", "x")["out"] == project / "results"
     assert defaults_for(main).file == project / "pyproject.toml"
@@ -77,7 +84,7 @@ def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(p
         ("yes = true", "'yes' in [tool.distbench] is no option"),
         ("run.older-than = '3d'", "'older-than' in [tool.distbench.run] is no option"),
         ("fly.mesh = 'tp=2'", "[tool.distbench.fly] is no command"),
-        ("out = 'a'\nout = 'b'", "is no TOML"),
+        ("results = 'a'\nresults = 'b'", "is no TOML"),
         ("gate.tolerance = [5]", "[5] is not a text, or a list of texts"),
     ],
 )
@@ -96,7 +103,7 @@ def test_a_table_that_is_none_and_a_project_without_one(project: Path) -> None:
 
 
 def test_a_default_is_used_by_the_command_itself(project: Path) -> None:
-    write(project / "bench", '[tool.distbench]\nout = "nowhere"\n')
+    write(project / "bench", '[tool.distbench]\nresults = "nowhere"\n')
     done = run("report")
     assert done.exit_code == 2 and "no run file is under nowhere" in done.output
 

@@ -88,8 +88,8 @@ def invoke(*words: object) -> Result:
     "command",
     [
         "report FILE", "report FILE --format markdown", "report FILE --format csv", "report FILE --group-by variant",
-        "gate GOOD FILE", "gate FILE GOOD --format markdown", "gate FILE GOOD --format json", "history --runs FILE",
-        "export pytest-benchmark FILE", "history nothing --runs FILE",
+        "gate GOOD FILE", "gate FILE GOOD --format markdown", "gate FILE GOOD --format json", "history --results FILE",
+        "export pytest-benchmark FILE", "history nothing --results FILE",
     ],
 )  # fmt: skip
 def test_no_command_prints_what_a_name_would_have_done(tmp_path: Path, command: str) -> None:
