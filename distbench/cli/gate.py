@@ -1,5 +1,6 @@
 """The commands `distbench gate` and `distbench baseline`."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,6 +17,7 @@ from distbench.cli.options import (
     FiniteRange,
     OutputOptions,
     expanded,
+    format_option,
     given,
     new_folder,
     option,
@@ -275,8 +277,9 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 @click.option(
     "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to look in. [results]"
 )
+@format_option("table", "json")
 @width_option
-def list_baselines(out: Path) -> None:
+def list_baselines(out: Path, form: str) -> None:
     """List stored baselines.
 
     \b
@@ -288,8 +291,12 @@ def list_baselines(out: Path) -> None:
     from distbench.show import terminal
     from distbench.show.blocks import Table
 
-    if rows := describe(out):
-        columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
+    columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
+    rows = describe(out)
+    if form == "json":
+        names = [column.lstrip("<").replace(" ", "_") for column in columns]
+        click.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
+    elif rows:
         optional = ("saved at", "commit", "cases")
         say(terminal.text_of([Table(f"baselines under {out / BASELINES}:", columns, rows, optional=optional)]))
     else:

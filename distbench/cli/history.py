@@ -1,11 +1,14 @@
 """The command `distbench history`."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from distbench.cli.options import (
     PATH,
+    format_option,
     say,
     scenario_names,
     verbose_option,
@@ -20,9 +23,10 @@ from distbench.spec.errors import UserError
     "--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Folder of run files. [results]"
 )
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's times into this folder.")
+@format_option("table", "json")
 @width_option
 @verbose_option
-def history(case: str, runs: Path, plots: Path | None) -> None:
+def history(case: str, runs: Path, plots: Path | None, form: str) -> None:
     """Show each case's times over launches and commits, and when they changed.
 
     CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp". The default
@@ -58,4 +62,9 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
                 say(f"drawn: {path}", err=True)
         except OSError as error:
             raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error
-    say(text(series, [*(f"warning: {warning}" for warning in warnings), *notes]))
+    if form == "json":
+        click.echo(json.dumps([asdict(one) for one in series], indent=1))
+        for warning in warnings:
+            say(f"warning: {warning}", err=True)
+    else:
+        say(text(series, [*(f"warning: {warning}" for warning in warnings), *notes]))

@@ -23,8 +23,6 @@ from distbench.version import __version__
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
-    ("doctor",): {"--json": ("--format", "json")},
-    ("list",): {"--json": ("--format", "json")},
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }

@@ -122,10 +122,29 @@ def options_of(kind: type, argument: str, *names: str) -> Callable[[F], F]:
     return decorate
 
 
+class FormatOption(click.Option):
+    """`--format FORM`, of which `--json` is a short form."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Add both spellings."""
+        super().add_to_parser(parser, ctx)
+        parser.add_option(self, opts=["--json"], dest=self.name, action="store_const", const="json", nargs=0)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Show both spellings."""
+        record = super().get_help_record(ctx)
+        return record and (f"{record[0]}, --json", record[1])
+
+
 def format_option(*forms: str) -> Callable[[F], F]:
     """Add --format, whose first form is the default; the command is handed it as `form`."""
     return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], help=f"What to print. [{forms[0]}]"
+        "--format",
+        "form",
+        cls=FormatOption,
+        type=click.Choice(forms),
+        default=forms[0],
+        help=f"What to print. [{forms[0]}]",
     )
 
 
@@ -364,7 +383,9 @@ def say_once(text: str) -> None:
 class OutputOptions:
     """In which forms a verdict is printed and written."""
 
-    form: str = option("--format", default="table", type=click.Choice(FORMS), help="What to print. [table]")
+    form: str = option(
+        "--format", default="table", cls=FormatOption, type=click.Choice(FORMS), help="What to print. [table]"
+    )
     write_to: tuple[str, ...] = option(
         "--write", default=(), multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file."
     )

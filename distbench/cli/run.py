@@ -17,10 +17,12 @@ from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
 from distbench.cli.options import (
     PATH,
     Duration,
+    format_option,
     given,
     mesh_option,
     option,
     options_of,
+    refuse_with,
     refuse_without,
     say,
     say_lines,
@@ -51,7 +53,7 @@ MAX_REASON = 300  # characters
 SLOW, UNKNOWN = 1, 3
 ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; run scenario links"
 # Parameters that say nothing of what is measured: --resume goes with them.
-BESIDE_RESUME = ("resume", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
+BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
 
 
 @dataclass(frozen=True)
@@ -136,6 +138,7 @@ yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a
 @click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
 @click.option("--resume", type=PATH, metavar="RUN", help="Go on with an interrupted run file.")
 @options_of(LinkOptions, "links")
+@format_option("table", "json")
 @click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 @yes_option
 @options_of(NodeOptions, "where")
@@ -149,6 +152,7 @@ def run(
     dry_run: bool,
     resume: Path | None,
     links: LinkOptions,
+    form: str,
     quiet: bool,
     yes: bool,
     where: NodeOptions,
@@ -178,7 +182,7 @@ def run(
     if resume:
         job = _resumed(resume, scenarios, joined)
         _require_as_many(_ranks_before([f"{job.file}::{job.scenario}"], links), [job])
-        _measure([job], joined, quiet, links, is_resumed=True)
+        _measure([job], joined, quiet, links, form, is_resumed=True)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     request = Request(targets=scenarios, started_at=STARTED_AT, **of_request)
@@ -193,12 +197,13 @@ def run(
             say(f"{job.scenario}: {job.note}", err=True)
     _require_as_many(num_ranks_before, jobs)
     if dry_run:
+        refuse_with("--dry-run", "form")
         if _is_first(joined):
             say_lines(dry_run_lines(jobs, request.out))
         return
     if joined is None:
         confirm_ranks(jobs, yes)
-    _measure(jobs, joined, quiet or not _is_first(joined), links)
+    _measure(jobs, joined, quiet or not _is_first(joined), links, form)
 
 
 def ending_of(ctx: click.Context) -> Ending:
@@ -309,16 +314,24 @@ def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, s
 
 
 def _measure(
-    jobs: list[Job], joined: "Joined | None", silent: bool, links: LinkOptions, is_resumed: bool = False
+    jobs: list[Job],
+    joined: "Joined | None",
+    silent: bool,
+    links: LinkOptions,
+    form: str,
+    is_resumed: bool = False,
 ) -> NoReturn:
     """Launch the jobs, show the results unless the user interrupted, and end with the exit code."""
     exit_code = run_all(jobs, joined, silent)
     if not silent and exit_code != INTERRUPTED:
-        show_summary(jobs, is_resumed)
+        if form == "json":
+            click.echo(_json_of(jobs))
+        else:
+            show_summary(jobs, is_resumed)
     if missing := ending_of(click.get_current_context()).missing:
         say_once(f"distbench: error: {missing}")
     if exit_code == 0 and _is_first(joined) and (links.fail_on_outlier or links.against):
-        code = links_code(jobs, links.against, silent)
+        code = links_code(jobs, links.against, silent or form == "json")
         exit_code = code if links.fail_on_outlier else 0
     sys.exit(exit_code)
 
@@ -423,6 +436,14 @@ def _of_traces(run_file: Path) -> str:
     if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
         notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
     return "; ".join([*notes, *failed])
+
+
+def _json_of(jobs: Sequence[Job]) -> str:
+    """One record per case, as `report --json` prints them."""
+    from distbench.report import render
+
+    run_files = tuple(Path(job.run_file) for job in jobs if Path(job.run_file).exists())
+    return render(run_files, run_files[0].parents[1], "json", None, ()).text if run_files else "[]"
 
 
 def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:

@@ -48,8 +48,19 @@ def of_name(name: str) -> dict[str, click.Option]:
 
 def test_what_is_printed_is_chosen_by_format_alone() -> None:
     assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
+    printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "sweep"}
+    assert printing | {"ab", "gate", "plan"} == set(of_name("--format"))
     for command, option in of_name("--format").items():
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
+
+
+@pytest.mark.parametrize("command", [name for name, option in OPTIONS if option.name == "form"])
+def test_json_is_short_for_format_json(command: str) -> None:
+    found = COMMANDS[command]
+    [option] = [option for option in found.params if option.name == "form"]
+    for words, form in ((["--json"], "json"), (["--json", "--format", "table"], "table")):
+        assert found.make_context(command, words, resilient_parsing=True).params["form"] == form
+    assert "--json" in CliRunner().invoke(main, [*command.split(), "--help"]).output and "--json" not in option.opts
 
 
 def test_results_is_the_folder_and_output_a_file() -> None:
@@ -116,8 +127,6 @@ def test_commands_stand_in_one_section_each() -> None:
 @pytest.mark.parametrize(
     ("words", "means"),
     [
-        (["list", "--json"], ["list", "--format", "json"]),
-        (["doctor", "--json", "--paths"], ["doctor", "--format", "json", "--paths"]),
         (["report", "--out", "x", "y"], ["report", "--results", "x", "y"]),
         (["report", "--runs=x"], ["report", "--results=x"]),
         (["baseline", "save", "--out", "x"], ["baseline", "save", "--results", "x"]),
