@@ -26,8 +26,9 @@ MAX_LISTED = 15
     metavar="TIME",
     help="Delete only older runs: 12h, 30d, 2w.",
 )
+@click.option("--dry-run", is_flag=True, help="Delete nothing: list what would be deleted.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
-def clean(runs: Path, keep: int | None, older_s: float | None, yes: bool) -> None:
+def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool) -> None:
     """Delete old runs with their ranks' logs: what would go is listed, then it asks.
 
     All that one command measured counts as one run, and goes together. With --keep and --older-than, what either keeps
@@ -60,6 +61,9 @@ def clean(runs: Path, keep: int | None, older_s: float | None, yes: bool) -> Non
         f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
         f"under {runs}; {staying}"
     )
+    if dry_run:
+        say_lines([f"would delete {summary}"])
+        return
     try:
         is_agreed = yes or click.confirm(f"Delete {summary}?")
     except click.Abort:

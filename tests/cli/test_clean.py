@@ -84,6 +84,12 @@ def test_it_lists_with_sizes_and_asks_first(results: Path) -> None:
     assert run("--results", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
 
 
+def test_a_dry_run_lists_and_deletes_nothing(results: Path) -> None:
+    before = left(results)
+    done = run("--results", results, "--keep", 2, "--dry-run")
+    assert done.exit_code == 0 and "would delete 2 runs (6 files, " in done.output and left(results) == before
+
+
 def test_without_an_answer_nothing_is_deleted(results: Path) -> None:
     done = run("--results", results, "--keep", 1)
     assert done.exit_code == 2 and "add --yes" in done.output and left(results) == with_logs(*"abcde")

@@ -327,6 +327,12 @@ def test_what_was_found_is_written_in_the_gates_forms(repository: Path, tmp_path
     assert refused == 2 and "is not FORMAT=FILE" in said
 
 
+def test_a_dry_run_starts_and_writes_nothing(repository: Path, tmp_path: Path) -> None:
+    code, output = run_ab("base", "slow", "--dry-run", "--results", str(tmp_path / "out"), "--", "x")
+    assert code == 0 and "each launch: distbench run x" in output and "b: slow" in output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "out" / "a" / "old.jsonl", records("old", 1.0, {CASE: case(steady(1.0, 0))}))
     code, output = run_ab(".", ".", "--results", str(tmp_path / "out"), "--", "x")
