@@ -148,6 +148,25 @@ def format_option(*forms: str) -> Callable[[F], F]:
     )
 
 
+def results_option(command: F) -> F:
+    """Add --results to a command that only reads runs; the command is handed the folder as `out`."""
+    return click.option(
+        "--results",
+        "out",
+        type=PATH,
+        metavar="DIR",
+        default=Path("results"),
+        help="Folder in which last, @LABEL and commits are looked for. [results]",
+    )(command)
+
+
+def cases_option(command: F) -> F:
+    """Add -k; the command is handed the expression as `chosen`, "" for every case."""
+    return click.option("-k", "chosen", default="", metavar="EXPR", help='Only these cases: -k "greedy and not f32".')(
+        command
+    )
+
+
 def mesh_option(description: str) -> Callable[[F], F]:
     """Add --mesh; the command is handed mesh dim name to size, or None."""
 

@@ -186,11 +186,13 @@ def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
     Raises:
         UserError: a path cannot be read, or nothing of one side can be compared with the other.
     """
-    left, right = _paths_of(a), _paths_of(b)
-    words = [*map(str, left), "vs", *map(str, right)]
+    words = [*map(str, _paths_of(a)), "vs", *map(str, _paths_of(b))]
+    from distbench.records.results_folder import named_runs
+
     params = _context(compare_command.compare, words, options).params
+    left, right = (named_runs(_paths_of(side), params["out"]) for side in (a, b))
     verdict = VerdictOptions(min_launches=params["min_launches"], allow_different=params["allow_different"])
-    return ComparedRuns(compare_command.compared(left, right, verdict))
+    return ComparedRuns(compare_command.compared(left, right, verdict, params["chosen"]))
 
 
 Side = str | Path | Runs | Sequence[str | Path]

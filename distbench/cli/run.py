@@ -6,7 +6,7 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -17,6 +17,7 @@ from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
 from distbench.cli.options import (
     PATH,
     Duration,
+    cases_option,
     format_option,
     given,
     mesh_option,
@@ -133,7 +134,7 @@ yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
 @click.option("--profile", type=PATH, metavar="FILE", help="Plan and predict by this profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
-@click.option("-k", "chosen", default="", metavar="EXPR", help='Only these cases: -k "greedy and not f32".')
+@cases_option
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
 @click.option("--resume", type=PATH, metavar="RUN", help="Go on with an interrupted run file.")
@@ -176,10 +177,14 @@ def run(
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.rendezvous import joined_ranks, require_address
+    from distbench.records.results_folder import named_run
 
     joined = joined_ranks(os.environ)
     joined = require_address(joined) if joined else None
+    if links.against:
+        links = replace(links, against=named_run(links.against, of_request["out"]))
     if resume:
+        resume = named_run(resume, of_request["out"])
         job = _resumed(resume, scenarios, joined)
         _require_as_many(_ranks_before([f"{job.file}::{job.scenario}"], links), [job])
         _measure([job], joined, quiet, links, form, is_resumed=True)
