@@ -161,14 +161,28 @@ main.params.append(color_option(hidden=False))
 
 
 # Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command that has
-# such an option, one in [tool.distbench.COMMAND] for that command alone. The command line wins.
+# such an option, one in [tool.distbench.COMMAND] for that command alone, and one in [tool.distbench.suite.NAME] for
+# `run @NAME`. The command line wins.
 
-_TABLE, _MAX_BYTES = "tool.distbench", 1 << 20
+_TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
 # Options that must be given each time: they delete, or replace what is kept.
 _NEVER = {"help", "version", "yes", "update"}
 # ab and sweep have their own folders within the results.
 NOT_COMMON = {"ab": {"results"}, "sweep": {"budget", "results", "resume"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A [tool.distbench.suite.NAME], for `distbench run @NAME`.
+
+    Args:
+        scenarios: names, files or file::name.
+        options: parameter of run to value, as click's `default_map` has it.
+    """
+
+    scenarios: tuple[str, ...]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -179,11 +193,13 @@ class Defaults:
         file: its pyproject.toml; None where there is none with such a table.
         given: key to value, as written; the table of one command is a mapping.
         of_commands: command to parameter to value, as click's `default_map` has it.
+        suites: by name.
     """
 
     file: Path | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     of_commands: Mapping[str, Any] = field(default_factory=dict)
+    suites: Mapping[str, Suite] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """`out = results`, and `gate.tolerance = 10%` of a command's table."""
@@ -211,8 +227,36 @@ def defaults_for(group: click.Group) -> Defaults:
     root = next((number for number, folder in enumerate(folders) if (folder / ".git").exists()), 0)
     for file in (folder / "pyproject.toml" for folder in folders[: root + 1]):
         if (table := _table_of(file)) is not None:
-            return Defaults(file, table, _of_commands(group, table, file))
+            given = {key: value for key, value in table.items() if key != SUITE}
+            suites = _suites(group, table.get(SUITE, {}), file)
+            return Defaults(file, table, _of_commands(group, given, file), suites)
     return Defaults()
+
+
+def suite_of(group: click.Group, name: str) -> Suite:
+    """Return the suite of that name of the current folder's pyproject.toml; UserError where there is none."""
+    defaults = defaults_for(group)
+    if name not in defaults.suites:
+        how = f"write [{_TABLE}.{SUITE}.{name or 'NAME'}] with scenarios = [...] into pyproject.toml"
+        others = f"there are {', '.join(f'@{other}' for other in defaults.suites)}" if defaults.suites else how
+        raise UserError(f"@{name} is not a suite; {others}")
+    return defaults.suites[name]
+
+
+def _suites(group: click.Group, given: Any, path: Path) -> dict[str, Suite]:
+    suites = {}
+    for name, content in given.items() if isinstance(given, dict) else [("NAME", given)]:
+        table = f"{_TABLE}.{SUITE}.{name}"
+        scenarios = content.get("scenarios") if isinstance(content, dict) else None
+        if not isinstance(scenarios, list) or not scenarios or not all(isinstance(text, str) for text in scenarios):
+            raise UserError(f'{path}: [{table}] needs a list of scenarios, such as scenarios = ["llama_2d"]')
+        options: dict[str, Any] = {}
+        for key in content.keys() - {"scenarios"}:
+            _put(options, {("run",): group.commands["run"]}, new_key(key, path), content[key], path, table)
+        is_here = path.parent == Path.cwd()
+        targets = (text if is_here or ".py" not in text else str(path.parent / text) for text in scenarios)
+        suites[name] = Suite(tuple(targets), options.get("run", {}))
+    return suites
 
 
 def _table_of(path: Path) -> dict[str, Any] | None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from distbench.cli import STARTED_AT
+from distbench.cli.main import main, suite_of
 from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
 from distbench.cli.options import (
     PATH,
@@ -105,7 +106,27 @@ timeout_option = click.option(
 yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
 
 
-@click.command(cls=KeepsArguments)
+class TakesSuites(KeepsArguments):
+    """A command whose SCENARIO may be @NAME: the scenarios and options of [tool.distbench.suite.NAME]."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words with the suite's options as defaults, and put its scenarios in its place."""
+        given_scenarios = self.make_parser(ctx).parse_args([*args])[0].get("scenarios")
+        names = [word for word in given_scenarios if word.startswith("@")] if isinstance(given_scenarios, tuple) else []
+        if len(names) > 1:
+            raise UserError(f"{' and '.join(names)}: a run takes one suite, whose options hold for all of it")
+        suites = {name: suite_of(main, name.removeprefix("@")) for name in names}
+        for suite in suites.values():
+            ctx.default_map = {**(ctx.default_map or {}), **suite.options}
+        rest = super().parse_args(ctx, args)
+        targets = ctx.params.get("scenarios") or ()
+        ctx.params["scenarios"] = tuple(
+            scenario for target in targets for scenario in (suites[target].scenarios if target in suites else (target,))
+        )
+        return rest
+
+
+@click.command(cls=TakesSuites)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @mesh_option("Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
@@ -161,7 +182,8 @@ def run(
 ) -> None:
     """Measure scenarios: all cases of all their variants. Those of one number of ranks share one launch.
 
-    A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
+    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME: the scenarios and options
+    of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this
     process joins as a rank instead of starting any.
 
     With --resume, everything else stands in the interrupted run file: the cases that it lacks are measured and added.

@@ -7,6 +7,7 @@ from typing import Any
 import click
 import pytest
 from click.testing import CliRunner, Result
+from processes import Children
 
 from distbench.cli.main import NOT_COMMON, defaults_for, main
 
@@ -31,7 +32,7 @@ def write(folder: Path, text: str) -> None:
 def params(command: str, *words: str) -> dict[str, Any]:
     """What a command would be called with."""
     context = main.commands[command].make_context(
-        command, [*words], default_map=defaults_for(main).of_commands[command]
+        command, [*words], default_map=defaults_for(main).of_commands.get(command)
     )
     return context.params
 
@@ -106,6 +107,52 @@ def test_a_default_is_used_by_the_command_itself(project: Path) -> None:
     write(project / "bench", '[tool.distbench]\nresults = "nowhere"\n')
     done = run("report")
     assert done.exit_code == 2 and "no run file is under nowhere" in done.output
+
+
+SUITE = """
+[tool.distbench.suite.nightly]
+scenarios = ["tp_mlp", "bench.py::mine"]
+quick = true
+budget = "30s"
+set = ["sequence_parallel=True"]
+"""
+
+
+def test_a_suite_is_scenarios_and_options_of_run(project: Path) -> None:
+    write(project / "bench", SUITE)
+    found = params("run", "@nightly", "fsdp_knobs")
+    assert found["scenarios"] == ("tp_mlp", "bench.py::mine", "fsdp_knobs")
+    assert found["quick"] and found["budget_s"] == 30 and found["choices"] == ("sequence_parallel=True",)
+    assert params("run", "@nightly", "--budget", "1m")["budget_s"] == 60
+    assert not params("run", "tp_mlp")["quick"]
+    # An option's own @NAME is of a run's label.
+    assert params("run", "links", "--against", "@nightly")["scenarios"] == ("links",)
+    (project / "bench" / "pyproject.toml").rename(project / "pyproject.toml")
+    assert params("run", "@nightly")["scenarios"] == ("tp_mlp", str(project / "bench.py::mine"))
+
+
+def test_a_suite_is_run(project: Path, children: Children, known_host: None) -> None:
+    write(project / "bench", '[tool.distbench.suite.small]\nscenarios = ["tp_mlp"]\nmesh = "tp=2"\nquick = true\n')
+    done = run("run", "@small", "--dry-run")
+    assert done.exit_code == 0 and "tp_mlp on tp=2 (2 ranks" in done.output, done.output
+
+
+@pytest.mark.parametrize(
+    ("text", "words", "says"),
+    [
+        (SUITE, ["@weekly"], "@weekly is not a suite; there are @nightly"),
+        (SUITE, ["@nightly", "@nightly"], "a run takes one suite"),
+        ("", ["@weekly"], "write [tool.distbench.suite.weekly] with scenarios"),
+        ("[tool.distbench.suite.a]\nquick = true", ["@a"], "[tool.distbench.suite.a] needs a list of scenarios"),
+        ("[tool.distbench]\nsuite = 3", ["@a"], "needs a list of scenarios"),
+        ("[tool.distbench.suite.a]\nscenarios = ['x']\nbuget = 3", ["@a"], "is no option (nearest: budget"),
+    ],
+)
+def test_a_suite_that_cannot_be_run_is_one_sentence(project: Path, text: str, words: list[str], says: str) -> None:
+    write(project / "bench", text)
+    done = run("run", *words)
+    assert done.exit_code == 2 and says in done.output, done.output
+    assert done.output.startswith("distbench: ") and len(done.output.strip().splitlines()) == 1
 
 
 def test_doctor_shows_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
