@@ -26,11 +26,18 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }
+# Old names of commands, which work for one release.
+OLD_COMMANDS = {"plan": "redistribute", "sweep": "tune"}
+# Commands that are others with options.
+SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "--trace-paths", "--show-paths")}
+# Commands whose function in cli/ has another name.
+FUNCTIONS = {"list": "list_command", "redistribute": "plan", "tune": "sweep", "preflight": "run", "trace": "run"}
 # `distbench --help`: heading to command to its file in cli/ and its sentence.
 SECTIONS = {
     "Measure": {
         "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
         "ab": ("ab", "Launch two git revisions in turn, until it shows which is slower."),
+        "trace": ("run", "Measure steps and show their collectives: run --trace-paths, then report --paths."),
         "calibrate": ("calibrate", "Measure this machine: a profile to plan by, and a hardware file."),
     },
     "Read": {
@@ -46,12 +53,13 @@ SECTIONS = {
     "Plan": {
         "list": ("list", "List the shipped scenarios; with a name, tell one in full."),
         "check": ("check", "Say whether plans can work on a mesh of any size, without ranks."),
-        "plan": ("plan", "Show how each planner would redistribute a tensor, and the best."),
         "simulate": ("simulate", "Predict a step's time and memory on hardware that is not here."),
-        "sweep": ("sweep", "Say which plan to use on so many devices, predicted or measured."),
+        "tune": ("sweep", "Find the parallelism plan to use on N devices, predicted or measured."),
+        "redistribute": ("plan", "Show how each planner would redistribute a tensor, and the best."),
         "signature": ("signature", "Write what scenarios communicate, exactly, for git."),
     },
     "Machine": {
+        "preflight": ("run", "Check nodes for slow ranks and links: exit 0 none, 1 slow, 3 unknown."),
         "doctor": ("doctor", "Say what this machine can run, and which defaults hold here."),
         "clean": ("clean", "Delete old runs, after asking."),
     },
@@ -63,6 +71,12 @@ def under_new_names(words: Sequence[str]) -> list[str]:
 
     Words after `--` belong to another command.
     """
+    if words and (new_command := OLD_COMMANDS.get(words[0])):
+        _refuse_scenario(words)
+        say(f"warning: {words[0]} is an old name. Use {new_command}.", err=True)
+        words = [new_command, *words[1:]]
+    if words and words[0] in SHORT:
+        words = [*SHORT[words[0]], *words[1:]]
     commands = [command for command in OLD_NAMES if tuple(words[: len(command)]) == command]
     renamed = {old: new for command in commands for old, new in OLD_NAMES[command].items()}
     end = words.index("--") if "--" in words else len(words)
@@ -74,6 +88,15 @@ def under_new_names(words: Sequence[str]) -> list[str]:
             say(f"warning: {old} is an old name. Use {' '.join(new)}.", err=True)
         new_words += [*new[:-1], f"{new[-1]}{equals}{value}"]
     return [*new_words, *words[end:]]
+
+
+def _refuse_scenario(words: Sequence[str]) -> None:
+    """Refuse `distbench plan SCENARIO`, which asks for a parallelism plan and not for a tensor's redistribution."""
+    from distbench.spec import list_entries
+
+    name = words[1] if words[0] == "plan" and len(words) > 1 else ""
+    if ".py" in name or name in {entry.name for entry in list_entries() if name}:
+        raise UserError(f"{name} is a scenario. Use distbench tune {name} to find its best plan, or check to test it")
 
 
 class WholeSentences(click.Group):
@@ -98,10 +121,10 @@ class CommandFiles(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(file := self.data[name], str):
-            self.data[name] = getattr(
-                importlib.import_module(f"distbench.cli.{file}"), "list_command" if name == "list" else name
-            )
-            self.data[name].params.append(color_option())
+            self.data[name] = getattr(importlib.import_module(f"distbench.cli.{file}"), FUNCTIONS.get(name, name))
+            # run, trace and preflight share one command.
+            if all(parameter.name != "color" for parameter in self.data[name].params):
+                self.data[name].params.append(color_option())
         command: click.Command = self.data[name]
         return command
 
@@ -168,7 +191,7 @@ _TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
 # Options that must be given each time: they delete, or replace what is kept.
 _NEVER = {"help", "version", "yes", "update"}
 # ab and sweep have their own folders within the results.
-NOT_COMMON = {"ab": {"results"}, "sweep": {"budget", "results", "resume"}}
+NOT_COMMON = {"ab": {"results"}, "tune": {"budget", "results", "resume"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
 
 
@@ -285,7 +308,8 @@ def _of_commands(group: click.Group, given: Mapping[str, Any], path: Path) -> di
     for given_key, value in sorted(given.items(), key=lambda item: isinstance(item[1], dict)):
         key = new_key(given_key, path)
         if isinstance(value, dict):
-            own_commands = {words: command for words, command in commands.items() if words[0] == key}
+            command_name = OLD_COMMANDS.get(key, key)
+            own_commands = {words: command for words, command in commands.items() if words[0] == command_name}
             if not own_commands:
                 raise UserError(f"{path}: [{_TABLE}.{key}] is no command ({nearest(key, group.commands)})")
             for name, default in value.items():

@@ -65,7 +65,7 @@ class PluginChoice(click.Choice[str]):
         return click.Choice(tuple(dict.fromkeys((*self.choices, *plugin_names(self._group)))))
 
 
-class Duration(click.ParamType):
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
     """A time such as 30s, 5m, 2h or 30d, converted to seconds; a bare number is seconds.
 
     Args:

@@ -259,7 +259,8 @@ def _show_options(function: Callable[..., Any], command: click.Command) -> None:
     """Have help() and notebooks list the command's options as keywords, in the place of `**options`."""
     kinds = inspect.Parameter
     *positional, _ = inspect.signature(function).parameters.values()
-    names = [name for option in command.params for name in _keywords(option)[:1]]
+    visible = [option for option in command.params if not getattr(option, "hidden", False)]
+    names = [name for option in visible for name in _keywords(option)[:1]]
     keywords = [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names]
     function.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
 

@@ -155,6 +155,7 @@ class TakesSuites(KeepsArguments):
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
 @click.option("--profile", type=PATH, metavar="FILE", help="Plan and predict by this profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
+@click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
 @cases_option
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
@@ -178,6 +179,7 @@ def run(
     quiet: bool,
     yes: bool,
     where: NodeOptions,
+    show_paths: bool,
     **of_request: Any,
 ) -> None:
     """Measure scenarios: all cases of all their variants. Those of one number of ranks share one launch.
@@ -230,7 +232,7 @@ def run(
         return
     if joined is None:
         confirm_ranks(jobs, yes)
-    _measure(jobs, joined, quiet or not _is_first(joined), links, form)
+    _measure(jobs, joined, quiet or not _is_first(joined), links, form, show_paths=show_paths)
 
 
 def ending_of(ctx: click.Context) -> Ending:
@@ -347,11 +349,14 @@ def _measure(
     links: LinkOptions,
     form: str,
     is_resumed: bool = False,
+    show_paths: bool = False,
 ) -> NoReturn:
     """Launch the jobs, show the results unless the user interrupted, and end with the exit code."""
     exit_code = run_all(jobs, joined, silent)
     if not silent and exit_code != INTERRUPTED:
-        if form == "json":
+        if show_paths:
+            _show_paths(jobs, form)
+        elif form == "json":
             click.echo(_json_of(jobs))
         else:
             show_summary(jobs, is_resumed)
@@ -463,6 +468,16 @@ def _of_traces(run_file: Path) -> str:
     if num_differing := sum(bool(trace["agreement"]["differences"]) for trace in traced):
         notes.append(f"two methods saw different collectives in {num_differing} of them, see the report")
     return "; ".join([*notes, *failed])
+
+
+def _show_paths(jobs: Sequence[Job], form: str) -> None:
+    """Print what `report --paths` prints of these runs; nothing where no step was traced, which `run` has printed."""
+    from distbench.records.run_file import read_run
+    from distbench.report import render_paths
+
+    run_files = [Path(job.run_file) for job in jobs if Path(job.run_file).exists()]
+    if traced := tuple(file for file in run_files if any("error" not in trace for trace in read_run(file).traces)):
+        say(render_paths(traced, traced[0].parents[1], form).text)
 
 
 def _json_of(jobs: Sequence[Job]) -> str:

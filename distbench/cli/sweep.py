@@ -1,4 +1,4 @@
-"""The command `distbench sweep`."""
+"""The command `distbench tune`."""
 
 import json
 from pathlib import Path
@@ -66,10 +66,10 @@ def sweep(
 
     \b
     Examples:
-      distbench sweep llama3_8b --world 64 --hardware h100
-      distbench sweep llama3_70b --world 256 --hardware h100 --memory 80GB --price 2.50
-      distbench sweep llama_2d --world 4
-      distbench sweep bench.py::mine --hardware h200 --around-my-plan
+      distbench tune llama3_8b --world 64 --hardware h100
+      distbench tune llama3_70b --world 256 --hardware h100 --memory 80GB --price 2.50
+      distbench tune llama_2d --world 4
+      distbench tune bench.py::mine --hardware h200 --around-my-plan
     """
     from distbench.search.sweep import AskedSweep, run_sweep
     from distbench.search.sweep_text import blocks_of, page_of_result, pareto_figures, record_of_result

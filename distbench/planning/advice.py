@@ -1,4 +1,4 @@
-"""Which redistribution planner to use for a tensor on a mesh: what `distbench plan` prints."""
+"""Which redistribution planner to use for a tensor on a mesh: what `distbench redistribute` prints."""
 
 import json
 from collections.abc import Callable

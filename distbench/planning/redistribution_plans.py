@@ -1,4 +1,4 @@
-"""What `distbench plan` is asked; each planner's plan for one pair or for all pairs, and which one to use."""
+"""What `distbench redistribute` is asked; each planner's plan for one pair or for all pairs, and which one to use."""
 
 import math
 import random

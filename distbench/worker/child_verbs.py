@@ -186,7 +186,7 @@ PathAnswer = dict[str, str] | None
 
 
 def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Which paths torch's own planners take, for `distbench plan`.
+    """Which paths torch's own planners take, for `distbench redistribute`.
 
     Args:
         request: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and budget_s.

@@ -8,7 +8,7 @@ import pytest
 from conftest import DATA, ROOT, Cli
 from processes import Children, Ranks
 
-COMMANDS = ("list", "run", "calibrate", "report", "plan", "doctor")
+COMMANDS = ("list", "run", "calibrate", "report", "redistribute", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)

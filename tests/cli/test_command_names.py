@@ -48,8 +48,8 @@ def of_name(name: str) -> dict[str, click.Option]:
 
 def test_what_is_printed_is_chosen_by_format_alone() -> None:
     assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
-    printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "sweep"}
-    assert printing | {"ab", "gate", "plan"} == set(of_name("--format"))
+    printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "tune"}
+    assert printing | {"ab", "gate", "preflight", "redistribute", "trace"} == set(of_name("--format"))
     for command, option in of_name("--format").items():
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
 
@@ -131,6 +131,8 @@ def test_commands_stand_in_one_section_each() -> None:
         (["report", "--runs=x"], ["report", "--results=x"]),
         (["baseline", "save", "--out", "x"], ["baseline", "save", "--results", "x"]),
         (["run", "--results", "x"], ["run", "--results", "x"]),
+        (["sweep", "tp_mlp", "--quick"], ["tune", "tp_mlp", "--quick"]),
+        (["plan", "RS(0)", "S(0)R"], ["redistribute", "RS(0)", "S(0)R"]),
         (["ab", "a", "--budget", "9", "--", "--budget", "3"], ["ab", "a", "--max-time", "9", "--", "--budget", "3"]),
     ],
 )
@@ -139,7 +141,19 @@ def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
 ) -> None:
     assert under_new_names(words) == means
     said = capsys.readouterr().err
-    assert said.count("\n") == (words != means) and ("is an old name. Use --" in said) == (words != means)
+    assert said.count("\n") == (words != means) and ("is an old name. Use " in said) == (words != means)
+
+
+def test_preflight_and_trace_are_runs() -> None:
+    assert under_new_names(["preflight", "--nodes", "2"]) == ["run", "links", "--fail-on-outlier", "--nodes", "2"]
+    assert under_new_names(["trace", "tp_mlp"]) == ["run", "--trace-paths", "--show-paths", "tp_mlp"]
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "bench.py::mine"])
+def test_a_plan_of_a_scenario_is_answered_with_tune_and_check(name: str) -> None:
+    done = CliRunner().invoke(main, ["plan", name])
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
+    assert f"{name} is a scenario. Use distbench tune {name}" in done.stderr and "check" in done.stderr
 
 
 def test_every_new_name_is_an_option_and_no_old_one_is() -> None:

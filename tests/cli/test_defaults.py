@@ -47,7 +47,7 @@ def test_a_default_reaches_every_command_that_has_the_option(project: Path) -> N
     assert params("check", "tp_mlp")["mesh"] == params("calibrate")["mesh"] == {"tp": 2}
     # What one writes the others read; ab and sweep have their own folders.
     assert params("history")["runs"] == params("clean", "--keep", "1")["runs"] == Path("there")
-    assert "out" not in {**defaults_for(main).of_commands.get("ab", {}), **defaults_for(main).of_commands["sweep"]}
+    assert "out" not in {**defaults_for(main).of_commands.get("ab", {}), **defaults_for(main).of_commands["tune"]}
 
 
 def test_an_old_key_works_with_a_warning(project: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -168,9 +168,9 @@ def test_doctor_shows_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_each_option_has_one_type_of_default(project: Path) -> None:
     """A common key must be the same kind of thing in each command that it reaches."""
     kinds: dict[str, set[str]] = {}
-    for command in main.commands.values():
+    for name, command in main.commands.items():
         for option in command.params:
-            own = isinstance(option, click.Option) and option.name in NOT_COMMON.get(str(command.name), ())
+            own = isinstance(option, click.Option) and option.name in NOT_COMMON.get(name, ())
             if isinstance(option, click.Option) and option.opts[0] not in ("--format", "--help") and not own:
                 kinds.setdefault(max(option.opts, key=len), set()).add(option.type.name)
     assert {name: found for name, found in kinds.items() if len(found) > 1} == {}

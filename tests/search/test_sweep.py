@@ -20,7 +20,7 @@ from distbench.spec.file_io import unique_stem
 
 
 def sweep(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["sweep", *arguments])
+    return CliRunner().invoke(main, ["tune", *arguments])
 
 
 @pytest.mark.parametrize(
