@@ -41,7 +41,9 @@ def distbench_seconds(folder: Path) -> float:
     out = Path(tempfile.mkdtemp(dir=folder))
     command = [sys.executable, "-m", "distbench", "run", str(SCENARIO), "--quick", "--quiet", "--mesh", f"tp={RANKS}"]
     start = time.perf_counter()
-    subprocess.run([*command, "--out", str(out), "--log-dir", str(folder / "logs")], check=True, capture_output=True)
+    subprocess.run(
+        [*command, "--results", str(out), "--log-dir", str(folder / "logs")], check=True, capture_output=True
+    )
     wall_s = time.perf_counter() - start
     (run_file,) = out.rglob("*.jsonl")
     spent = json.loads(run_file.read_text().splitlines()[-1])["spent_s"]

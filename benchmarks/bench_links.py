@@ -168,7 +168,7 @@ def read(file: Path) -> list[Launch]:
 def seconds_of_a_command() -> float:
     """What `distbench run links` on eight ranks takes here, imports and all."""
     with tempfile.TemporaryDirectory(prefix="links") as folder:
-        words = ("run", "links", "--mesh", f"tp={NUM_RANKS}", "--yes", "--quiet", "--out", folder)
+        words = ("run", "links", "--mesh", f"tp={NUM_RANKS}", "--yes", "--quiet", "--results", folder)
         began = time.monotonic()
         subprocess.run([sys.executable, "-m", "distbench", *words], cwd=ROOT, check=True)
         return time.monotonic() - began

@@ -118,8 +118,8 @@ def commands_for(kind: str, path: Path, folder: Path) -> list[list[str]]:
     sides = [["gate", good, file], ["gate", file, good, "--format", "json", "--allow-different", "machine"]]
     sides += [
         ["gate", file, good, "--format", "github"],
-        ["history", "--runs", file],
-        ["baseline", "save", file, "--out", str(folder)],
+        ["history", "--results", file],
+        ["baseline", "save", file, "--results", str(folder)],
     ]
     exports = [["export", form, file] for form in FORMS]
     if kind in ("run", "trace"):
@@ -136,7 +136,9 @@ def commands_for(kind: str, path: Path, folder: Path) -> list[list[str]]:
     if kind == "profile":
         return [[PRICE, file]]
     if kind == "recording":
-        return [["simulate", "--recording", file, "--out", str(folder), *given] for given in ((), ("--format", "json"))]
+        return [
+            ["simulate", "--recording", file, "--results", str(folder), *given] for given in ((), ("--format", "json"))
+        ]
     other = folder / "good.signature"
     other.write_text(KINDS["signature"]()[0])
     compared = [["gate", "--signature", file, str(other), "--format", form] for form in ("table", "markdown", "junit")]
@@ -153,7 +155,7 @@ def drawing(kind: str, path: Path, folder: Path) -> list[list[str]]:
         return [["report", str(path), "--page", str(folder / "p.html"), "--plots", str(folder / "plots")]]
     if kind == "trace":
         return [["report", "--paths", str(path), "--plots", str(folder / "plots"), "--page", str(folder / "p.html")]]
-    return [["history", "--runs", str(path), "--plots", str(folder / "plots")]] if kind == "baseline" else []
+    return [["history", "--results", str(path), "--plots", str(folder / "plots")]] if kind == "baseline" else []
 
 
 if __name__ == "__main__":

@@ -78,7 +78,7 @@ def calibrated() -> Hardware:
     """The hardware file of the calibration that was measured, now or before."""
     hardware, runs = FOLDER / "hardware.json", FOLDER / "calibrated"
     if not any(runs.glob("*/*.jsonl")):
-        file = ("--hardware-out", str(hardware), "--out", str(runs))
+        file = ("--hardware-out", str(hardware), "--results", str(runs))
         _distbench("calibrate", "--only", "hardware", *file, "--device", "cpu")
         return load_hardware(str(hardware))
     operators, steps = (next(runs.glob(f"*/*{name}*.jsonl")) for name in ("calibrate_operators", "calibrate_steps"))
@@ -104,7 +104,7 @@ def measured() -> Mapping[str, float]:
     out = FOLDER / "measured"
     if not any(out.glob("*/*.jsonl")):
         passes = ("--passes", str(PASSES), "--budget", str(BUDGET_S))
-        _distbench("run", f"{FILE}::measured", *passes, "--out", str(out), "--device", "cpu")
+        _distbench("run", f"{FILE}::measured", *passes, "--results", str(out), "--device", "cpu")
     (file,) = out.glob("*/*.jsonl")  # not what is in logs
     found: dict[str, float] = {}
     for case in read_run(file).cases:

@@ -76,7 +76,7 @@ def kept() -> list[Counter[str]]:
 
 def one_run(cluster: SlurmCluster, out: Path, random_state: random.Random) -> tuple[str, Counter[str]]:
     """One launch and one kill: who was killed, and what was wrong."""
-    command = (sys.executable, "-m", "distbench", "run", "collectives", "--budget", "60", "--out", out)
+    command = (sys.executable, "-m", "distbench", "run", "collectives", "--budget", "60", "--results", out)
     where = ("--mesh", "tp=4", "--nodes", "2", "--launcher", "slurm", "--timeout", "30")
     process = subprocess.Popen(
         [str(word) for word in (*command, *where)],

@@ -43,8 +43,8 @@ def main() -> list[Row]:
 
 
 def _sweep_s(out: Path) -> float:
-    command = [sys.executable, "-m", "distbench", "sweep", "llama3_8b", "--world", "64", "--hardware", "h100"]
-    limits = ["--plans", str(NUM_PLANS), "--budget", "30min", "--out", str(out), "--quiet"]
+    command = [sys.executable, "-m", "distbench", "tune", "llama3_8b", "--world", "64", "--hardware", "h100"]
+    limits = ["--plans", str(NUM_PLANS), "--budget", "30min", "--results", str(out), "--quiet"]
     began = time.monotonic()
     subprocess.run([*command, *limits], check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - began

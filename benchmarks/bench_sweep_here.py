@@ -93,9 +93,9 @@ def plans_of(setup: Setup) -> list[Candidate]:
 
 
 def recommended(setup: Setup, budget_s: float, out: Path) -> str:
-    """What `distbench sweep NAME --world 4 --budget ...` recommends."""
+    """What `distbench tune NAME --world 4 --budget ...` recommends."""
     given = {"mesh": None, "hardware": None, "memory": None, "float8": None, "choices": setup.given, "price": None}
-    limits = {"budget": f"{budget_s:.0f}s", "max_plans": 80, "world": WORLD}
+    limits = {"budget_s": budget_s, "max_plans": 80, "world": WORLD}
     flags = {"around_my_plan": False, "quick": setup.quick, "resume": False, "quiet": True}
     found, _ = run_sweep(AskedSweep.of(setup.entry.name, out, **given, **limits, **flags), lambda _: None)
     return found.best.candidate.text

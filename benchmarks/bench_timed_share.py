@@ -59,7 +59,16 @@ def main() -> list[Row]:
 def footers(*arguments: str) -> list[dict[str, Any]]:
     """The footer of each scenario of one command, which also prints what its time was spent on."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [*DISTBENCH, "run", *arguments, "--quiet", "--out", f"{folder}/runs", "--log-dir", f"{folder}/logs"]
+        command = [
+            *DISTBENCH,
+            "run",
+            *arguments,
+            "--quiet",
+            "--results",
+            f"{folder}/runs",
+            "--log-dir",
+            f"{folder}/logs",
+        ]
         subprocess.run(command, check=True, capture_output=True)
         found = [
             json.loads(file.read_text().splitlines()[-1]) for file in sorted(Path(folder, "runs").rglob("*.jsonl"))

@@ -38,7 +38,7 @@ def main() -> list[Row]:
         with tempfile.TemporaryDirectory() as folder:
             command = [sys.executable, "-m", "distbench", "run", name, "--mesh", mesh, "--trace-paths"]
             # Its progress is told on standard error.
-            subprocess.run([*command, *FEW, "--out", folder], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([*command, *FEW, "--results", folder], check=True, stdout=subprocess.DEVNULL)
             [run_file] = run_files_in(Path(folder))
             traces = read_run(run_file).traces
         ratio = max(trace["overhead"]["ratio"] for trace in traces)

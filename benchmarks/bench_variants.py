@@ -77,7 +77,7 @@ CLAIMS = (
 def launch(folder: Path, *options: str, name: str = "copies") -> None:
     """One run of a scenario; its run file goes under the folder."""
     target = f"{SCENARIO}::{name}"
-    command = [sys.executable, "-m", "distbench", "run", target, "--out", str(folder), "--quiet", *options]
+    command = [sys.executable, "-m", "distbench", "run", target, "--results", str(folder), "--quiet", *options]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
 
 

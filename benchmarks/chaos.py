@@ -86,7 +86,7 @@ def _can(what: str) -> bool:
 
 def _start(fault: Fault, scenario: tuple[str, ...], out: Path, token: str, stderr: Path) -> Launch:
     command = [sys.executable, "-m", "distbench", "run", *scenario, "--quick", "--timeout", str(TIMEOUT_S)]
-    command += ["--out", str(out / "results")]
+    command += ["--results", str(out / "results")]
     if fault.needs == "net":
         command = ["unshare", "--net", "sh", "-c", 'ip link set lo up; exec "$@"', "sh", *command]
     environment = {**os.environ, TOKEN: token}

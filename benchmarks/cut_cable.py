@@ -57,7 +57,7 @@ def tried(folder: Path, is_before: bool, wanted: str) -> Iterator[str]:
 def started(host: str, folder: Path, log: Path) -> "subprocess.Popen[bytes]":
     """One host's part."""
     where = f"--node-rank {list(HOSTS).index(host)} --master-addr {HOSTS[FIRST]} --master-port {PORT}"
-    words = ["collectives", "--budget", "300", "--mesh", f"tp={len(HOSTS) * RANKS_PER_HOST}", "--out", str(folder)]
+    words = ["collectives", "--budget", "300", "--mesh", f"tp={len(HOSTS) * RANKS_PER_HOST}", "--results", str(folder)]
     words += ["--nodes", "2", "--launcher", "torchrun", "--launcher-args", where]
     name = f'hostname {host}; exec "$@"'
     command = ["ip", "netns", "exec", host, "unshare", "--uts", "sh", "-c", name, "sh"]

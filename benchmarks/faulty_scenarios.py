@@ -130,7 +130,7 @@ def deeds(*, case: int = 1) -> Scenario:
         plan=ParallelPlan(fsdp=FsdpPlan()),
     )
 """
-RUN = "distbench run deeds.py --quick --passes 1 --budget 1 --timeout 40 --out out"
+RUN = "distbench run deeds.py --quick --passes 1 --budget 1 --timeout 40 --results out"
 
 
 def step(name: str, deed: str, says: str, code: int | tuple[int, ...] = 1, num_ok: int = 2) -> FaultyCall:

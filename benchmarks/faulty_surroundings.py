@@ -4,8 +4,8 @@ from benchmarks.faulty_call import FaultyCall
 from benchmarks.faulty_files import STEPS, TOY
 
 REPORT, GATE = "distbench report good.jsonl", "distbench gate good.jsonl $GOLD/collectives.jsonl"
-RUN = "distbench run toy.py --quick --timeout 90 --out out"
-PLAN = 'distbench plan "S(0)R" "RS(0)" --shape 64,64 --mesh 2x2'
+RUN = "distbench run toy.py --quick --timeout 90 --results out"
+PLAN = 'distbench redistribute "S(0)R" "RS(0)" --shape 64,64 --mesh 2x2'
 FILES = {"good.jsonl": STEPS, "toy.py": TOY}
 FULL = 'mkdir t; mount -t tmpfs -o size=4k tmpfs t; head -c 4096 /dev/zero > t/x; trap "umount t" EXIT\n'
 

@@ -98,7 +98,7 @@ class Lab:
         command = [*self.python(rank, "-m", "distbench", "run", "links", "--mesh", f"tp={NUM_RANKS}")]
         with (log if rank == 0 else Path(os.devnull)).open("ab") as output:
             return subprocess.Popen(
-                [*command, "--out", str(folder), "--quiet", *words],
+                [*command, "--results", str(folder), "--quiet", *words],
                 env={**os.environ, **{name: str(value) for name, value in told.items()}},
                 stdin=subprocess.DEVNULL,
                 stdout=output,

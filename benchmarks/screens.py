@@ -23,8 +23,8 @@ PICTURES = ROOT / "docs" / "images" / "screens"
 CHECKOUT, WORK = "/home/me/distbench", "/home/me/work"
 ROWS = {80: 24, 120: 40}
 FIRST_RUNS = (
-    "distbench run tp_mlp --quick --quiet --out before",
-    "distbench run tp_mlp --quick --quiet --out after",
+    "distbench run tp_mlp --quick --quiet --results before",
+    "distbench run tp_mlp --quick --quiet --results after",
     "distbench run collectives --quick --quiet",
     "head -n 20 results/laptop/*.jsonl >interrupted.jsonl",
 )
@@ -56,7 +56,7 @@ SCREENS = (
     Screen("help", "distbench --help"),
     Screen("list", "distbench list tp_mlp"),
     Screen("dry-run", 'distbench run fsdp_knobs -k "plain or hybrid" --dry-run'),
-    Screen("progress", "distbench run redistribute --quick --out progress", stop_at=r"\b[1-4]\d\d/\d+ 0:"),
+    Screen("progress", "distbench run redistribute --quick --results progress", stop_at=r"\b[1-4]\d\d/\d+ 0:"),
     Screen("summary", "distbench run llama_2d tp_mlp --quick --trace-paths --label try"),
     Screen("label", "distbench report --label try"),
     Screen("report", "distbench report tp_mlp", (80, 120)),

@@ -27,9 +27,9 @@ def invoke(*words: object) -> Result:
         (f"report {GOLDEN / 'steps.jsonl'} --page page.html", "page.html"),
         (f"report {GOLDEN / 'laboratory.jsonl'} --reproducers scripts", ""),
         ("report --paths traced.jsonl --chrome trace.json", "trace.json"),
-        (f"history --runs {GOLDEN / 'steps.jsonl'} --plots plots", ""),
+        (f"history --results {GOLDEN / 'steps.jsonl'} --plots plots", ""),
         (f"export pytest-benchmark {GOLDEN / 'steps.jsonl'} -o exported.json", "exported.json"),
-        (f"baseline save {GOLDEN / 'steps.jsonl'} --out stored", ""),
+        (f"baseline save {GOLDEN / 'steps.jsonl'} --results stored", ""),
     ],
 )
 def test_a_full_disk_leaves_no_half_file_and_a_sentence(

@@ -1,6 +1,7 @@
 """The command `distbench ab`."""
 
 import secrets
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,9 +10,8 @@ import click
 from distbench.cli.gate import VerdictOptions
 from distbench.cli.options import (
     MAX_LAUNCHES,
-    MONTH_S,
     PATH,
-    FiniteRange,
+    Duration,
     OutputOptions,
     new_folder,
     options_of,
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
 @click.option(
     "--max-time",
     "max_time_s",
-    type=FiniteRange(1, MONTH_S),
+    type=Duration(),
     default=1800.0,
-    metavar="S",
-    help="Start no pair that would probably end after S seconds. [1800]",
+    metavar="TIME",
+    help="Start no pair that would probably end later. [30m]",
 )
 @click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the random order within each pair. [random, printed]")
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
@@ -47,7 +47,8 @@ if TYPE_CHECKING:
 @click.option("--python-b", metavar="PATH", help="Python of side b.")
 @options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
 @options_of(OutputOptions, "output")
-@click.option("--out", type=PATH, help="Folder for both sides' runs. [results/ab/<time>]")
+@click.option("--results", "out", type=PATH, metavar="DIR", help="Folder for both sides' runs. [results/ab/<time>]")
+@click.option("--dry-run", is_flag=True, help="Start nothing: list both sides and the limits.")
 @width_option
 @verbose_option
 @click.pass_context
@@ -66,6 +67,7 @@ def ab(
     verdict: VerdictOptions,
     output: OutputOptions,
     out: Path | None,
+    dry_run: bool,
 ) -> None:
     """Launch two git revisions in turn until the verdict on REF_B against REF_A is decided.
 
@@ -104,7 +106,11 @@ def ab(
     terms = turns.Terms(pairs, max_time_s, turns.looks_of(pairs, options), seed)
     with turns.checked_out(sides) as trees:
         for side in trees:
-            say(side.text(), err=True)
+            say(side.text(), err=not dry_run)
+        if dry_run:
+            command = shlex.join(["distbench", "run", *run_arguments])
+            say(f"each launch: {command}\nat most {count_text(pairs, 'pair')} of launches in {max_time_s / 60:.0f} min")
+            return
         say(f"random order within each pair: --seed {seed}", err=True)
         outcome = turns.take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
     say(f"stopped after {count_text(outcome.num_pairs, 'pair')}: {outcome.reason}. Runs: {folder}", err=True)

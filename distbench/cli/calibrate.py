@@ -11,8 +11,25 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from distbench.cli import STARTED_AT
-from distbench.cli.options import PATH, check_writable, make_folder, mesh_option, refuse_with, say, width_option
-from distbench.cli.run import confirm_ranks, device_option, out_option, run_all, timeout_option, yes_option
+from distbench.cli.options import (
+    PATH,
+    check_writable,
+    make_folder,
+    mesh_option,
+    refuse_with,
+    say,
+    say_lines,
+    width_option,
+)
+from distbench.cli.run import (
+    confirm_ranks,
+    device_option,
+    dry_run_lines,
+    out_option,
+    run_all,
+    timeout_option,
+    yes_option,
+)
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import mesh_size
 
@@ -32,7 +49,7 @@ SHORT = 10.0  # how many times less with --quick
 @device_option
 @click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
 @out_option
-@click.option("-o", "--output", type=PATH, default=Path("profile.json"), help="The profile's file.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", default=Path("profile.json"), help="The profile's file.")
 @click.option(
     "--hardware-out",
     type=PATH,
@@ -43,6 +60,7 @@ SHORT = 10.0  # how many times less with --quick
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw points on lines there.")
 @timeout_option
 @click.option("--quiet", is_flag=True, help="Show no progress.")
+@click.option("--dry-run", is_flag=True, help="Start nothing: list what would be measured.")
 @yes_option
 @width_option
 def calibrate(
@@ -52,6 +70,7 @@ def calibrate(
     only: str | None,
     plots: Path | None,
     quiet: bool,
+    dry_run: bool,
     yes: bool,
     **of_request: Any,
 ) -> None:
@@ -89,9 +108,13 @@ def calibrate(
         check_writable(hardware, "--hardware-out")
         calibration = jobs if only != "hardware" else []
         jobs = [*calibration, *_jobs_of_hardware(request, mesh_size(jobs[0].mesh), joined)]
+    is_first = joined is None or joined.rank == 0
+    if dry_run:
+        if is_first:
+            say_lines(dry_run_lines(jobs, request.out))
+        return
     if joined is None:
         confirm_ranks(jobs, yes)
-    is_first = joined is None or joined.rank == 0
     exit_code = run_all(jobs, joined, quiet or not is_first)
     if exit_code == 0 and is_first:
         if only != "hardware":

@@ -1,5 +1,6 @@
 """The command `distbench check`."""
 
+import json
 import os
 import shlex
 import sys
@@ -11,6 +12,7 @@ import click
 
 from distbench.cli import STARTED_AT
 from distbench.cli.options import (
+    format_option,
     mesh_option,
     say_lines,
     scenario_names,
@@ -34,8 +36,11 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @mesh_option("Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
 @click.option("--quick", is_flag=True, help="Check the quick sizes.")
+@format_option("table", "json")
 @width_option
-def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, int] | None, quick: bool) -> None:
+def check(
+    scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, int] | None, quick: bool, form: str
+) -> None:
     """Check whether plans can work on a mesh of any size, and list every problem; no ranks are started.
 
     Exits with 2 if there are problems.
@@ -49,14 +54,20 @@ def check(scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, 
 
     request = Request(scenarios, choices, mesh, "cpu", quick, started_at=STARTED_AT, shapes_only=True)
     jobs = jobs_of(request, None)
-    lines, num_problems = check_jobs(jobs)
+    answers = _answers(jobs)
+    lines, num_problems = _lines_of(jobs, answers)
     if not num_problems:
         num_ranks = max(mesh_size(job.mesh) for job in jobs)
         command = "run" if num_ranks <= RANKS_PER_CPU * (os.cpu_count() or 1) else "simulate"
         options = [*(["--mesh", format_mesh(mesh)] if mesh else []), *(["--quick"] if quick else [])]
         options += [word for choice in choices for word in ("--set", choice)]
         lines.append(f"Next: {shlex.join(['distbench', command, scenarios[0], *options])}")
-    say_lines(lines)
+    if form == "json":
+        described = zip(jobs, answers, strict=True)
+        records = [{"scenario": job.scenario, "mesh": job.mesh, "variants": variants} for job, variants in described]
+        click.echo(json.dumps(records, indent=1))
+    else:
+        say_lines(lines)
     sys.exit(2 if num_problems else 0)
 
 
@@ -69,12 +80,20 @@ def check_jobs(jobs: "Sequence[Job]") -> tuple[list[str], int]:
     Raises:
         UserError: the child process has no answer.
     """
-    answers = ask_child(
+    return _lines_of(jobs, _answers(jobs))
+
+
+def _answers(jobs: "Sequence[Job]") -> Any:
+    """For each job a record per variant: its label, problems, and a mesh that works or its size."""
+    return ask_child(
         "plan_problems",
         given=[replace(job, device="cpu").to_record() for job in jobs],
         timeout_s=CHECK_TIMEOUT_S,
         failure="the plans cannot be checked: {why}; try `distbench doctor`",
     )
+
+
+def _lines_of(jobs: "Sequence[Job]", answers: Any) -> tuple[list[str], int]:
     all_lines, num_problems = [], 0
     every_variant = [variant for variants in answers for variant in variants]
     solution = _mesh_for_all(every_variant)

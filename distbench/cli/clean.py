@@ -1,30 +1,34 @@
 """The command `distbench clean`."""
 
-import re
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from distbench.cli.options import MAX_LAUNCHES, PATH, say, say_lines
+from distbench.cli.options import MAX_LAUNCHES, PATH, Duration, say, say_lines
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text
 
-CHECKS_TIMEOUT_S, BEHAVIOUR_TIMEOUT_S, AGREEMENT_TIMEOUT_S = 300.0, 600.0, 1200.0
-# Checks without which nothing runs.
-
-
-UNITS_S = {"h": 3600.0, "d": 86_400.0, "w": 7 * 86_400.0}
+MOST_AGE_S = 99_999 * 7 * 86_400.0
 MAX_LISTED = 15
 
 
 @click.command()
-@click.option("--runs", type=PATH, default=Path("results"), help="Results folder to clean. [results]")
+@click.option(
+    "--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to clean. [results]"
+)
 @click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
-@click.option("--older-than", metavar="AGE", help="Delete only what is older: 12h, 30d, 2w.")
+@click.option(
+    "--older-than",
+    "older_s",
+    type=Duration(0, MOST_AGE_S),
+    metavar="TIME",
+    help="Delete only older runs: 12h, 30d, 2w.",
+)
+@click.option("--dry-run", is_flag=True, help="Delete nothing: list what would be deleted.")
 @click.option("--yes", is_flag=True, help="Delete without asking.")
-def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> None:
+def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool) -> None:
     """Delete old runs with their ranks' logs: what would go is listed, then it asks.
 
     All that one command measured counts as one run, and goes together. With --keep and --older-than, what either keeps
@@ -38,15 +42,11 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
     from distbench.records.results_folder import delete, runs_kept_and_deleted
     from distbench.show.units import disk_text
 
-    if keep is None and older_than is None:
+    if keep is None and older_s is None:
         raise UserError(
             "clean must be told what is old; give --keep N (the newest N stay) or --older-than 30d, or both"
         )
-    latest = None
-    if older_than is not None:
-        if not (match := re.fullmatch(r"(\d{1,5})([hdw])", older_than)):
-            raise UserError(f"--older-than {older_than!r} is no age; write 12h, 30d or 2w")
-        latest = time.time() - int(match[1]) * UNITS_S[match[2]]
+    latest = None if older_s is None else time.time() - older_s
     kept, old = runs_kept_and_deleted(runs, keep, latest)
     staying = f"{count_text(len(kept), 'run')} stay{'s' * (len(kept) == 1)}"
     if not old:
@@ -61,6 +61,9 @@ def clean(runs: Path, keep: int | None, older_than: str | None, yes: bool) -> No
         f"{count_text(len(old), 'run')} ({count_text(num_files, 'file')}, {disk_text(num_bytes)}) "
         f"under {runs}; {staying}"
     )
+    if dry_run:
+        say_lines([f"would delete {summary}"])
+        return
     try:
         is_agreed = yes or click.confirm(f"Delete {summary}?")
     except click.Abort:

@@ -8,8 +8,10 @@ import click
 
 from distbench.cli.gate import VerdictOptions, sides_of
 from distbench.cli.options import (
+    cases_option,
     format_option,
     options_of,
+    results_option,
     say,
     verbose_option,
     width_option,
@@ -22,10 +24,12 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("paths", nargs=-1, required=True, metavar="A... [vs] B...")
 @options_of(VerdictOptions, "verdict", "min_launches", "allow_different")
+@cases_option
+@results_option
 @format_option("table", "markdown", "csv", "json")
 @width_option
 @verbose_option
-def compare(paths: tuple[str, ...], verdict: VerdictOptions, form: str) -> None:
+def compare(paths: tuple[str, ...], verdict: VerdictOptions, chosen: str, out: Path, form: str) -> None:
     """Show two runs side by side, case by case: A, the baseline, and B.
 
     Each side is a run file or a folder of them; with several per side, write the word vs between the sides. One launch
@@ -39,21 +43,24 @@ def compare(paths: tuple[str, ...], verdict: VerdictOptions, form: str) -> None:
     \b
     Examples:
       distbench compare before.jsonl after.jsonl
+      distbench compare last~1 last
       distbench compare old/ new/
       distbench compare 'old/*.jsonl' vs 'new/*.jsonl' --format csv
     """
-    say(text_of(compared(*sides_of(paths, "distbench compare A... vs B..."), verdict), form))
+    sides = sides_of(paths, "distbench compare A... vs B...", out)
+    say(text_of(compared(*sides, verdict, chosen), form))
 
 
-def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions) -> "SideBySide":
+def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions, cases: str = "") -> "SideBySide":
     """Read and compare two sides; a UserError where a path cannot be read or nothing can be compared."""
     from distbench.judge.compare_runs import predicted_side_by_side, side_by_side
-    from distbench.records.results_folder import collect
+    from distbench.records.results_folder import collect, with_cases
     from distbench.records.run_file import no_garbage_collection
 
     options = verdict.terms()
     with no_garbage_collection():
         (left, left_warnings), (right, right_warnings) = (collect(tuple(paths), None) for paths in (a, b))
+        left, right = (with_cases(runs, cases) for runs in (left, right))
         name_a, name_b = (", ".join(map(str, paths[:2])) + (", ..." if len(paths) > 2 else "") for paths in (a, b))
         is_predicted = any(run.is_simulated for run in (*left, *right))
         compare_them = predicted_side_by_side if is_predicted else side_by_side

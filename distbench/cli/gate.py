@@ -1,5 +1,6 @@
 """The commands `distbench gate` and `distbench baseline`."""
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -15,12 +16,15 @@ from distbench.cli.options import (
     PATH,
     FiniteRange,
     OutputOptions,
+    cases_option,
     expanded,
+    format_option,
     given,
     new_folder,
     option,
     options_of,
     refuse_with,
+    results_option,
     say,
     say_lines,
     verbose_option,
@@ -145,6 +149,8 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.option(
     "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Launches of --self-test."
 )
+@cases_option
+@results_option
 @width_option
 @verbose_option
 @click.pass_context
@@ -157,6 +163,8 @@ def gate(
     update: bool,
     try_itself: bool,
     launches: int,
+    chosen: str,
+    out: Path,
 ) -> None:
     """Fail if CANDIDATE is slower than BASELINE. One run file is one launch; give several per side.
 
@@ -201,10 +209,12 @@ def gate(
     from distbench.judge import gate_text
     from distbench.judge.gate import gate as judge
     from distbench.records.baselines import read_side
+    from distbench.records.launches import with_cases
 
     options, warnings = verdict.terms(), list[str]()
-    left, right = sides_of(paths)
-    gated = judge(read_side(left, "baseline", warnings), read_side(right, "candidate", warnings), options, warnings)
+    named = zip(("baseline", "candidate"), sides_of(paths, results=out), strict=True)
+    left, right = with_cases([read_side(side, name, warnings) for name, side in named], chosen)
+    gated = judge(left, right, options, warnings)
     output.show(lambda form: gate_text.FORMS[form](gated, verdict.strict))
     ctx.exit(gated.exit_code(verdict.strict))
 
@@ -228,8 +238,12 @@ def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions
     return comparison.exit_code
 
 
-def sides_of(paths: Sequence[str], usage: str = USAGE) -> tuple[list[Path], list[Path]]:
+def sides_of(
+    paths: Sequence[str], usage: str = USAGE, results: Path = Path("results")
+) -> tuple[list[Path], list[Path]]:
     """Return the baseline's and the candidate's paths; a UserError where these are not clear, or match no file."""
+    from distbench.records.results_folder import named_runs
+
     has_word = "vs" in paths
     if not has_word and len(paths) > 2:
         unclear = f"{len(paths)} paths are given, and which are the candidate's is not clear"
@@ -238,7 +252,7 @@ def sides_of(paths: Sequence[str], usage: str = USAGE) -> tuple[list[Path], list
     left, right = paths[:end], paths[end + has_word :]
     if not left or not right or "vs" in right:
         raise UserError(f"{usage.split()[1]} compares two sides: {usage}")
-    return expanded(left), expanded(right)
+    return [*named_runs(expanded(left), results)], [*named_runs(expanded(right), results)]
 
 
 @click.group(cls=WholeSentences)
@@ -253,7 +267,7 @@ def baseline() -> None:
 
 @baseline.command()
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
+@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 def save(paths: tuple[str, ...], out: Path) -> None:
     """Store run files as baselines under OUT/baselines/MACHINE/, replacing those of the same scenario and mesh.
 
@@ -262,9 +276,10 @@ def save(paths: tuple[str, ...], out: Path) -> None:
       distbench baseline save runs/ && git add results/baselines
     """
     from distbench.records.baselines import read_side, save_baselines
+    from distbench.records.results_folder import named_runs
 
     warnings: list[str] = []
-    launches = read_side(expanded(paths), "baseline", warnings)
+    launches = read_side(named_runs(expanded(paths), out), "baseline", warnings)
     for path in save_baselines(launches, out):
         say(f"baseline: {path}")
     for warning in warnings:
@@ -272,9 +287,12 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 
 @baseline.command("list")
-@click.option("--runs", "out", type=PATH, default=Path("results"), help="Results folder to look in. [results]")
+@click.option(
+    "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to look in. [results]"
+)
+@format_option("table", "json")
 @width_option
-def list_baselines(out: Path) -> None:
+def list_baselines(out: Path, form: str) -> None:
     """List stored baselines.
 
     \b
@@ -286,8 +304,12 @@ def list_baselines(out: Path) -> None:
     from distbench.show import terminal
     from distbench.show.blocks import Table
 
-    if rows := describe(out):
-        columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
+    columns = ("<file", "<scenario", "<mesh", "launches", "cases", "<commit", "<saved at")
+    rows = describe(out)
+    if form == "json":
+        names = [column.lstrip("<").replace(" ", "_") for column in columns]
+        click.echo(json.dumps([dict(zip(names, row, strict=True)) for row in rows], indent=1))
+    elif rows:
         optional = ("saved at", "commit", "cases")
         say(terminal.text_of([Table(f"baselines under {out / BASELINES}:", columns, rows, optional=optional)]))
     else:

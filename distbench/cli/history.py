@@ -1,11 +1,14 @@
 """The command `distbench history`."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
 from distbench.cli.options import (
     PATH,
+    format_option,
     say,
     scenario_names,
     verbose_option,
@@ -16,11 +19,14 @@ from distbench.spec.errors import UserError
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@click.option("--runs", type=PATH, default=Path("results"), help="Folder of run files. [results]")
+@click.option(
+    "--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Folder of run files. [results]"
+)
 @click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's times into this folder.")
+@format_option("table", "json")
 @width_option
 @verbose_option
-def history(case: str, runs: Path, plots: Path | None) -> None:
+def history(case: str, runs: Path, plots: Path | None, form: str) -> None:
     """Show each case's times over launches and commits, and when they changed.
 
     CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp". The default
@@ -34,16 +40,16 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
 
     \b
     Example:
-      distbench history "step/*llama_2d*" --runs results --plots plots
+      distbench history "step/*llama_2d*" --results results --plots plots
     """
     from distbench.judge.history import draw, series_of, text
     from distbench.records.baselines import read_side
 
     warnings: list[str] = []
-    launches = read_side([runs], "--runs", warnings)
+    launches = read_side([runs], "--results", warnings)
     if not launches:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(f"--runs {runs} holds no run file{why}; give a folder that distbench run wrote to")
+        raise UserError(f"--results {runs} holds no run file{why}; give a folder that distbench run wrote to")
     series, notes = series_of(launches, case)
     if not series:
         case_ids = sorted({name for launch in launches for name in launch.cases})
@@ -56,4 +62,9 @@ def history(case: str, runs: Path, plots: Path | None) -> None:
                 say(f"drawn: {path}", err=True)
         except OSError as error:
             raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error
-    say(text(series, [*(f"warning: {warning}" for warning in warnings), *notes]))
+    if form == "json":
+        click.echo(json.dumps([asdict(one) for one in series], indent=1))
+        for warning in warnings:
+            say(f"warning: {warning}", err=True)
+    else:
+        say(text(series, [*(f"warning: {warning}" for warning in warnings), *notes]))

@@ -34,7 +34,7 @@ LABEL_WIDTH = 12
 @click.command("list")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @format_option("table", "json")
-@click.option("--runs", type=PATH, default=Path("results"), help="Where runs were written.")
+@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Where runs were written.")
 @width_option
 def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
     """List the shipped scenarios: mesh, tags and what each measures.

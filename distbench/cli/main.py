@@ -18,21 +18,26 @@ from distbench.spec.errors import INTERRUPTED, USER_ERROR, UserError, nearest
 from distbench.spec.printable_text import cut
 from distbench.version import __version__
 
-# Old names of options, which no help shows: command to an option's old name, and the words that mean the same now.
+# Old names of options, which no help shows and which work for one release: command, or () for every command, to an
+# option's old name, and the words that mean the same now.
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
+    (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
-    ("baseline", "list"): {"--out": ("--runs",)},
-    ("doctor",): {"--json": ("--format", "json")},
-    ("list",): {"--json": ("--format", "json")},
-    ("report",): {"--out": ("--runs",)},
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }
+# Old names of commands, which work for one release.
+OLD_COMMANDS = {"plan": "redistribute", "sweep": "tune"}
+# Commands that are others with options.
+SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "--trace-paths", "--show-paths")}
+# Commands whose function in cli/ has another name.
+FUNCTIONS = {"list": "list_command", "redistribute": "plan", "tune": "sweep", "preflight": "run", "trace": "run"}
 # `distbench --help`: heading to command to its file in cli/ and its sentence.
 SECTIONS = {
     "Measure": {
         "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
         "ab": ("ab", "Launch two git revisions in turn, until it shows which is slower."),
+        "trace": ("run", "Measure steps and show their collectives: run --trace-paths, then report --paths."),
         "calibrate": ("calibrate", "Measure this machine: a profile to plan by, and a hardware file."),
     },
     "Read": {
@@ -48,12 +53,13 @@ SECTIONS = {
     "Plan": {
         "list": ("list", "List the shipped scenarios; with a name, tell one in full."),
         "check": ("check", "Say whether plans can work on a mesh of any size, without ranks."),
-        "plan": ("plan", "Show how each planner would redistribute a tensor, and the best."),
         "simulate": ("simulate", "Predict a step's time and memory on hardware that is not here."),
-        "sweep": ("sweep", "Say which plan to use on so many devices, predicted or measured."),
+        "tune": ("sweep", "Find the parallelism plan to use on N devices, predicted or measured."),
+        "redistribute": ("plan", "Show how each planner would redistribute a tensor, and the best."),
         "signature": ("signature", "Write what scenarios communicate, exactly, for git."),
     },
     "Machine": {
+        "preflight": ("run", "Check nodes for slow ranks and links: exit 0 none, 1 slow, 3 unknown."),
         "doctor": ("doctor", "Say what this machine can run, and which defaults hold here."),
         "clean": ("clean", "Delete old runs, after asking."),
     },
@@ -65,16 +71,32 @@ def under_new_names(words: Sequence[str]) -> list[str]:
 
     Words after `--` belong to another command.
     """
-    renamed = next((names for command, names in OLD_NAMES.items() if tuple(words[: len(command)]) == command), {})
+    if words and (new_command := OLD_COMMANDS.get(words[0])):
+        _refuse_scenario(words)
+        say(f"warning: {words[0]} is an old name. Use {new_command}.", err=True)
+        words = [new_command, *words[1:]]
+    if words and words[0] in SHORT:
+        words = [*SHORT[words[0]], *words[1:]]
+    commands = [command for command in OLD_NAMES if tuple(words[: len(command)]) == command]
+    renamed = {old: new for command in commands for old, new in OLD_NAMES[command].items()}
     end = words.index("--") if "--" in words else len(words)
     new_words: list[str] = []
     for word in words[:end]:
         old, equals, value = word.partition("=")
         new = renamed.get(old, (old,))
         if old in renamed:
-            say(f"distbench: {old} is called {' '.join(new)} now", err=True)
+            say(f"warning: {old} is an old name. Use {' '.join(new)}.", err=True)
         new_words += [*new[:-1], f"{new[-1]}{equals}{value}"]
     return [*new_words, *words[end:]]
+
+
+def _refuse_scenario(words: Sequence[str]) -> None:
+    """Refuse `distbench plan SCENARIO`, which asks for a parallelism plan and not for a tensor's redistribution."""
+    from distbench.spec import list_entries
+
+    name = words[1] if words[0] == "plan" and len(words) > 1 else ""
+    if ".py" in name or name in {entry.name for entry in list_entries() if name}:
+        raise UserError(f"{name} is a scenario. Use distbench tune {name} to find its best plan, or check to test it")
 
 
 class WholeSentences(click.Group):
@@ -99,10 +121,10 @@ class CommandFiles(UserDict[str, Any]):
 
     def __getitem__(self, name: str) -> click.Command:
         if isinstance(file := self.data[name], str):
-            self.data[name] = getattr(
-                importlib.import_module(f"distbench.cli.{file}"), "list_command" if name == "list" else name
-            )
-            self.data[name].params.append(color_option())
+            self.data[name] = getattr(importlib.import_module(f"distbench.cli.{file}"), FUNCTIONS.get(name, name))
+            # run, trace and preflight share one command.
+            if all(parameter.name != "color" for parameter in self.data[name].params):
+                self.data[name].params.append(color_option())
         command: click.Command = self.data[name]
         return command
 
@@ -162,14 +184,28 @@ main.params.append(color_option(hidden=False))
 
 
 # Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command that has
-# such an option, one in [tool.distbench.COMMAND] for that command alone. The command line wins.
+# such an option, one in [tool.distbench.COMMAND] for that command alone, and one in [tool.distbench.suite.NAME] for
+# `run @NAME`. The command line wins.
 
-_TABLE, _MAX_BYTES = "tool.distbench", 1 << 20
+_TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
 # Options that must be given each time: they delete, or replace what is kept.
 _NEVER = {"help", "version", "yes", "update"}
-# ab makes a new folder each time, within the results.
-NOT_COMMON = {"ab": {"out"}, "sweep": {"budget", "resume"}}
+# ab and sweep have their own folders within the results.
+NOT_COMMON = {"ab": {"results"}, "tune": {"budget", "results", "resume"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
+
+
+@dataclass(frozen=True)
+class Suite:
+    """A [tool.distbench.suite.NAME], for `distbench run @NAME`.
+
+    Args:
+        scenarios: names, files or file::name.
+        options: parameter of run to value, as click's `default_map` has it.
+    """
+
+    scenarios: tuple[str, ...]
+    options: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -180,11 +216,13 @@ class Defaults:
         file: its pyproject.toml; None where there is none with such a table.
         given: key to value, as written; the table of one command is a mapping.
         of_commands: command to parameter to value, as click's `default_map` has it.
+        suites: by name.
     """
 
     file: Path | None = None
     given: Mapping[str, Any] = field(default_factory=dict)
     of_commands: Mapping[str, Any] = field(default_factory=dict)
+    suites: Mapping[str, Suite] = field(default_factory=dict)
 
     def lines(self) -> list[str]:
         """`out = results`, and `gate.tolerance = 10%` of a command's table."""
@@ -212,8 +250,36 @@ def defaults_for(group: click.Group) -> Defaults:
     root = next((number for number, folder in enumerate(folders) if (folder / ".git").exists()), 0)
     for file in (folder / "pyproject.toml" for folder in folders[: root + 1]):
         if (table := _table_of(file)) is not None:
-            return Defaults(file, table, _of_commands(group, table, file))
+            given = {key: value for key, value in table.items() if key != SUITE}
+            suites = _suites(group, table.get(SUITE, {}), file)
+            return Defaults(file, table, _of_commands(group, given, file), suites)
     return Defaults()
+
+
+def suite_of(group: click.Group, name: str) -> Suite:
+    """Return the suite of that name of the current folder's pyproject.toml; UserError where there is none."""
+    defaults = defaults_for(group)
+    if name not in defaults.suites:
+        how = f"write [{_TABLE}.{SUITE}.{name or 'NAME'}] with scenarios = [...] into pyproject.toml"
+        others = f"there are {', '.join(f'@{other}' for other in defaults.suites)}" if defaults.suites else how
+        raise UserError(f"@{name} is not a suite; {others}")
+    return defaults.suites[name]
+
+
+def _suites(group: click.Group, given: Any, path: Path) -> dict[str, Suite]:
+    suites = {}
+    for name, content in given.items() if isinstance(given, dict) else [("NAME", given)]:
+        table = f"{_TABLE}.{SUITE}.{name}"
+        scenarios = content.get("scenarios") if isinstance(content, dict) else None
+        if not isinstance(scenarios, list) or not scenarios or not all(isinstance(text, str) for text in scenarios):
+            raise UserError(f'{path}: [{table}] needs a list of scenarios, such as scenarios = ["llama_2d"]')
+        options: dict[str, Any] = {}
+        for key in content.keys() - {"scenarios"}:
+            _put(options, {("run",): group.commands["run"]}, new_key(key, path), content[key], path, table)
+        is_here = path.parent == Path.cwd()
+        targets = (text if is_here or ".py" not in text else str(path.parent / text) for text in scenarios)
+        suites[name] = Suite(tuple(targets), options.get("run", {}))
+    return suites
 
 
 def _table_of(path: Path) -> dict[str, Any] | None:
@@ -239,19 +305,26 @@ def _table_of(path: Path) -> dict[str, Any] | None:
 def _of_commands(group: click.Group, given: Mapping[str, Any], path: Path) -> dict[str, Any]:
     commands = dict(_leaves(group))
     defaults: dict[str, Any] = {}
-    for key, value in sorted(given.items(), key=lambda item: isinstance(item[1], dict)):
+    for given_key, value in sorted(given.items(), key=lambda item: isinstance(item[1], dict)):
+        key = new_key(given_key, path)
         if isinstance(value, dict):
-            own_commands = {words: command for words, command in commands.items() if words[0] == key}
+            command_name = OLD_COMMANDS.get(key, key)
+            own_commands = {words: command for words, command in commands.items() if words[0] == command_name}
             if not own_commands:
                 raise UserError(f"{path}: [{_TABLE}.{key}] is no command ({nearest(key, group.commands)})")
             for name, default in value.items():
-                _put(defaults, own_commands, name, default, path, f"{_TABLE}.{key}")
+                _put(defaults, own_commands, new_key(name, path), default, path, f"{_TABLE}.{key}")
         else:
             _put(defaults, commands, key, value, path, _TABLE)
-            # The folder that some commands write to, others read.
-            if key == "out" and "runs" not in given:
-                _put(defaults, commands, "runs", value, path, _TABLE)
     return defaults
+
+
+def new_key(name: str, where: Path | str) -> str:
+    """Return the present name of a default or keyword, with a warning where `name` is an old one of every command."""
+    new = OLD_NAMES[()].get(f"--{name}", (f"--{name}",))[0].removeprefix("--")
+    if new != name:
+        say_once(f"warning: {where}: {name} is an old name. Use {new}.")
+    return new
 
 
 def _leaves(group: click.Group, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
@@ -301,6 +374,8 @@ def _fitting(command: click.Command, option: click.Parameter, value: Any, folder
         value = [value] if isinstance(value, str) else value
         expected = "a text, or a list of texts"
         fits = isinstance(value, list) and all(isinstance(text, str) for text in value)
+    elif option.type.name == "duration":
+        expected, fits = "a duration such as 30s", isinstance(value, int | float | str) and not isinstance(value, bool)
     elif option.type.name.startswith(("integer", "float")):
         expected, fits = "a number", isinstance(value, int | float) and not isinstance(value, bool)
     else:

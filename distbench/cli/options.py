@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, ClassVar, TypeVar, cast
 
 import click
 from click.core import ParameterSource
@@ -65,6 +65,33 @@ class PluginChoice(click.Choice[str]):
         return click.Choice(tuple(dict.fromkeys((*self.choices, *plugin_names(self._group)))))
 
 
+class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.5 only
+    """A time such as 30s, 5m, 2h or 30d, converted to seconds; a bare number is seconds.
+
+    Args:
+        least_s: the smallest duration that is valid.
+        most_s: the largest.
+    """
+
+    name = "duration"
+    UNITS_S: ClassVar = {"": 1, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+    def __init__(self, least_s: float = 1.0, most_s: float = MONTH_S) -> None:
+        self.least_s, self.most_s = least_s, most_s
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        """Return the seconds; click.BadParameter for a text that is not a duration, or is out of bounds."""
+        parts = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?([a-z]*)", str(value).strip().lower())
+        if parts is None or parts[2] not in self.UNITS_S:
+            self.fail(f"{value!r} is not a duration; give seconds, or a number with s, m, h, d or w: 30s, 5m, 2h.")
+        seconds = float(parts[1]) * self.UNITS_S[parts[2]]
+        if seconds < self.least_s:
+            self.fail(f"{value} is too short; give at least {self.least_s:g} s.")
+        if seconds > self.most_s:
+            self.fail(f"{value} is too long; give at most {self.most_s / 86_400:g} d.")
+        return seconds
+
+
 def option(*names: str, default: Any = None, **of_click: Any) -> Any:
     """Declare a field of a dataclass as an option; `of_click` are keywords of `click.option`."""
     return field(default=default, metadata={"names": names, **of_click})
@@ -95,10 +122,48 @@ def options_of(kind: type, argument: str, *names: str) -> Callable[[F], F]:
     return decorate
 
 
+class FormatOption(click.Option):
+    """`--format FORM`, of which `--json` is a short form."""
+
+    def add_to_parser(self, parser: Any, ctx: click.Context) -> None:
+        """Add both spellings."""
+        super().add_to_parser(parser, ctx)
+        parser.add_option(self, opts=["--json"], dest=self.name, action="store_const", const="json", nargs=0)
+
+    def get_help_record(self, ctx: click.Context) -> tuple[str, str] | None:
+        """Show both spellings."""
+        record = super().get_help_record(ctx)
+        return record and (f"{record[0]}, --json", record[1])
+
+
 def format_option(*forms: str) -> Callable[[F], F]:
     """Add --format, whose first form is the default; the command is handed it as `form`."""
     return click.option(
-        "--format", "form", type=click.Choice(forms), default=forms[0], help=f"What to print. [{forms[0]}]"
+        "--format",
+        "form",
+        cls=FormatOption,
+        type=click.Choice(forms),
+        default=forms[0],
+        help=f"What to print. [{forms[0]}]",
+    )
+
+
+def results_option(command: F) -> F:
+    """Add --results to a command that only reads runs; the command is handed the folder as `out`."""
+    return click.option(
+        "--results",
+        "out",
+        type=PATH,
+        metavar="DIR",
+        default=Path("results"),
+        help="Folder in which last, @LABEL and commits are looked for. [results]",
+    )(command)
+
+
+def cases_option(command: F) -> F:
+    """Add -k; the command is handed the expression as `chosen`, "" for every case."""
+    return click.option("-k", "chosen", default="", metavar="EXPR", help='Only these cases: -k "greedy and not f32".')(
+        command
     )
 
 
@@ -258,10 +323,10 @@ def new_folder(kind: str, out: Path | None = None) -> Path:
     """
     folder = out or Path("results") / kind / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--out {folder} is no folder; give another, or one that is not there yet")
+        raise UserError(f"--results {folder} is no folder; give another, or one that is not there yet")
     # Empty folders are what a launch that could not work leaves behind.
     if any(path.is_file() for path in folder.rglob("*")):
-        raise UserError(f"--out {folder} is not empty; give a new folder, so that only these launches are compared")
+        raise UserError(f"--results {folder} is not empty; give a new folder, so that only these launches are compared")
     return folder
 
 
@@ -337,7 +402,9 @@ def say_once(text: str) -> None:
 class OutputOptions:
     """In which forms a verdict is printed and written."""
 
-    form: str = option("--format", default="table", type=click.Choice(FORMS), help="What to print. [table]")
+    form: str = option(
+        "--format", default="table", cls=FormatOption, type=click.Choice(FORMS), help="What to print. [table]"
+    )
     write_to: tuple[str, ...] = option(
         "--write", default=(), multiple=True, metavar="FORMAT=FILE", help="Also write this format to a file."
     )

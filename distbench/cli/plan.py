@@ -1,4 +1,4 @@
-"""The command `distbench plan`."""
+"""The command `distbench redistribute`."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -51,9 +51,9 @@ def plan(
 
     \b
     Examples:
-      distbench plan "S(0)S(1)" "S(1)S(0)" --shape 4096,4096 --mesh 2x4
-      distbench plan "S(0)R" "RS(1)" --shape 4096,4096 --mesh 2x8 --profile profiles/h100_8x_ib.json --picture path.png
-      distbench plan --all-pairs --shape 1024,1024 --mesh 4x4
+      distbench redistribute "S(0)S(1)" "S(1)S(0)" --shape 4096,4096 --mesh 2x4
+      distbench redistribute "S(0)R" "RS(1)" --shape 4096,4096 --mesh 2x8 --profile profiles/h100_8x_ib.json
+      distbench redistribute --all-pairs --shape 1024,1024 --mesh 4x4
     """
     from distbench.launch.display import display_for
     from distbench.planning.advice import plan_all_pairs, plan_pair
@@ -66,7 +66,9 @@ def plan(
         with display_for("plan", quiet=False) as display:
             text = plan_all_pairs(setting, form, display.event)
     elif source is None or target is None:
-        raise UserError('plan needs two layouts, e.g. distbench plan "S(0)R" "RS(0)" ..., or --all-pairs')
+        raise UserError(
+            'redistribute needs two layouts, e.g. distbench redistribute "S(0)R" "RS(0)" ..., or --all-pairs'
+        )
     else:
         text = plan_pair(setting, source, target, form, picture)
     say(text)

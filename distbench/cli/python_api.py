@@ -17,7 +17,7 @@ from distbench.cli import compare as compare_command
 from distbench.cli import report as report_command
 from distbench.cli import run as run_command
 from distbench.cli.gate import VerdictOptions
-from distbench.cli.main import defaults_for, main
+from distbench.cli.main import defaults_for, main, new_key
 from distbench.spec.errors import INTERRUPTED, UserError
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def run(*scenarios: str, **options: Any) -> Runs:
     Args:
         scenarios: names, files, or file::name.
         options: those of `distbench run` by their long names, `_` for `-`: `quick=True`, `mesh={"tp": 2}`,
-            `set={"hidden": [1024, 4096]}`, `budget=30`, `out="results"`.
+            `set={"hidden": [1024, 4096]}`, `budget="30s"`, `results="results"`.
 
     Raises:
         UserError: something that the caller can fix; what `distbench run` ends with 2 for.
@@ -186,11 +186,13 @@ def compare(a: "Side", b: "Side", **options: Any) -> ComparedRuns:
     Raises:
         UserError: a path cannot be read, or nothing of one side can be compared with the other.
     """
-    left, right = _paths_of(a), _paths_of(b)
-    words = [*map(str, left), "vs", *map(str, right)]
+    words = [*map(str, _paths_of(a)), "vs", *map(str, _paths_of(b))]
+    from distbench.records.results_folder import named_runs
+
     params = _context(compare_command.compare, words, options).params
+    left, right = (named_runs(_paths_of(side), params["out"]) for side in (a, b))
     verdict = VerdictOptions(min_launches=params["min_launches"], allow_different=params["allow_different"])
-    return ComparedRuns(compare_command.compared(left, right, verdict))
+    return ComparedRuns(compare_command.compared(left, right, verdict, params["chosen"]))
 
 
 Side = str | Path | Runs | Sequence[str | Path]
@@ -229,7 +231,8 @@ def _option_words(command: click.Command, options: Mapping[str, Any]) -> Iterato
     by_keyword = {
         name: option for option in command.params if isinstance(option, click.Option) for name in _keywords(option)
     }
-    for name, value in options.items():
+    for given_name, value in options.items():
+        name = new_key(given_name, str(command.name))
         if (option := by_keyword.get(name)) is None:
             raise UserError(f"{command.name} takes no {name!r}; it takes {', '.join(sorted(by_keyword))}")
         word = max(option.opts, key=len)
@@ -256,7 +259,8 @@ def _show_options(function: Callable[..., Any], command: click.Command) -> None:
     """Have help() and notebooks list the command's options as keywords, in the place of `**options`."""
     kinds = inspect.Parameter
     *positional, _ = inspect.signature(function).parameters.values()
-    names = [name for option in command.params for name in _keywords(option)[:1]]
+    visible = [option for option in command.params if not getattr(option, "hidden", False)]
+    names = [name for option in visible for name in _keywords(option)[:1]]
     keywords = [kinds(name, kinds.KEYWORD_ONLY, default=None) for name in names]
     function.__signature__ = inspect.Signature([*positional, *keywords])  # type: ignore[attr-defined]
 

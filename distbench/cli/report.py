@@ -9,11 +9,13 @@ import click
 from distbench.cli.options import (
     PATH,
     PluginChoice,
+    cases_option,
     expanded,
     format_option,
     given,
     refuse_with,
     refuse_without,
+    results_option,
     say,
     verbose_option,
     width_option,
@@ -43,9 +45,15 @@ MAX_NAMED = 3
 )
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
 @click.option("--label", default="", metavar="TEXT", help="Only runs that `run --label TEXT` made, of all times.")
+@cases_option
 @click.option("--full", is_flag=True, help="Every table of every scenario instead of the summary.")
 @click.option(
-    "--runs", "out", type=PATH, default=Path("results"), help="Folder to look for the latest run in. [results]"
+    "--results",
+    "out",
+    type=PATH,
+    metavar="DIR",
+    default=Path("results"),
+    help="Folder to look for the latest run in. [results]",
 )
 @verbose_option
 @width_option
@@ -60,14 +68,15 @@ def report(
     diff: tuple[Path, Path] | None,
     group_by: str | None,
     label: str,
+    chosen: str,
     full: bool,
     out: Path,
 ) -> None:
     """Show measured runs: a summary first; without RUN, of every scenario of the latest `distbench run`.
 
-    A RUN is a run file, a folder of run files, or the name of a scenario, whose own tables are shown then; --full shows
-    those of all. Redistributions by more than torch's two planners, such as redistribute_lab's, are told as a story:
-    what greedy wastes, what min_cost mispredicts, what to use instead.
+    A RUN is a run file, a folder of run files, last, last~1, @LABEL or a commit, or the name of a scenario, whose own
+    tables are shown then; --full shows those of all. Redistributions by more than torch's two planners, such as
+    redistribute_lab's, are told as a story: what greedy wastes, what min_cost mispredicts, what to use instead.
 
     With --paths a RUN may be RUN::PART, with a part of the id of one case, such as the variant's name. So may A and B
     of --diff, which are two runs or two variants of one: + is what A has more than B.
@@ -76,6 +85,7 @@ def report(
     Examples:
       distbench report
       distbench report llama_2d
+      distbench report last~1
       distbench report --full --page report.html
       distbench report results --format csv
       distbench report --group-by kind,status
@@ -84,25 +94,28 @@ def report(
       distbench report --diff tp.jsonl fsdp.jsonl
       distbench report --diff run.jsonl::hidden=1024 run.jsonl::hidden=4096
     """
-    from distbench.records.results_folder import labelled
+    from distbench.records.results_folder import labelled, named_run, named_runs
 
     if diff:
-        refuse_with("--diff", *(given().keys() - {"diff", "page", "form"}))
+        refuse_with("--diff", *(given().keys() - {"diff", "page", "form", "out"}))
     elif paths:
+        refuse_with("--paths, where RUN::PART chooses cases", "chosen")
         refuse_with("--paths", "reproducers", "full")
     else:
         refuse_without("--paths", "chrome")
     if group_by:
         refuse_with("--group-by", "full")
-    if not _reads_folder(runs):
+    if not _reads_folder(diff or runs):
         refuse_with("a RUN that is a file or folder", "out")
-    again = _command(runs, out, label)
+    again = _command(runs, out, label, chosen)
+    runs = named_runs(runs, out)
     runs = labelled(runs, out, label) if label else runs
     by = tuple(name.strip() for name in group_by.split(",")) if group_by else ()
     if diff:
         from distbench.report import render_difference
 
-        result = render_difference(*diff, form, page)
+        a, b = (named_run(target, out) for target in diff)
+        result = render_difference(a, b, form, page)
     elif paths:
         from distbench.report import render_paths
 
@@ -113,7 +126,7 @@ def report(
 
         # Looking for garbage among all records again and again is a sixth of a long report. Figures do leave some.
         with nullcontext() if plots or page else no_garbage_collection():
-            result = render(runs, out, form, plots, by, page, reproducers, full, again)
+            result = render(runs, out, form, plots, by, page, reproducers, full, again, chosen)
     for sentence in result.warnings:
         say(f"distbench: {sentence}", err=True)
     say(result.text)
@@ -121,15 +134,16 @@ def report(
 
 def _reads_folder(runs: tuple[Path, ...]) -> bool:
     """Whether run files are looked for in the results folder: where no RUN is a file or folder."""
-    from distbench.records.results_folder import is_scenario_name
+    from distbench.records.results_folder import is_run_name, is_scenario_name
 
-    return all(map(is_scenario_name, runs))
+    return all(is_run_name(run) or is_scenario_name(run) for run in runs)
 
 
-def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
+def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") -> str:
     """The command that shows these runs again."""
-    words = ["--runs", str(out)] if out != Path("results") and _reads_folder(runs) else []
+    words = ["--results", str(out)] if out != Path("results") and _reads_folder(runs) else []
     words += ["--label", label] if label else []
+    words += ["-k", chosen] if chosen else []
     command = shlex.join(["distbench", "report", *words, *map(str, runs[:MAX_NAMED])])
     return command + (" ..." if len(runs) > MAX_NAMED else "")
 
@@ -138,7 +152,8 @@ def _command(runs: tuple[Path, ...], out: Path, label: str) -> str:
 @click.argument("form", metavar="FORMAT", type=PluginChoice("exporters", EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
 @click.option("-o", "--output", type=PATH, metavar="FILE", help="Default: standard output.")
-def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
+@results_option
+def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:
     """Write runs in another tool's FORMAT, one value a launch, never raw samples.
 
     FORMAT is pytest-benchmark, customSmallerIsBetter (github-action-benchmark), or run: distbench's own run file, of an
@@ -149,8 +164,10 @@ def export(form: str, paths: tuple[str, ...], output: Path | None) -> None:
       distbench export pytest-benchmark runs/ -o 0001_new.json
       distbench export run all_reduce.json -o results/all_reduce.jsonl
     """
+    from distbench.records.results_folder import named_runs
+
     exporter = EXPORTS.get(form) or load_plugin("exporters", form)
-    text = exporter(expanded(paths))
+    text = exporter(named_runs(expanded(paths), out))
     if output is None:
         say(text, nl=False)
     else:

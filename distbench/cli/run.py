@@ -6,22 +6,25 @@ import os
 import shlex
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
 from distbench.cli import STARTED_AT
+from distbench.cli.main import main, suite_of
 from distbench.cli.on_nodes import KeepsArguments, NodeOptions, run_on_nodes
 from distbench.cli.options import (
-    MONTH_S,
     PATH,
-    FiniteRange,
+    Duration,
+    cases_option,
+    format_option,
     given,
     mesh_option,
     option,
     options_of,
+    refuse_with,
     refuse_without,
     say,
     say_lines,
@@ -52,7 +55,7 @@ MAX_REASON = 300  # characters
 SLOW, UNKNOWN = 1, 3
 ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; run scenario links"
 # Parameters that say nothing of what is measured: --resume goes with them.
-BESIDE_RESUME = ("resume", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
+BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
 
 
 @dataclass(frozen=True)
@@ -89,19 +92,41 @@ class Ending:
 
 # Options of every command that starts ranks.
 device_option = click.option("--device", type=click.Choice(tuple(DEVICES)), help=DEVICE_HELP)
-out_option = click.option("--out", type=PATH, default=Path("results"), help="Results folder.")
+out_option = click.option(
+    "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]"
+)
 timeout_option = click.option(
     "--timeout",
     "timeout_s",
-    type=FiniteRange(1, MONTH_S),
+    type=Duration(),
     default=300.0,
-    metavar="S",
-    help="Give up after S s of no progress.",
+    metavar="TIME",
+    help="Give up after this time without progress. [5m]",
 )
 yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
 
 
-@click.command(cls=KeepsArguments)
+class TakesSuites(KeepsArguments):
+    """A command whose SCENARIO may be @NAME: the scenarios and options of [tool.distbench.suite.NAME]."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the words with the suite's options as defaults, and put its scenarios in its place."""
+        given_scenarios = self.make_parser(ctx).parse_args([*args])[0].get("scenarios")
+        names = [word for word in given_scenarios if word.startswith("@")] if isinstance(given_scenarios, tuple) else []
+        if len(names) > 1:
+            raise UserError(f"{' and '.join(names)}: a run takes one suite, whose options hold for all of it")
+        suites = {name: suite_of(main, name.removeprefix("@")) for name in names}
+        for suite in suites.values():
+            ctx.default_map = {**(ctx.default_map or {}), **suite.options}
+        rest = super().parse_args(ctx, args)
+        targets = ctx.params.get("scenarios") or ()
+        ctx.params["scenarios"] = tuple(
+            scenario for target in targets for scenario in (suites[target].scenarios if target in suites else (target,))
+        )
+        return rest
+
+
+@click.command(cls=TakesSuites)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
 @mesh_option("Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
@@ -120,9 +145,9 @@ yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a
 @click.option(
     "--budget",
     "budget_s",
-    type=FiniteRange(0.1, MONTH_S),
-    metavar="S",
-    help="Timed seconds all cases share. [180; quick: 5]",
+    type=Duration(least_s=0.1),
+    metavar="TIME",
+    help="Timed time that all cases share, such as 30s or 5m. [3m; quick: 5s]",
 )
 @click.option("--check", type=click.Choice(CHECKS), default="full", help="What of steps is compared with one device.")
 @out_option
@@ -130,11 +155,13 @@ yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
 @click.option("--profile", type=PATH, metavar="FILE", help="Plan and predict by this profile.")
 @click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
-@click.option("-k", "chosen", default="", metavar="EXPR", help='Only these cases: -k "greedy and not f32".')
+@click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
+@cases_option
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
 @click.option("--resume", type=PATH, metavar="RUN", help="Go on with an interrupted run file.")
 @options_of(LinkOptions, "links")
+@format_option("table", "json")
 @click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
 @yes_option
 @options_of(NodeOptions, "where")
@@ -148,14 +175,17 @@ def run(
     dry_run: bool,
     resume: Path | None,
     links: LinkOptions,
+    form: str,
     quiet: bool,
     yes: bool,
     where: NodeOptions,
+    show_paths: bool,
     **of_request: Any,
 ) -> None:
     """Measure scenarios: all cases of all their variants. Those of one number of ranks share one launch.
 
-    A SCENARIO is a name (`distbench list`), path/to/file.py, or path/to/file.py::name. Under torchrun or srun, this
+    A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME: the scenarios and options
+    of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this
     process joins as a rank instead of starting any.
 
     With --resume, everything else stands in the interrupted run file: the cases that it lacks are measured and added.
@@ -171,13 +201,17 @@ def run(
     """
     from distbench.launch import Request, jobs_of
     from distbench.launch.rendezvous import joined_ranks, require_address
+    from distbench.records.results_folder import named_run
 
     joined = joined_ranks(os.environ)
     joined = require_address(joined) if joined else None
+    if links.against:
+        links = replace(links, against=named_run(links.against, of_request["out"]))
     if resume:
+        resume = named_run(resume, of_request["out"])
         job = _resumed(resume, scenarios, joined)
         _require_as_many(_ranks_before([f"{job.file}::{job.scenario}"], links), [job])
-        _measure([job], joined, quiet, links, is_resumed=True)
+        _measure([job], joined, quiet, links, form, is_resumed=True)
     if not scenarios:
         raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
     request = Request(targets=scenarios, started_at=STARTED_AT, **of_request)
@@ -192,12 +226,13 @@ def run(
             say(f"{job.scenario}: {job.note}", err=True)
     _require_as_many(num_ranks_before, jobs)
     if dry_run:
+        refuse_with("--dry-run", "form")
         if _is_first(joined):
             say_lines(dry_run_lines(jobs, request.out))
         return
     if joined is None:
         confirm_ranks(jobs, yes)
-    _measure(jobs, joined, quiet or not _is_first(joined), links)
+    _measure(jobs, joined, quiet or not _is_first(joined), links, form, show_paths=show_paths)
 
 
 def ending_of(ctx: click.Context) -> Ending:
@@ -308,16 +343,27 @@ def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, s
 
 
 def _measure(
-    jobs: list[Job], joined: "Joined | None", silent: bool, links: LinkOptions, is_resumed: bool = False
+    jobs: list[Job],
+    joined: "Joined | None",
+    silent: bool,
+    links: LinkOptions,
+    form: str,
+    is_resumed: bool = False,
+    show_paths: bool = False,
 ) -> NoReturn:
     """Launch the jobs, show the results unless the user interrupted, and end with the exit code."""
     exit_code = run_all(jobs, joined, silent)
     if not silent and exit_code != INTERRUPTED:
-        show_summary(jobs, is_resumed)
+        if show_paths:
+            _show_paths(jobs, form)
+        elif form == "json":
+            click.echo(_json_of(jobs))
+        else:
+            show_summary(jobs, is_resumed)
     if missing := ending_of(click.get_current_context()).missing:
         say_once(f"distbench: error: {missing}")
     if exit_code == 0 and _is_first(joined) and (links.fail_on_outlier or links.against):
-        code = links_code(jobs, links.against, silent)
+        code = links_code(jobs, links.against, silent or form == "json")
         exit_code = code if links.fail_on_outlier else 0
     sys.exit(exit_code)
 
@@ -424,13 +470,31 @@ def _of_traces(run_file: Path) -> str:
     return "; ".join([*notes, *failed])
 
 
+def _show_paths(jobs: Sequence[Job], form: str) -> None:
+    """Print what `report --paths` prints of these runs; nothing where no step was traced, which `run` has printed."""
+    from distbench.records.run_file import read_run
+    from distbench.report import render_paths
+
+    run_files = [Path(job.run_file) for job in jobs if Path(job.run_file).exists()]
+    if traced := tuple(file for file in run_files if any("error" not in trace for trace in read_run(file).traces)):
+        say(render_paths(traced, traced[0].parents[1], form).text)
+
+
+def _json_of(jobs: Sequence[Job]) -> str:
+    """One record per case, as `report --json` prints them."""
+    from distbench.report import render
+
+    run_files = tuple(Path(job.run_file) for job in jobs if Path(job.run_file).exists())
+    return render(run_files, run_files[0].parents[1], "json", None, ()).text if run_files else "[]"
+
+
 def show_summary(jobs: Sequence[Job], is_resumed: bool = False) -> None:
     """Print the first screen of the results, if there are any; a resumed run, not the latest one, by its file."""
     if run_files := [Path(job.run_file) for job in jobs if Path(job.run_file).exists()]:
         from distbench.report import summary_of
 
         out = run_files[0].parents[1]
-        elsewhere = [] if out == Path("results").resolve() else ["--runs", str(short_path(out))]
+        elsewhere = [] if out == Path("results").resolve() else ["--results", str(short_path(out))]
         words = [str(short_path(path)) for path in run_files] if is_resumed else elsewhere
         if is_terminal():
             say("", err=True)

@@ -40,7 +40,7 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 @click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
 @click.option("--save", type=PATH, metavar="FILE", help="Keep the recording, to replay it later.")
 @click.option("--recording", type=PATH, metavar="FILE", help="Replay this one; record nothing.")
-@click.option("--out", type=PATH, default=Path("results"), help="Results folder. [results]")
+@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 @click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
 @format_option("table", "markdown", "json")
 @verbose_option
@@ -88,7 +88,7 @@ def simulate(
         raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
     if recording is not None:
         refuse_with("--recording", "mesh", "choices", "quick", "ranks", "save")
-    make_folder(out, "--out")
+    make_folder(out, "--results")
     if recording is not None:
         recordings = load_recordings(recording)
     else:
@@ -110,7 +110,7 @@ def simulate(
     except OSError as error:
         raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
     if form == "table":
-        elsewhere = [] if out == Path("results") else ["--runs", str(out)]
+        elsewhere = [] if out == Path("results") else ["--results", str(out)]
         say(f"Next: {shlex.join(['distbench', 'report', '--paths', *elsewhere])}   (shows each collective of the step)")
 
 

@@ -1,4 +1,4 @@
-"""The command `distbench sweep`."""
+"""The command `distbench tune`."""
 
 import json
 from pathlib import Path
@@ -8,6 +8,7 @@ import click
 
 from distbench.cli.options import (
     PATH,
+    Duration,
     FiniteRange,
     check_writable,
     format_option,
@@ -27,7 +28,12 @@ from distbench.spec.errors import INTERRUPTED
 @click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this one.")
 @click.option("--memory", metavar="AMOUNT", help="Memory of a device, such as 80GB. Default: the hardware file's.")
 @click.option(
-    "--budget", default="10min", show_default=True, metavar="TIME", help="How long it may take, such as 5min."
+    "--budget",
+    "budget_s",
+    type=Duration(least_s=0.001),
+    default=600.0,
+    metavar="TIME",
+    help="How long it may take, such as 30s or 5m. [10m]",
 )
 @click.option(
     "--plans", "max_plans", type=click.IntRange(1, 10_000), default=80, show_default=True, help="Tried at most."
@@ -40,8 +46,8 @@ from distbench.spec.errors import INTERRUPTED
 )
 @click.option("--float8", metavar="MODULES", help="With --hardware: their matmuls in float8, such as 'layers.*'.")
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
-@click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --out.")
-@click.option("--out", type=PATH, help="Folder. [results/sweep/SCENARIO-WORLD]")
+@click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --results.")
+@click.option("--results", "out", type=PATH, metavar="DIR", help="Folder. [results/sweep/SCENARIO-WORLD]")
 @click.option("--page", type=PATH, metavar="FILE", help="Write all of it as an HTML page.")
 @format_option("table", "markdown", "json")
 @click.option("--quiet", is_flag=True, help="Show no progress.")
@@ -60,10 +66,10 @@ def sweep(
 
     \b
     Examples:
-      distbench sweep llama3_8b --world 64 --hardware h100
-      distbench sweep llama3_70b --world 256 --hardware h100 --memory 80GB --price 2.50
-      distbench sweep llama_2d --world 4
-      distbench sweep bench.py::mine --hardware h200 --around-my-plan
+      distbench tune llama3_8b --world 64 --hardware h100
+      distbench tune llama3_70b --world 256 --hardware h100 --memory 80GB --price 2.50
+      distbench tune llama_2d --world 4
+      distbench tune bench.py::mine --hardware h200 --around-my-plan
     """
     from distbench.search.sweep import AskedSweep, run_sweep
     from distbench.search.sweep_text import blocks_of, page_of_result, pareto_figures, record_of_result
@@ -71,7 +77,7 @@ def sweep(
     from distbench.show.terminal import shown
 
     request = AskedSweep.of(scenario, out, **of_request)
-    make_folder(request.out, "--out")
+    make_folder(request.out, "--results")
     if page is not None:
         check_writable(page, "--page")
     result, interrupted = run_sweep(request, lambda line: say(line, err=True))

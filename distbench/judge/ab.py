@@ -161,8 +161,8 @@ class Settled:
 def check_run_arguments(arguments: Sequence[str]) -> None:
     """Raise a UserError for options of `distbench run` that each launch gets from here."""
     for option in (argument.partition("=")[0] for argument in arguments):
-        if option in ("--out", "--quiet"):
-            leave = "leave it out (give --out before --)"
+        if option in ("--out", "--results", "--runs", "--quiet"):
+            leave = "leave it out (give --results before --)"
             raise UserError(f"{option} is not allowed after --: ab sets it for each launch; {leave}")
 
 
@@ -276,8 +276,9 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+        raise UserError(f"--results {out} cannot be written ({error.strerror}); give another folder") from error
     earlier_files = set(folder.rglob("*.jsonl"))
+    # The older name, since a side may have an older distbench.
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:

@@ -126,7 +126,7 @@ def _of_unknown(gated: Gated, scenario: str) -> tuple[str, str]:
         return f"{why[:1].upper()}{why[1:]}", f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
     command = "distbench report CANDIDATE   (shows its failed cases)"
     if broken.verdict == MISSING:
-        command = f"distbench run {scenario} --out CANDIDATE   (measures what is missing)"
+        command = f"distbench run {scenario} --results CANDIDATE   (measures what is missing)"
     if broken.verdict == INCOMPARABLE:
         field_name = broken.reason.partition(":")[0]
         command = f"distbench gate --allow-different {field_name} ...   (if the difference is intended)"

@@ -123,7 +123,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
         mesh=mesh,
         device=device,
         settings=replace(settings, iterations_per_sample=request.pipelined, passes=request.passes, check=request.check),
-        run_file=str(_resolved(folder / f"{name}.jsonl", "--out")),
+        run_file=str(_resolved(folder / f"{name}.jsonl", "--results")),
         log_dir=str(_log_folder(request, folder / "logs", name, slug(entry.name), joined)),
         timeout_s=request.timeout_s,
         started_at=request.started_at,
@@ -140,7 +140,7 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
 def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
     """One folder per run; where another launcher started the ranks, each has its own in the folder of their launch
     (`ranks/hosts.py` joins those of several names of one launch)."""
-    option = "--log-dir" if request.log_dir else "--out"
+    option = "--log-dir" if request.log_dir else "--results"
     alone = _resolved((request.log_dir or beside) / run_name, option)
     if not joined:
         return alone

@@ -239,7 +239,7 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     try:
         make_folders(job)
     except OSError as error:
-        advice = "give a writable folder with --out or --log-dir"
+        advice = "give a writable folder with --results or --log-dir"
         raise UserError(f"{cannot_be_written(error, Path(job.run_file).parent)}; {advice}") from error
     record = JobRecord(job, joined, display)
     with noted_stop() as stop:

@@ -171,7 +171,7 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
         folder.mkdir(parents=True, exist_ok=True)
         script.write_text(slurm_script(launch), encoding="utf-8", errors="surrogateescape")
     except OSError as error:
-        raise UserError(f"{script} cannot be written ({error}); give another --out") from error
+        raise UserError(f"{script} cannot be written ({error}); give another --results") from error
     job_id = _submit(script, log, say)
     try:
         say(f"Slurm job {job_id}: {script}; its output follows, and is in {log}")
@@ -186,7 +186,7 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
         raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
     if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
         problem = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
-        say(f"{problem}: a node may not see that folder; give an --out that all nodes and this one share")
+        say(f"{problem}: a node may not see that folder; give a --results that all nodes and this one share")
         return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
     return _end(job_id, state, launch.out, say)
 

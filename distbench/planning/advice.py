@@ -1,4 +1,4 @@
-"""Output of `distbench plan`: which redistribution planner to use for a tensor on a mesh."""
+"""Output of `distbench redistribute`: which redistribution planner to use for a tensor on a mesh."""
 
 import json
 from collections.abc import Callable

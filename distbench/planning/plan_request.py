@@ -1,4 +1,4 @@
-"""What `distbench plan` was given, as a setting and pairs of layouts, and torch's paths for them."""
+"""What `distbench redistribute` was given, as a setting and pairs of layouts, and torch's paths for them."""
 
 import math
 import re

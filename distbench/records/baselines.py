@@ -126,7 +126,7 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, baseline_text(group))
     except OSError as error:
-        raise UserError(f"baseline {error.filename} cannot be written ({error.strerror}); give --out") from error
+        raise UserError(f"baseline {error.filename} cannot be written ({error.strerror}); give --results") from error
     return list(files)
 
 

@@ -8,7 +8,8 @@ import json
 import math
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import NamedTuple
 
 from distbench.records.run_file import (
@@ -16,6 +17,8 @@ from distbench.records.run_file import (
     Record,
     Run,
 )
+from distbench.spec.errors import UserError
+from distbench.spec.job import CaseChoice, none_chosen
 
 FAILED = ("wrong", "raised", "timeout", "aborted")
 NOT_RUN = ("skipped", "unsupported")
@@ -124,3 +127,20 @@ def foreign_load(environment: Environment, footer: Record) -> float | None:
     """
     foreign_cpu = footer.get("foreign_cpu")
     return environment.load_per_cpu if foreign_cpu is None else float(foreign_cpu)
+
+
+def with_cases(sides: Sequence[Sequence[Launch]], expression: str) -> list[list[Launch]]:
+    """The launches of each side with the cases that an expression of -k chooses; UserError where it chooses none."""
+    if not expression:
+        return [[*side] for side in sides]
+    choice, launches = CaseChoice(expression), list(chain.from_iterable(sides))
+    ids = sorted({case_id for launch in launches for case_id in launch.cases})
+    if ids and not any(map(choice.matches, ids)):
+        raise UserError(none_chosen(expression, len(ids), ids))
+    return [
+        [
+            replace(launch, cases={name: value for name, value in launch.cases.items() if choice.matches(name)})
+            for launch in side
+        ]
+        for side in sides
+    ]

@@ -2,21 +2,25 @@
 
 import contextlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TypeVar
 
 from distbench.records.machine import machine_name
 from distbench.records.run_file import Header, Run, read_header, read_run
 from distbench.spec.errors import UserError
+from distbench.spec.job import CaseChoice, none_chosen
 from distbench.spec.printable_text import capped_lines, count_text
 
 MAX_FILE_WARNINGS = 5
 BASELINES, LOGS = "baselines", "logs"
 NO_RUNS = {LOGS, "recordings"}  # folders of launches and sweeps without run files
+RUN_NAME = re.compile(r"last(~(?P<before>\d{1,5}))?|@(?P<label>.+)|(?P<commit>[0-9a-f]{7,40})")
+NAMES = "last, last~1, @LABEL or a commit"
 T = TypeVar("T")
 
 
@@ -43,6 +47,29 @@ def collect(targets: tuple[Path, ...], out: Path | None) -> tuple[list[Run], lis
     return runs, [*warnings, *(warning for run in runs for warning in run.warnings)]
 
 
+def with_cases(runs: Sequence[Run], expression: str) -> list[Run]:
+    """The runs with the cases that an expression of -k chooses, without runs that have none of them.
+
+    Raises:
+        UserError: the expression is not valid, or chooses no case.
+    """
+    if not expression:
+        return list(runs)
+    choice = CaseChoice(expression)
+    kept = [
+        replace(
+            run,
+            cases=[record for record in run.cases if choice.matches(record["case"]["id"])],
+            traces=[trace for trace in run.traces if choice.matches(trace["case_id"])],
+        )
+        for run in runs
+    ]
+    ids = list(dict.fromkeys(record["case"]["id"] for run in runs for record in run.cases))
+    if ids and not any(run.cases for run in kept):
+        raise UserError(none_chosen(expression, len(ids), ids))
+    return [run for run in kept if run.cases]
+
+
 def labelled(targets: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]:
     """The run files with that label among those named and in folders named, or under the results folder `out`.
 
@@ -53,10 +80,82 @@ def labelled(targets: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ..
     heads = read_each(files, _head, [])
     paths = tuple(path for path, about in heads if about.label == label)
     if not paths:
-        labels = ", ".join(map(repr, sorted({about.label for _, about in heads if about.label})))
-        there_are = f"there are {labels}" if labels else "none has a label; `run --label` gives one"
-        raise UserError(f"--label {label!r}: no run here has it; {there_are}")
+        raise UserError(f"--label {label!r}: no run here has it; {_labels_text(heads)}")
     return paths
+
+
+def is_run_name(given: Path) -> bool:
+    """Whether it is a name of runs (NAMES), with or without `::PART`, and not a file."""
+    name = str(given).partition("::")[0]
+    return RUN_NAME.fullmatch(name) is not None and not os.path.lexists(name) and not os.path.lexists(given)
+
+
+def named_runs(targets: Iterable[Path], results: Path) -> tuple[Path, ...]:
+    """The targets, with each name of runs (NAMES) replaced by its run files under `results`, oldest first.
+
+    `last` is the latest command that measured, `last~1` the one before. `@LABEL` is every run with that label. A commit
+    is every run of it; runs of a changed working tree count only if there are no others.
+
+    Raises:
+        UserError: a name without a run.
+    """
+    heads: list[tuple[Path, Header]] | None = None
+    paths: list[Path] = []
+    for target in targets:
+        if not is_run_name(target):
+            paths.append(target)
+            continue
+        if heads is None:
+            heads = read_each(run_files_in(results), _head, []) if results.is_dir() else []
+            heads.sort(key=lambda head: (head[1].started_at, head[0].name))
+        name, mark, part = str(target).partition("::")
+        if any(about.scenario == name for _, about in heads):  # a scenario may be named like a commit
+            paths.append(target)
+            continue
+        paths += [Path(f"{path}{mark}{part}") for path in _files_of(name, heads, results)]
+    return tuple(paths)
+
+
+def named_run(target: Path, results: Path) -> Path:
+    """The one run file of a target; UserError where a name has several."""
+    files = named_runs((target,), results)
+    if len(files) > 1:
+        raise UserError(f"{target} has {len(files)} run files; give one of them, such as {files[-1]}")
+    return files[0]
+
+
+def _files_of(name: str, heads: Sequence[tuple[Path, Header]], results: Path) -> list[Path]:
+    """The run files of one name; `heads` are all below the results folder, oldest first."""
+    if not heads:
+        raise UserError(f"{name}: no run file is under {results}; measure with `distbench run`, or give --results DIR")
+    match = RUN_NAME.fullmatch(name)
+    assert match is not None
+    if label := match["label"]:
+        if files := [path for path, about in heads if about.label == label]:
+            return files
+        raise UserError(f"{name}: no run under {results} has this label; {_labels_text(heads)}")
+    if commit := match["commit"]:
+        of_commit = [(path, about) for path, about in heads if (about.environment.git_commit or "").startswith(commit)]
+        clean = [path for path, about in of_commit if not about.environment.git_dirty]
+        if of_commit:
+            return clean or [path for path, _ in of_commit]
+        commits = (about.environment.git_commit for _, about in reversed(heads))
+        newest = list(dict.fromkeys(text[:8] for text in commits if text))
+        there_are = f"the newest commits are {', '.join(newest[:3])}" if newest else "no run has a commit"
+        raise UserError(f"{name}: no run under {results} is of this commit; {there_are}")
+    commands: dict[str, list[Path]] = {}
+    for path, about in heads:
+        commands.setdefault(about.invocation_id or str(path), []).append(path)
+    number = int(match["before"] or 0)
+    if number >= len(commands):
+        oldest = f"last~{len(commands) - 1}" if len(commands) > 1 else "last"
+        raise UserError(f"{name}: under {results} are {count_text(len(commands), 'run')}; the oldest is {oldest}")
+    return list(commands.values())[-1 - number]
+
+
+def _labels_text(heads: Iterable[tuple[Path, Header]]) -> str:
+    labels = ", ".join(map(repr, sorted({about.label for _, about in heads if about.label})))
+    return f"there are {labels}" if labels else "none has a label; `run --label` gives one"
 
 
 def is_scenario_name(given: Path) -> bool:
@@ -87,7 +186,7 @@ def _read_named(targets: Iterable[Path], warnings: list[str]) -> list[Run]:
             target_runs = [read_run(target)]
         else:
             none = f"run {target} does not exist: it is no file or folder here"
-            raise UserError(f"{none}; give a run file or a folder of run files, such as results/")
+            raise UserError(f"{none}; give a run file or folder, such as results/, or {NAMES}")
         runs.update({run.path.resolve(): run for run in target_runs})
     return list(runs.values())
 
@@ -97,7 +196,7 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str]) -> list[R
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(
-            f"no run file is under {out}{why}; measure something first with `distbench run`, or give --runs"
+            f"no run file is under {out}{why}; measure something first with `distbench run`, or give --results"
         )
     chosen: dict[Path, None] = {}
     for name in names or [""]:
@@ -190,7 +289,7 @@ def runs_kept_and_deleted(folder: Path, keep: int | None, before: float | None) 
         UserError: it is no folder.
     """
     if not folder.is_dir():
-        raise UserError(f"--runs {folder} is no folder; give a results folder, such as results")
+        raise UserError(f"--results {folder} is no folder; give a results folder, such as results")
     runs = sorted(_runs_in(folder), key=lambda run: run.started_at)
     newest = {id(run) for run in runs[len(runs) - keep :]} if keep else set()
     stays = [run.goes_on or id(run) in newest or (before is not None and run.started_at >= before) for run in runs]

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from distbench.records.dataframe import PASSES, frame_of, records_of
-from distbench.records.results_folder import collect, is_scenario_name
+from distbench.records.results_folder import collect, is_scenario_name, with_cases
 from distbench.records.run_file import Run, no_garbage_collection
 from distbench.report.chrome_trace import write_chrome
 from distbench.report.page import page_blocks, traced_blocks, write_page
@@ -52,6 +52,7 @@ def render(
     reproducers: Path | None = None,
     full: bool = False,
     command: str = "distbench report",
+    cases: str = "",
 ) -> Rendered:
     """The report on some runs.
 
@@ -66,11 +67,13 @@ def render(
         reproducers: folder for one script for each cause of wrong or broken redistributions.
         full: every table of every scenario, in "table" too; the other forms are always whole.
         command: shows these runs again; the summary's next commands begin with it.
+        cases: an expression of -k; "" for every case.
     """
     if form not in FORMS:
         raise UserError(f"format {form!r} is unknown; use {', '.join(FORMS)}")
     with no_garbage_collection():
         all_runs, warnings = collect(runs, out)
+        all_runs = with_cases(all_runs, cases)
         frame = frame_of(all_runs)
     groups = grouped(frame, group_by) if group_by else None
     is_data_alone = (groups is not None or form in DATA_FORMS) and not (plots or page or reproducers)

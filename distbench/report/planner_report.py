@@ -289,7 +289,7 @@ def _regrets(study: Study) -> Table:
     )  # fmt: skip
     notes = [
         "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
-        f"{CHOSEN}: pair by pair what distbench plan says to use, nothing measured: the better of "
+        f"{CHOSEN}: pair by pair what distbench redistribute says to use, nothing measured: the better of "
         f"torch's two, unless another is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
         "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
     ]

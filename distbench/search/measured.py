@@ -67,13 +67,15 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
     file = out / FILE
     if not file.is_file():
         if resume:
-            raise UserError(f"--resume: {out} holds no sweep; give the --out of the earlier one, or leave --resume out")
+            raise UserError(
+                f"--resume: {out} holds no sweep; give the --results of the earlier one, or leave --resume out"
+            )
         return
-    sweep = read_record(file, SweepFile, Format("sweep file", "give another --out"))
+    sweep = read_record(file, SweepFile, Format("sweep file", "give another --results"))
     if sweep != _identity(setup):
         description = f"{sweep.scenario} ({sweep.file}) on {count_text(sweep.world, 'rank')}"
         raise UserError(
-            f"--out {out} holds a sweep of {description}, which this one would overwrite; give another --out"
+            f"--results {out} holds a sweep of {description}, which this one would overwrite; give another --results"
         )
 
 
@@ -83,7 +85,7 @@ def claim_folder(out: Path, setup: Setup) -> None:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / FILE, json.dumps(msgspec.structs.asdict(_identity(setup))))
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror}); give another folder") from error
+        raise UserError(f"--results {out} cannot be written ({error.strerror}); give another folder") from error
 
 
 def _identity(setup: Setup) -> SweepFile:

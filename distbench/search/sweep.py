@@ -22,12 +22,11 @@ from distbench.spec.mesh import RANKS_PER_CPU
 from distbench.spec.printable_text import count_text, cut
 
 BYTES = {"B": 1, "MB": 10**6, "GB": 10**9, "TB": 10**12, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
-SECONDS = {"s": 1, "min": 60, "h": 3600}
-MONTH_S, MOST_BYTES = 30 * 86400.0, 1e15
+MOST_BYTES = 1e15
 
 
 def amount(text: str, option: str, units: dict[str, int], default: str, most: float) -> float:
-    """An amount such as `80GB` or `10min` in the smallest unit, above 0 and at most `most`; UserError for others.
+    """An amount such as `80GB` in the smallest unit, above 0 and at most `most`; UserError for others.
 
     Args:
         default: the unit of a bare number.
@@ -64,7 +63,6 @@ class AskedSweep:
     @classmethod
     def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
         """UserError where something of it cannot be used."""
-        budget_s = amount(given["budget"], "--budget", SECONDS, "s", MONTH_S)
         memory = None if given["memory"] is None else amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
         mesh = None if given["mesh"] is None else parse_mesh(given["mesh"])
         if mesh and not given["around_my_plan"]:
@@ -82,7 +80,7 @@ class AskedSweep:
         return cls(
             setup=setup,
             hardware=hardware and with_memory(hardware, memory),
-            limits=Limits(given["max_plans"], budget_s),
+            limits=Limits(given["max_plans"], given["budget_s"]),
             price=given["price"],
             around=given["around_my_plan"],
             resume=given["resume"],

@@ -175,7 +175,9 @@ class SweepChild:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise UserError(f"--out {self._folder} cannot be made ({error.strerror}); give another folder") from error
+            raise UserError(
+                f"--results {self._folder} cannot be made ({error.strerror}); give another folder"
+            ) from error
         self._said = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
         self._process = start_supervised(
             [sys.executable, "-m", CHILD, "sweep", str(self._file), self._scenario, str(NUM_AT_ONCE)],

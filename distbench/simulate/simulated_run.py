@@ -62,7 +62,7 @@ def write_simulated_run(
         path.parent.mkdir(parents=True, exist_ok=True)
         append(path, header, *map(_case, of_steps), *map(_trace, of_steps), footer)
     except OSError as error:
-        raise UserError(f"--out {out} cannot be written ({error.strerror}); choose another folder") from error
+        raise UserError(f"--results {out} cannot be written ({error.strerror}); choose another folder") from error
     return path
 
 

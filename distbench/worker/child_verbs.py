@@ -188,7 +188,7 @@ PathAnswer = dict[str, str] | None
 
 
 def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the paths of torch's own planners, for `distbench plan`.
+    """Return the paths of torch's own planners, for `distbench redistribute`.
 
     Args:
         request: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and budget_s.

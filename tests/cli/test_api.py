@@ -101,7 +101,7 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
     ("call", "says"),
     [
         (lambda: distbench.run("tp_mlp", colour=1), "run takes no 'colour'; it takes against, budget, check"),
-        (lambda: distbench.run("tp_mlp", budget="much"), "'much' is not a valid float"),
+        (lambda: distbench.run("tp_mlp", budget="much"), "'much' is not a duration"),
         (lambda: distbench.run("tp_mlp", mesh={"dp": 2}), "'dp' is unknown"),
         (lambda: distbench.run(), "run needs a SCENARIO"),
         (lambda: distbench.load("nowhere"), "run nowhere does not exist: it is no file or folder here"),

@@ -16,17 +16,17 @@ COMMANDS = (
     ["calibrate", "-o", "FOLDER"],
     ["calibrate", "-o", "FILE/x"],
     ["calibrate", "--plots", "FILE/x"],
-    ["signature", "llama_2d", "tp_mlp", "-o", "FILE"],
-    ["signature", "llama_2d", "-o", "FILE/x"],
+    ["signature", "llama_2d", "tp_mlp", "--output-dir", "FILE"],
+    ["signature", "llama_2d", "-o", "FILE/x.signature"],
     ["export", "pytest-benchmark", RUN, "-o", "FOLDER"],
-    ["baseline", "save", RUN, "--out", "FILE/x"],
-    ["history", "--runs", str(GOLDEN), "--plots", "FILE/x"],
+    ["baseline", "save", RUN, "--results", "FILE/x"],
+    ["history", "--results", str(GOLDEN), "--plots", "FILE/x"],
     ["report", RUN, "--page", "FOLDER"],
     ["report", RUN, "--page", "FILE/x.html"],
     ["report", RUN, "--plots", "FILE/x"],
     ["gate", RUN, str(GOLDEN / "collectives.jsonl"), "--write", "junit=FOLDER"],
     ["gate", "--signature", "--update", "FILE/x", "SIGNATURE"],
-    ["run", "tp_mlp", "--device", "cpu", "--out", "FILE/x"],
+    ["run", "tp_mlp", "--device", "cpu", "--results", "FILE/x"],
 )
 SIGNATURE = "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\nnothing\n"
 

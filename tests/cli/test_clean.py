@@ -67,7 +67,7 @@ def with_logs(*names: str) -> set[str]:
     ],
 )
 def test_what_is_old_goes_with_its_logs_and_nothing_else(results: Path, options: tuple[object, ...], stay: str) -> None:
-    done = run("--runs", results, *options, "--yes")
+    done = run("--results", results, *options, "--yes")
     assert done.exit_code == 0, done.output
     assert left(results) == with_logs(*stay)
     assert (results / "box").exists() == bool(stay)
@@ -75,31 +75,37 @@ def test_what_is_old_goes_with_its_logs_and_nothing_else(results: Path, options:
 
 def test_it_lists_with_sizes_and_asks_first(results: Path) -> None:
     before = left(results)
-    said = run("--runs", results, "--keep", 2, answer="n\n")
+    said = run("--results", results, "--keep", 2, answer="n\n")
     assert said.exit_code == 0 and left(results) == before and "nothing was deleted" in said.output
     lines = said.output.splitlines()
     # Two runs of the oldest command are one line: 2 logs of 1,000 bytes, and two run files.
     assert lines[0].endswith("a, b") and "kB" in lines[0] and lines[1].endswith(" c")
     assert "Delete 2 runs (6 files, " in said.output and "2 runs stay? [y/N]" in said.output
-    assert run("--runs", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
+    assert run("--results", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
+
+
+def test_a_dry_run_lists_and_deletes_nothing(results: Path) -> None:
+    before = left(results)
+    done = run("--results", results, "--keep", 2, "--dry-run")
+    assert done.exit_code == 0 and "would delete 2 runs (6 files, " in done.output and left(results) == before
 
 
 def test_without_an_answer_nothing_is_deleted(results: Path) -> None:
-    done = run("--runs", results, "--keep", 1)
+    done = run("--results", results, "--keep", 1)
     assert done.exit_code == 2 and "add --yes" in done.output and left(results) == with_logs(*"abcde")
 
 
 def test_a_run_that_may_still_be_going_on_stays_and_one_long_dead_goes(results: Path) -> None:
     going = one_run(results / "box", "going", 0.5, complete=False)
     one_run(results / "box", "dead", 30, complete=False)
-    assert run("--runs", results, "--keep", 0, "--yes").exit_code == 0
+    assert run("--results", results, "--keep", 0, "--yes").exit_code == 0
     assert going.exists() and left(results) == with_logs("going")
 
 
 def test_both_sides_of_an_ab_go_together(results: Path) -> None:
     for side in "ab":
         one_run(results / "ab" / "20260101T000000Z" / side / "box", f"launch-{side}", 50)
-    done = run("--runs", results, "--older-than", "45d", "--yes")
+    done = run("--results", results, "--older-than", "45d", "--yes")
     assert "ab/20260101T000000Z (2 launches)" in done.output and "deleted 1 run (" in done.output
     assert not (results / "ab").exists() and left(results) == with_logs(*"abcde")
 
@@ -108,7 +114,7 @@ def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> Non
     outside = one_run(tmp_path / "outside", "far", 90)
     (results / "box" / "link.jsonl").symlink_to(outside)
     (results / "more").symlink_to(tmp_path / "outside")
-    assert run("--runs", results, "--keep", 0, "--yes").exit_code == 0
+    assert run("--results", results, "--keep", 0, "--yes").exit_code == 0
     assert outside.exists() and (tmp_path / "outside" / "logs" / "far" / "rank0.log").exists()
     assert (results / "box" / "link.jsonl").is_symlink()
 
@@ -117,9 +123,9 @@ def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> Non
     ("options", "says"),
     [
         ((), "give --keep N"),
-        (("--older-than", "soon"), "'soon' is no age; write 12h, 30d or 2w"),
+        (("--older-than", "soon"), "'soon' is not a duration"),
         (("--keep", "-1"), "-1 is not in the range"),
-        (("--runs", "nowhere", "--keep", "1"), "--runs nowhere is no folder"),
+        (("--results", "nowhere", "--keep", "1"), "--results nowhere is no folder"),
     ],
 )
 def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], says: str) -> None:
@@ -128,4 +134,4 @@ def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], says: st
 
 
 def test_nothing_old_is_said(results: Path) -> None:
-    assert "nothing to delete" in run("--runs", results, "--keep", 9).output
+    assert "nothing to delete" in run("--results", results, "--keep", 9).output

@@ -8,7 +8,7 @@ import pytest
 from conftest import DATA, ROOT, Cli
 from processes import Children, Ranks
 
-COMMANDS = ("list", "run", "calibrate", "report", "plan", "doctor")
+COMMANDS = ("list", "run", "calibrate", "report", "redistribute", "doctor")
 
 
 @pytest.mark.parametrize("command", COMMANDS)
@@ -64,11 +64,11 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
         (["run", "llama_2d", "--set", "rotate=x"], "no axis or parameter 'rotate'"),
         (["run", "llama_2d", "--set", "dim=big"], "takes int values"),
         (["run", "llama_2d", "--device", "cuda"], "no CUDA device"),
-        (["run", "llama_2d", "--out", "/dev/null/x"], "cannot be written"),
+        (["run", "llama_2d", "--results", "/dev/null/x"], "cannot be written"),
         (["calibrate", "-o", "/nowhere/profile.json"], "no folder /nowhere"),
         (["calibrate", "--mesh", "dp=2"], "'dp' is unknown"),
         (["report", "nothing.jsonl"], "nothing.jsonl"),
-        (["report", "--runs", "/nowhere"], "distbench run"),
+        (["report", "--results", "/nowhere"], "distbench run"),
     ],
 )
 def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], says: str) -> None:

@@ -10,6 +10,7 @@ from click.testing import CliRunner
 from conftest import DATA, Cli
 
 from distbench.cli.main import OLD_NAMES, SECTIONS, main, under_new_names
+from distbench.cli.options import Duration
 
 
 def leaves(group: click.Group, before: str = "") -> Iterator[tuple[str, click.Command]]:
@@ -26,6 +27,7 @@ OPTIONS = [
     for option in command.params
     if isinstance(option, click.Option)
 ]
+DURATIONS = ("--budget", "--max-time", "--older-than", "--timeout")
 WIDTHS = (60, 80, 120)
 
 
@@ -46,22 +48,54 @@ def of_name(name: str) -> dict[str, click.Option]:
 
 def test_what_is_printed_is_chosen_by_format_alone() -> None:
     assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
+    printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "tune"}
+    assert printing | {"ab", "gate", "preflight", "redistribute", "trace"} == set(of_name("--format"))
     for command, option in of_name("--format").items():
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
 
 
-def test_out_is_written_and_runs_are_read() -> None:
-    for name in ("--out", "--runs", "--output"):
+@pytest.mark.parametrize("command", [name for name, option in OPTIONS if option.name == "form"])
+def test_json_is_short_for_format_json(command: str) -> None:
+    found = COMMANDS[command]
+    [option] = [option for option in found.params if option.name == "form"]
+    for words, form in ((["--json"], "json"), (["--json", "--format", "table"], "table")):
+        assert found.make_context(command, words, resilient_parsing=True).params["form"] == form
+    assert "--json" in CliRunner().invoke(main, [*command.split(), "--help"]).output and "--json" not in option.opts
+
+
+def test_results_is_the_folder_and_output_a_file() -> None:
+    for name in ("--results", "--output"):
         assert all(isinstance(option.type, click.Path) for option in of_name(name).values())
-    assert set(of_name("--out")) & {"report", "history", "clean", "baseline list", "compare"} == set()
-    assert {"report", "history", "clean", "baseline list"} <= set(of_name("--runs"))
-    assert set(of_name("--runs")) & set(of_name("--out")) == set()
+    assert {"run", "ab", "report", "history", "clean", "baseline save", "baseline list"} <= set(of_name("--results"))
+    assert {option.metavar for option in of_name("--results").values()} == {"DIR"}
+    assert {option.metavar for option in of_name("--output").values()} == {"FILE"}
+    assert not of_name("--out") and not of_name("--runs")
 
 
 @pytest.mark.parametrize("name", ["--mesh", "--device", "--quick", "--set", "--timeout", "--profile", "--plots"])
 def test_one_name_takes_one_kind_of_value(name: str) -> None:
     found = of_name(name).values()
     assert found and len({(option.type.name, option.is_flag, option.multiple) for option in found}) == 1
+
+
+def test_every_duration_takes_the_same_units() -> None:
+    durations = {(command, long_name(option)) for command, option in OPTIONS if isinstance(option.type, Duration)}
+    assert durations == {(command, name) for name in DURATIONS for command in of_name(name)}
+    assert not {name for _, option in OPTIONS for name in option.opts if option.metavar == "S"}
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [("30s", 30), ("5m", 300), ("2h", 7200), ("10min", 600), ("1.5h", 5400), ("90", 90), ("30 S", 30), (".5m", 30)],
+)
+def test_a_duration_has_a_unit_or_is_seconds(text: str, seconds: float) -> None:
+    assert Duration().convert(text, None, None) == seconds
+
+
+@pytest.mark.parametrize("text", ["", "s", "nan", "inf", "1e3", "5 m s", "-3", "3y", "0", "31d"])
+def test_what_is_not_a_duration_is_refused(text: str) -> None:
+    with pytest.raises(click.BadParameter, match="give "):
+        Duration().convert(text, None, None)
 
 
 def test_short_options_are_few() -> None:
@@ -93,13 +127,12 @@ def test_commands_stand_in_one_section_each() -> None:
 @pytest.mark.parametrize(
     ("words", "means"),
     [
-        (["list", "--json"], ["list", "--format", "json"]),
-        (["doctor", "--json", "--paths"], ["doctor", "--format", "json", "--paths"]),
-        (["report", "--out", "x", "y"], ["report", "--runs", "x", "y"]),
-        (["report", "--out=x"], ["report", "--runs=x"]),
-        (["baseline", "list", "--out", "x"], ["baseline", "list", "--runs", "x"]),
-        (["baseline", "save", "--out", "x"], ["baseline", "save", "--out", "x"]),
-        (["run", "--out", "x"], ["run", "--out", "x"]),
+        (["report", "--out", "x", "y"], ["report", "--results", "x", "y"]),
+        (["report", "--runs=x"], ["report", "--results=x"]),
+        (["baseline", "save", "--out", "x"], ["baseline", "save", "--results", "x"]),
+        (["run", "--results", "x"], ["run", "--results", "x"]),
+        (["sweep", "tp_mlp", "--quick"], ["tune", "tp_mlp", "--quick"]),
+        (["plan", "RS(0)", "S(0)R"], ["redistribute", "RS(0)", "S(0)R"]),
         (["ab", "a", "--budget", "9", "--", "--budget", "3"], ["ab", "a", "--max-time", "9", "--", "--budget", "3"]),
     ],
 )
@@ -108,12 +141,25 @@ def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
 ) -> None:
     assert under_new_names(words) == means
     said = capsys.readouterr().err
-    assert said.count("\n") == (words != means) and ("is called --" in said) == (words != means)
+    assert said.count("\n") == (words != means) and ("is an old name. Use " in said) == (words != means)
+
+
+def test_preflight_and_trace_are_runs() -> None:
+    assert under_new_names(["preflight", "--nodes", "2"]) == ["run", "links", "--fail-on-outlier", "--nodes", "2"]
+    assert under_new_names(["trace", "tp_mlp"]) == ["run", "--trace-paths", "--show-paths", "tp_mlp"]
+
+
+@pytest.mark.parametrize("name", ["llama3_8b", "bench.py::mine"])
+def test_a_plan_of_a_scenario_is_answered_with_tune_and_check(name: str) -> None:
+    done = CliRunner().invoke(main, ["plan", name])
+    assert done.exit_code == 2 and done.stderr.count("\n") == 1
+    assert f"{name} is a scenario. Use distbench tune {name}" in done.stderr and "check" in done.stderr
 
 
 def test_every_new_name_is_an_option_and_no_old_one_is() -> None:
     for words, names in OLD_NAMES.items():
-        known = {name for option in COMMANDS[" ".join(words)].params for name in option.opts}
+        of_command = [COMMANDS[" ".join(words)]] if words else COMMANDS.values()
+        known = {name for command in of_command for option in command.params for name in option.opts}
         assert {new[0] for new in names.values()} <= known and not set(names) & known
 
 

@@ -78,7 +78,7 @@ def test_what_was_measured_is_summed_up_on_standard_output(
     run.show_summary(jobs)
     told = capsys.readouterr()
     assert told.out.startswith("distbench: 1 scenario: 4 ok, 1 raised\n") and not told.err
-    assert f"distbench report --runs {tmp_path} toy" in " ".join(told.out.split())
+    assert f"distbench report --results {tmp_path} toy" in " ".join(told.out.split())
     run.show_summary(jobs[1:])
     assert not capsys.readouterr().out
 
@@ -99,7 +99,7 @@ def test_report_shows_the_summary_a_scenarios_own_tables_or_everything(tmp_path:
     assert "agreement with one device" in full and "agreement with one device" not in own
     assert "time spent" in full and "time spent" not in own + summary and "mesh dim tp" in full
     # Without a path, the latest run of that scenario, whatever else was measured since.
-    assert "step time" in report("toy", "--out", tmp_path) and "toy" in report("--out", tmp_path)
+    assert "step time" in report("toy", "--results", tmp_path) and "toy" in report("--results", tmp_path)
 
 
 def test_many_runs_of_one_scenario_are_called_so_and_the_latest_come_first(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_an_interrupted_run_is_told_how_to_go_on(tmp_path: Path, monkeypatch: py
 
 def test_a_name_that_is_nothing_is_answered_with_what_was_measured(tmp_path: Path) -> None:
     (tmp_path / "a.jsonl").write_text((GOLDEN / "steps.jsonl").read_text())
-    for arguments in (["toyy", "--out", str(tmp_path)], [str(tmp_path), "toyy"]):
+    for arguments in (["toyy", "--results", str(tmp_path)], [str(tmp_path), "toyy"]):
         done = CliRunner().invoke(main, ["report", *arguments])
         assert done.exit_code == 2 and "toyy" in done.stderr and "measured are: toy" in done.stderr
 

@@ -23,25 +23,25 @@ def command(words: str) -> Result:
     [
         (f"report --paths {STEPS} --full", "--full"),
         (f"report --diff {STEPS} {STEPS} --full", "--full"),
-        (f"report --diff {STEPS} {STEPS} --runs results", "--runs"),
+        (f"report --diff {STEPS} {STEPS} --results results", "--results"),
         (f"report --diff {STEPS} {STEPS} --label ci", "--label"),
         (f"report --group-by kind --full {STEPS}", "--full"),
-        (f"report {STEPS} --runs results", "--runs"),
-        (f"report {STEPS} tp_mlp --runs results", "--runs"),
+        (f"report {STEPS} --results results", "--results"),
+        (f"report {STEPS} tp_mlp --results results", "--results"),
         (f"report {STEPS} --chrome trace.json", "--chrome"),
-        ("list --runs results", "--runs"),
-        ("list tp_mlp --format json --runs results", "--runs"),
+        ("list --results results", "--results"),
+        ("list tp_mlp --format json --results results", "--results"),
         ("run tp_mlp --launcher-args x --dry-run", "--launcher-args"),
         ("run tp_mlp --ranks-per-node 2 --dry-run", "--ranks-per-node"),
         ("run tp_mlp --fail-on-outlier", "--fail-on-outlier"),
         ("calibrate --only profile --hardware-out h.json", "--hardware-out"),
         ("calibrate --only hardware --plots plots", "--plots"),
         ("calibrate --only hardware --hardware-out h.json -o p.json", "--output"),
-        ("sweep tp_mlp --mesh tp=2", "--mesh"),
-        ("sweep tp_mlp --memory 80GB", "--memory"),
-        ("sweep tp_mlp --float8 layers.*", "--float8"),
+        ("tune tp_mlp --mesh tp=2", "--mesh"),
+        ("tune tp_mlp --memory 80GB", "--memory"),
+        ("tune tp_mlp --float8 layers.*", "--float8"),
         ("simulate --recording r.jsonl --quick", "--quick"),
-        ("plan --all-pairs --mesh 2x2 --shape 8 --picture p.png", "--picture"),
+        ("redistribute --all-pairs --mesh 2x2 --shape 8 --picture p.png", "--picture"),
         ("gate --self-test --strict", "--strict"),
     ],
 )
@@ -61,14 +61,14 @@ def test_the_width_goes_with_everything() -> None:
 def test_a_project_s_own_default_is_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is for the calls in which it has an effect."""
     (tmp_path / "pyproject.toml").write_text(
-        '[tool.distbench]\nout = "elsewhere"\n[tool.distbench.report]\nfull = true\n'
+        '[tool.distbench]\nresults = "elsewhere"\n[tool.distbench.report]\nfull = true\n'
     )
     monkeypatch.chdir(tmp_path)
     done = command(f"report --group-by kind {STEPS}")
     assert done.exit_code == 0, done.stderr
     # Nor is what a report says to type, which has the folder only where it has an effect.
-    assert "--runs" not in report_command((Path(STEPS),), Path("elsewhere"), "")
-    assert "--runs elsewhere" in report_command((Path("tp_mlp"),), Path("elsewhere"), "")
+    assert "--results" not in report_command((Path(STEPS),), Path("elsewhere"), "")
+    assert "--results elsewhere" in report_command((Path("tp_mlp"),), Path("elsewhere"), "")
     reached: list[Path] = []
     monkeypatch.setattr("distbench.launch.run_job.job_left_of", reached.append)
     command(f"run --resume {STEPS}")

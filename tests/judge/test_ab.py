@@ -94,7 +94,7 @@ def test_looks_begin_where_there_can_be_a_verdict_and_end_with_the_last_pair(
 
 
 def test_a_slowdown_of_a_third_is_found_at_the_first_look(repository: Path, tmp_path: Path) -> None:
-    code, output = run_ab("base", "slow", "--seed", "8", "--out", str(tmp_path / "out"), "--", "scenario")
+    code, output = run_ab("base", "slow", "--seed", "8", "--results", str(tmp_path / "out"), "--", "scenario")
     assert code == 1 and "FAIL: 1 regression" in output and "found a regression" in output
     assert "random order within each pair: --seed 8\n" in output
     assert (tmp_path / "out" / "order").read_text() == drawn(8, 7)
@@ -105,13 +105,13 @@ def test_a_slowdown_of_a_third_is_found_at_the_first_look(repository: Path, tmp_
 
 
 def test_no_change_passes(repository: Path, tmp_path: Path) -> None:
-    code, output = run_ab("base", "same", "--out", str(tmp_path / "out"), "--tolerance", "20%", "--", "scenario")
+    code, output = run_ab("base", "same", "--results", str(tmp_path / "out"), "--tolerance", "20%", "--", "scenario")
     assert code == 0 and "PASS" in output and "all cases are decided" in output
 
 
 def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> None:
     (repository / "time_s").write_text("2.0")
-    code, output = run_ab("slow", ".", "--out", str(tmp_path / "out"), "--", "scenario")
+    code, output = run_ab("slow", ".", "--results", str(tmp_path / "out"), "--", "scenario")
     assert code == 1 and "b: the working tree" in output
 
 
@@ -160,12 +160,12 @@ def test_it_ends_early_where_few_cases_are_open_and_would_stay_so(look: Gated, e
     [
         (("nowhere", ".", "--", "x"), "'nowhere' is not a revision"),
         ((".", ".", "--env-b", "NCCL", "--", "x"), "--env-b 'NCCL' is not NAME=VALUE"),
-        ((".", ".", "--", "x", "--out", "here"), "--out is not allowed after --"),
-        ((".", ".", "--", "x", "--out=here"), "--out is not allowed after --"),
+        ((".", ".", "--", "x", "--results", "here"), "--results is not allowed after --"),
+        ((".", ".", "--", "x", "--results=here"), "--results is not allowed after --"),
         ((".", ".", "--python-b", "/nowhere", "--", "x"), "--python-b /nowhere cannot be started"),
         ((".", ".", "--python-a", "lines.json", "--", "x"), "--python-a lines.json cannot be started"),
-        ((".", ".", "--out", "lines.json", "--", "x"), "--out lines.json is no folder"),
-        ((".", ".", "--out", "lines.json/x", "--", "x"), "--out lines.json/x cannot be written"),
+        ((".", ".", "--results", "lines.json", "--", "x"), "--results lines.json is no folder"),
+        ((".", ".", "--results", "lines.json/x", "--", "x"), "--results lines.json/x cannot be written"),
         ((".", ".", "--env-b", "A=\0", "--", "x"), "cannot be started: embedded null byte"),
         ((".", ".", "--allow-different", "colour", "--", "x"), "not a field that must agree"),
     ],
@@ -180,7 +180,7 @@ def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(reposi
     stand_in = STAND_IN.replace("lines = json", f"{fails}lines = json", 1)
     (repository / "distbench" / "__main__.py").write_text(stand_in)
     out = tmp_path / "out"
-    code, output = run_ab("base", ".", "--pairs", "3", "--out", str(out), "--", "x")
+    code, output = run_ab("base", ".", "--pairs", "3", "--results", str(out), "--", "x")
     assert code == 2 and "b: the working tree: an error that was not foreseen" in output
     assert (out / "b" / "0.jsonl").exists()
 
@@ -195,13 +195,13 @@ def test_a_launch_that_leaves_no_run_file_is_no_pair_though_earlier_ones_did(
     stand_in = STAND_IN.replace("lines = json", f"import os\nif number == 1: {ends}\nlines = json", 1)
     (repository / "distbench" / "__main__.py").write_text(stand_in)
     out = tmp_path / "out"
-    code, output = run_ab("base", ".", "--pairs", "3", "--out", str(out), "--", "x")
+    code, output = run_ab("base", ".", "--pairs", "3", "--results", str(out), "--", "x")
     assert code == 2 and f"b: the working tree: {says}" in output and "pair 2" not in output
     assert (out / "b" / "0.jsonl").exists()
 
 
 def test_the_cost_is_printed_after_the_first_pair(repository: Path, tmp_path: Path) -> None:
-    _, output = run_ab("base", "same", "--pairs", "8", "--out", str(tmp_path / "out"), "--", "x")
+    _, output = run_ab("base", "same", "--pairs", "8", "--results", str(tmp_path / "out"), "--", "x")
     assert re.search(
         r"^pair 1 of 8: .*\n[0-9.]+ s per pair: first check of the verdict after 6 pairs ", output, re.MULTILINE
     )
@@ -217,10 +217,10 @@ def test_the_cost_says_where_the_time_ends_before_the_first_look() -> None:
 
 def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp_path: Path) -> None:
     (repository / "distbench" / "__main__.py").write_text("import sys; sys.exit('distbench: no such scenario')")
-    code, output = run_ab("base", ".", "--out", str(tmp_path / "out"), "--", "x")
+    code, output = run_ab("base", ".", "--results", str(tmp_path / "out"), "--", "x")
     assert code == 2 and "b: the working tree: no such scenario" in output
     # Where nothing was measured, what was mended runs into the same folder.
-    again = (".", ".", "--pairs", "2", "--out", str(tmp_path / "again"), "--", "x")
+    again = (".", ".", "--pairs", "2", "--results", str(tmp_path / "again"), "--", "x")
     assert run_ab(*again)[0] == 2 and (tmp_path / "again").is_dir()
     git(repository, "checkout", "-q", ".")
     assert "2 pairs" in run_ab(*again)[1]
@@ -234,7 +234,19 @@ def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
     slow = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
     (repository / "distbench" / "__main__.py").write_text(slow)
     (tmp_path / "temporary").mkdir()
-    command = [sys.executable, "-P", "-m", "distbench", "ab", "base", ".", "--out", str(tmp_path / "out"), "--", "x"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "distbench",
+        "ab",
+        "base",
+        ".",
+        "--results",
+        str(tmp_path / "out"),
+        "--",
+        "x",
+    ]
     temporary = {"TMPDIR": str(tmp_path / "temporary")}
     with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
         started_s = time.monotonic()
@@ -280,7 +292,19 @@ def test_a_signal_while_a_revision_is_checked_out_leaves_no_worktree(
     hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/checking-out\nexec sleep 3\n")
     hook.chmod(0o755)
     (tmp_path / "temporary").mkdir()
-    command = [sys.executable, "-P", "-m", "distbench", "ab", "base", "slow", "--out", str(tmp_path / "out"), "--", "x"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "distbench",
+        "ab",
+        "base",
+        "slow",
+        "--results",
+        str(tmp_path / "out"),
+        "--",
+        "x",
+    ]
     temporary = {"TMPDIR": str(tmp_path / "temporary")}
     with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
         started_s = time.monotonic()
@@ -296,16 +320,22 @@ def test_a_signal_while_a_revision_is_checked_out_leaves_no_worktree(
 
 def test_what_was_found_is_written_in_the_gates_forms(repository: Path, tmp_path: Path) -> None:
     junit = tmp_path / "ab.xml"
-    given = ("base", "slow", "--out", str(tmp_path / "out"), "--github", "--write", f"junit={junit}", "--", "x")
+    given = ("base", "slow", "--results", str(tmp_path / "out"), "--github", "--write", f"junit={junit}", "--", "x")
     code, output = run_ab(*given)
     assert code == 1 and "::error title=regression" in output and "<failure" in junit.read_text()
     refused, said = run_ab("base", "slow", "--write", "pdf=x", "--", "x")
     assert refused == 2 and "is not FORMAT=FILE" in said
 
 
+def test_a_dry_run_starts_and_writes_nothing(repository: Path, tmp_path: Path) -> None:
+    code, output = run_ab("base", "slow", "--dry-run", "--results", str(tmp_path / "out"), "--", "x")
+    assert code == 0 and "each launch: distbench run x" in output and "b: slow" in output
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_folder_with_older_runs_is_refused(repository: Path, tmp_path: Path) -> None:
     write(tmp_path / "out" / "a" / "old.jsonl", records("old", 1.0, {CASE: case(steady(1.0, 0))}))
-    code, output = run_ab(".", ".", "--out", str(tmp_path / "out"), "--", "x")
+    code, output = run_ab(".", ".", "--results", str(tmp_path / "out"), "--", "x")
     assert code == 2 and "is not empty" in output
 
 

@@ -179,10 +179,10 @@ def test_an_option_that_would_be_ignored_is_refused(tmp_path: Path, options: lis
 def test_a_header_of_other_types_is_refused_by_name_and_left_out_of_a_folder(tmp_path: Path) -> None:
     odd = write(tmp_path / "odd.jsonl", records("odd", 1.0, {CASE: case([1.0])}, mesh="x"))
     steady_one = write(tmp_path / "one.jsonl", records("one", 2.0, {CASE: case([1.0])}))
-    for command in (["gate", odd, steady_one], ["export", "pytest-benchmark", odd], ["history", "--runs", odd]):
+    for command in (["gate", odd, steady_one], ["export", "pytest-benchmark", odd], ["history", "--results", odd]):
         done = CliRunner().invoke(main, [str(part) for part in command])
         assert done.exit_code == 2 and "odd.jsonl, line 1: job.mesh is 'x'" in done.stderr
-    assert CliRunner().invoke(main, ["history", "--runs", str(tmp_path)]).exit_code == 0
+    assert CliRunner().invoke(main, ["history", "--results", str(tmp_path)]).exit_code == 0
 
 
 def every_option(command: click.Command) -> Iterable[str]:
@@ -194,7 +194,7 @@ def every_option(command: click.Command) -> Iterable[str]:
 
 def test_options_of_the_new_commands_abbreviate_none_of_torchruns(torchrun_options: set[str]) -> None:
     ours = {option for name in ("gate", "baseline", "export") for option in every_option(main.commands[name])}
-    assert {"--tolerance", "--out", "-o"} <= ours
+    assert {"--tolerance", "--results", "-o"} <= ours
     assert not {(our, their) for our in ours for their in torchrun_options if their.startswith(our)}
 
 

@@ -137,7 +137,7 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
         ([str(folder)], "holds 4 launches; record"),
         ([str(failed)], "holds 3 launches that finished, and 9 that did not"),
         (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
-        (["--", "tp_mlp", "--out=here"], "--out is not allowed after --"),
+        (["--", "tp_mlp", "--results=here"], "--results is not allowed after --"),
     ):
         done = CliRunner().invoke(cli, ["gate", "--self-test", *arguments])
         assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and says in done.stderr

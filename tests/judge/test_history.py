@@ -90,7 +90,7 @@ def runs(tmp_path: Path) -> Path:
 
 
 def test_the_table_names_the_commit_of_a_change_and_the_changed_case_first(runs: Path, tmp_path: Path) -> None:
-    code, output = run_history("--runs", runs, "--plots", tmp_path / "plots")
+    code, output = run_history("--results", runs, "--plots", tmp_path / "plots")
     assert code == 0 and "FAIL: 1 of 6 cases changed" in output
     assert output.index(CASE) < output.index(OTHER)
     [line] = [line for line in output.splitlines() if "bbbbbbbb" in line and " ms" in line]
@@ -100,11 +100,11 @@ def test_the_table_names_the_commit_of_a_change_and_the_changed_case_first(runs:
 
 
 def test_the_penalty_is_printed_and_the_next_step_is_ab_of_both_commits(runs: Path, tmp_path: Path) -> None:
-    _, output = run_history("--runs", runs, "-v")
+    _, output = run_history("--results", runs, "-v")
     flat = " ".join(output.split())
     assert re.search(r"penalty: a split is a change if it explains over \d+ % of a case's sum of squares", flat)
     assert "Next: distbench ab aaaaaaaa bbbbbbbb -- collectives" in output.splitlines()[-1]
-    one_commit = run_history("--runs", write_runs(tmp_path / "one", "a" * 20))[1]
+    one_commit = run_history("--results", write_runs(tmp_path / "one", "a" * 20))[1]
     assert "Next: distbench ab REF_A REF_B -- collectives" in one_commit and "the commit is the same" in one_commit
 
 
@@ -115,7 +115,7 @@ def test_launches_of_commits_that_took_turns_are_put_together(tmp_path: Path) ->
         one = {name: case([noisy([(20, 1.0)], 0.01, seed=seed)[index]] * 5) for seed, name in enumerate(CASES)}
         one[CASE] = case([(0.010, 0.012)[index % 2] * noisy([(20, 1.0)], 0.01, seed=9)[index]] * 5)
         write_side(folder / f"{side}{place}", lambda _, one=one: one, 1, 1000.0 + index, git_commit=side * 40)
-    series, notes = series_of(read_side([folder], "--runs", []), "*")
+    series, notes = series_of(read_side([folder], "--results", []), "*")
     [changed] = [one for one in series if one.changes]
     assert changed.case_id == CASE and [level.stop for level in changed.levels] == [10, 20]
     assert changed.changes[0][0].commit == "b" * 40 and changed.changes[0][1] == pytest.approx(0.2, abs=0.02)
@@ -125,36 +125,36 @@ def test_launches_of_commits_that_took_turns_are_put_together(tmp_path: Path) ->
 def test_a_point_is_the_10th_percentile_and_the_figure_says_so(tmp_path: Path) -> None:
     samples = [float(number) for number in range(1, 12)]
     write_side(tmp_path / "runs", lambda _: {CASE: case(samples)}, 3)
-    [series], _ = series_of(read_side([tmp_path / "runs"], "--runs", []), "*")
+    [series], _ = series_of(read_side([tmp_path / "runs"], "--results", []), "*")
     assert [point.seconds for point in series.points] == [2.0] * 3
     [axes] = figure_of(series).axes
     assert axes.get_title() == f"{CASE}: the 10th percentile of each launch's samples"
 
 
 def test_a_pattern_narrows_and_one_that_matches_nothing_says_what_there_is(runs: Path) -> None:
-    code, output = run_history(OTHER.replace("[", "[[]"), "--runs", runs)
+    code, output = run_history(OTHER.replace("[", "[[]"), "--results", runs)
     assert code == 0 and CASE not in output
-    code, output = run_history("nothing/*", "--runs", runs)
+    code, output = run_history("nothing/*", "--results", runs)
     assert code == 2 and "no measured case or scenario matches" in output and "collective/" in output
 
 
 def test_a_scenario_narrows_too_and_a_steady_case_is_one_line(runs: Path) -> None:
-    code, output = run_history("collectives", "--runs", runs)
+    code, output = run_history("collectives", "--results", runs)
     assert code == 0 and CASE in output
     assert sum(OTHER in line and " 20 " in line for line in output.splitlines()) == 1
-    code, output = run_history("colectives", "--runs", runs)
+    code, output = run_history("colectives", "--results", runs)
     assert code == 2 and "scenarios here are collectives;" in output
 
 
 def test_launches_of_another_machine_are_left_out_and_counted(runs: Path) -> None:
     write_side(runs / "other", lambda _: {CASE: case([9.0] * 5)}, 3, start=10.0, machine="other")
-    code, output = run_history("--runs", runs, "-v")
+    code, output = run_history("--results", runs, "-v")
     assert code == 0 and "3 of 23 launches left out" in output and "9.00 s" not in output
 
 
 def test_no_runs_is_a_sentence(tmp_path: Path) -> None:
-    code, output = run_history("--runs", tmp_path / "nowhere")
+    code, output = run_history("--results", tmp_path / "nowhere")
     assert code == 2 and "does not exist" in output
     (tmp_path / "empty").mkdir()
-    code, output = run_history("--runs", tmp_path / "empty")
+    code, output = run_history("--results", tmp_path / "empty")
     assert code == 2 and "holds no run file" in output

@@ -309,7 +309,7 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     done = ranks.run_here(
         *("run", "links", "--quick", "--passes", "4", "--mesh", "dp_shard=2,tp=2", "--set", "burst_s=0.02"),
         *("--set", "matmul_size=64"),  # so short that a burst has several on a machine that does much else
-        *("--out", str(tmp_path)),
+        *("--results", str(tmp_path)),
     )
     assert done.exit_code == 0, done.stderr
     (file,) = run_files(tmp_path)
@@ -331,6 +331,14 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
 
 
 def test_an_earlier_run_that_cannot_be_read_is_said_before_anything_is_measured(tmp_path: Path) -> None:
-    words = ["run", "links", "--quick", "--against", str(tmp_path / "nowhere.jsonl"), "--out", str(tmp_path / "out")]
+    words = [
+        "run",
+        "links",
+        "--quick",
+        "--against",
+        str(tmp_path / "nowhere.jsonl"),
+        "--results",
+        str(tmp_path / "out"),
+    ]
     done = CliRunner().invoke(main, words)
     assert done.exit_code == 2 and "nowhere.jsonl cannot be read" in done.output and not (tmp_path / "out").exists()

@@ -44,7 +44,7 @@ def test_what_links_cannot_be_held_against_is_refused_before_measuring(
 ) -> None:
     run = made_up(1, {})
     file = saved(run if earlier else replace(run, cases=[]), tmp_path / "earlier.jsonl")
-    words = ["run", scenario, "--quick", "--mesh", "dp_shard=2,tp=2", "--out", str(tmp_path / "out")]
+    words = ["run", scenario, "--quick", "--mesh", "dp_shard=2,tp=2", "--results", str(tmp_path / "out")]
     done = CliRunner().invoke(main, [*words, "--against", str(file)])
     assert done.exit_code == 2 and said in done.output and not (tmp_path / "out").exists()
 

@@ -250,7 +250,7 @@ def signature_command(*arguments: object) -> Result:
 def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sentence(
     forked_children: None, tmp_path: FilePath
 ) -> None:
-    done = signature_command("llama_2d", "tp_mlp", "--mesh", "tp=3", "-o", tmp_path / "new")
+    done = signature_command("llama_2d", "tp_mlp", "--mesh", "tp=3", "--output-dir", tmp_path / "new")
     assert done.exit_code == 2 and done.output.count("tp") > 1 and "Traceback" not in done.output
     assert len(done.output.splitlines()) <= 12 and "llama_2d" in done.output and "tp_mlp" in done.output
 
@@ -266,22 +266,22 @@ def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sen
         ("folder", ["a"], "v1.2", ["v1.2/a.signature"]),
     ],
 )
-def test_a_name_without_a_suffix_is_a_folder_for_one_scenario_as_for_several(
+def test_an_old_output_without_a_suffix_is_a_folder(
     tmp_path: FilePath, there: str | None, names: list[str], output: str, files: list[str]
 ) -> None:
     if there == "file":
         (tmp_path / output).touch()
     if there == "folder":
         (tmp_path / output).mkdir()
-    assert _files(names, tmp_path / output) == [tmp_path / file for file in files]
+    assert _files(names, tmp_path / output, None) == [tmp_path / file for file in files]
 
 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
         (["tp_mlp", "-o", "no/file.signature"], "no folder"),
-        (["tp_mlp", "tp_attention"], "-o FOLDER"),
-        (["tp_mlp", "tp_attention", "-o", __file__], "is no folder and cannot be made"),
+        (["tp_mlp", "tp_attention"], "--output-dir DIR"),
+        (["tp_mlp", "tp_attention", "--output-dir", __file__], "is no folder and cannot be made"),
         ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be made"),
     ],
 )

@@ -46,7 +46,7 @@ def assert_gone(pids: list[int]) -> None:
 
 
 def run_misdeed(ranks: Ranks, folder: Path, misdeed: str, *more: str) -> subprocess.CompletedProcess[str]:
-    command = ("run", MISDEEDS, *SHORT, "--out", str(folder))
+    command = ("run", MISDEEDS, *SHORT, "--results", str(folder))
     return ranks.cli(*command, "--set", f"misdeed={misdeed}", *more)
 
 
@@ -85,13 +85,13 @@ def test_cases_that_go_wrong_on_every_rank_or_in_their_values_cost_only_themselv
     # After each of them something went on.
     assert [status for _, status in cases][-1] == "ok" and footer_of(tmp_path)["status"] == "complete"
     assert footer_of(tmp_path)["num_relaunches"] == 0
-    shown = ranks.cli("report", "--full", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--full", "--results", str(tmp_path))
     assert shown.returncode == 0 and "every rank refuses" in shown.stdout
 
 
 def torchrun(ranks: Ranks, folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
     """The command as two ranks of somebody else's launch."""
-    more = ("--quick", "--budget", "1", "--timeout", str(PATIENCE_S), "--out", folder)
+    more = ("--quick", "--budget", "1", "--timeout", str(PATIENCE_S), "--results", folder)
     return ranks.torchrun(2, "--no-python", *arguments, *more, cwd=folder, variables={"PYTHON": ranks.forked_python})
 
 
@@ -169,7 +169,7 @@ def test_a_rank_that_hangs_is_given_up_with_every_stack(
     monkeypatch.setattr("distbench.launch.watch_ranks._is_rank_of", lambda launcher, pid: True)
     # Longer than the first step takes beside other tests: that is no progress either.
     timeout_s = max(4, round(3 * slowness()))
-    given = ("--out", str(tmp_path), "--set", "misdeed=hang", "--timeout", str(timeout_s))
+    given = ("--results", str(tmp_path), "--set", "misdeed=hang", "--timeout", str(timeout_s))
     done = ranks.run_here("run", MISDEEDS, *SHORT, *given)
     assert done.exit_code == 1, done.output
     assert f"made no progress for {timeout_s} s" in done.stderr
@@ -197,7 +197,7 @@ def test_killed_ranks_are_named_and_two_cases_that_kill_one_cost_only_themselves
     assert "2 cases broke the launch" in sentence and "case=2" in sentence and "case=5" in sentence
     assert "rank 1 was killed by SIGKILL" in done.stderr
     assert_nothing_runs(tmp_path)
-    shown = ranks.cli("report", "--full", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--full", "--results", str(tmp_path))
     assert shown.returncode == 0 and "case=1" in shown.stdout and "aborted" in shown.stdout
 
 
@@ -221,7 +221,7 @@ def test_a_log_that_grows_too_long_is_cut_with_a_warning(
     ranks: Ranks, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("distbench.launch.watch_ranks.MAX_LOG_BYTES", 1_500_000)
-    given = (*SHORT, "--out", str(tmp_path), "--set", "misdeed=print", "--set", "case=3")
+    given = (*SHORT, "--results", str(tmp_path), "--set", "misdeed=print", "--set", "case=3")
     done = ranks.run_here("run", MISDEEDS, *given)
     assert done.exit_code == 0, done.output
     said = next(line for line in done.stderr.splitlines() if line.startswith("distbench: warning: misdeeds: "))
@@ -231,7 +231,7 @@ def test_a_log_that_grows_too_long_is_cut_with_a_warning(
 
 def test_a_scenario_that_is_refused_keeps_no_other_from_running(ranks: Ranks, tmp_path: Path) -> None:
     named = (f"{DATA / 'tiny.py'}", f"{DATA / 'bad_plans.py'}::undividable", MISDEEDS)
-    given = (*SHORT, "--out", str(tmp_path), "--set", "case=1")
+    given = (*SHORT, "--results", str(tmp_path), "--set", "case=1")
     done = ranks.cli("run", *named, *given)
     assert done.returncode == 2, done.stderr
     assert done.stderr.splitlines()[-1] == "distbench: error: of 3 scenarios, undividable was refused"
@@ -260,7 +260,7 @@ def test_what_a_step_forks_ends_with_the_launch(ranks: Ranks, tmp_path: Path) ->
     """And before the next scenario of that launch begins: it would be measured beside them."""
     (tmp_path / "left").mkdir()
     (tmp_path / "next.py").write_text(NEXT)
-    given = (*SHORT, "--out", str(tmp_path), "--set", "misdeed=fork")
+    given = (*SHORT, "--results", str(tmp_path), "--set", "misdeed=fork")
     done = ranks.cli("run", MISDEEDS, tmp_path / "next.py", *given, LEFT=str(tmp_path / "left"))
     assert done.returncode == 0, done.stderr
     left = [int(path.name) for path in (tmp_path / "left").iterdir()]
@@ -268,7 +268,7 @@ def test_what_a_step_forks_ends_with_the_launch(ranks: Ranks, tmp_path: Path) ->
 
 
 def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: Ranks, tmp_path: Path) -> None:
-    done = ranks.cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--out", str(tmp_path))
+    done = ranks.cli("run", f"{DATA / 'bad_plans.py'}::undividable", "--results", str(tmp_path))
     assert done.returncode == 2, done.stderr
     told = " ".join(done.stderr.split())
     assert "mesh dim 'tp' of size 2 does not divide 15" in told and "{up_proj,down_proj}.weight; up_proj.bias" in told
@@ -278,7 +278,7 @@ def test_a_plan_that_cannot_work_is_refused_before_anything_is_measured(ranks: R
 
 
 def start(ranks: Ranks, folder: Path, python: str = sys.executable) -> subprocess.Popen[str]:
-    command = (python, "-m", "distbench", "run", MISDEEDS, "--quick", "--out", folder, "--set", "misdeed=slow")
+    command = (python, "-m", "distbench", "run", MISDEEDS, "--quick", "--results", folder, "--set", "misdeed=slow")
     return ranks.start(*command, stderr=subprocess.PIPE, start_new_session=True)
 
 
@@ -317,7 +317,7 @@ def test_killing_the_command_itself_leaves_no_orphans_and_a_readable_file(ranks:
     process.kill()
     process.communicate(timeout=PATIENCE_S)
     assert_nothing_runs(tmp_path)
-    shown = ranks.cli("report", "--full", "--out", str(tmp_path))
+    shown = ranks.cli("report", "--full", "--results", str(tmp_path))
     assert shown.returncode == 0, shown.stderr
     assert "interrupted" in shown.stdout + shown.stderr and "case=2" in shown.stdout
 
@@ -337,10 +337,10 @@ def test_a_results_folder_that_fills_up_ends_the_run_and_keeps_what_it_holds(ran
         pytest.skip("needs the right to mount a small tmpfs")
     try:
         log_dir = ["--log-dir", str(tmp_path / "logs")]
-        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", folder, *log_dir)
+        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--results", folder, *log_dir)
         assert done.returncode == 2, done.stderr
         assert "No space left" in done.stderr and "Traceback" not in done.stderr
-        shown = ranks.cli("report", "--out", str(folder))
+        shown = ranks.cli("report", "--results", str(folder))
         assert shown.returncode == 0, shown.stderr
         (file,) = run_files(folder)
         kept = read_run(file).cases
@@ -354,8 +354,8 @@ def test_a_read_only_results_folder_is_refused_before_anything_starts(ranks: Ran
     if not mounted(folder, "ro,size=16k"):
         pytest.skip("needs the right to mount a read-only tmpfs")
     try:
-        done = ranks.cli("run", "collectives", "--quick", "--out", folder)
+        done = ranks.cli("run", "collectives", "--quick", "--results", folder)
         assert done.returncode == 2, done.stderr
-        assert "cannot be written" in done.stderr and "--out" in done.stderr and "Traceback" not in done.stderr
+        assert "cannot be written" in done.stderr and "--results" in done.stderr and "Traceback" not in done.stderr
     finally:
         subprocess.run(["umount", str(folder)], check=True)

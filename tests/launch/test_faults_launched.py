@@ -18,7 +18,7 @@ from distbench.records.run_file import read_run
 TINY = str(DATA / "tiny.py")
 
 
-@pytest.mark.parametrize("command", [f"run {TINY} --out loop", f"run {TINY} --out loop/below --log-dir loop"])
+@pytest.mark.parametrize("command", [f"run {TINY} --results loop", f"run {TINY} --results loop/below --log-dir loop"])
 def test_a_loop_of_links_as_results_folder_is_refused(children: Children, tmp_path: Path, command: str) -> None:
     (tmp_path / "loop").symlink_to("loop")
     done = children.cli(*command.split(), cwd=tmp_path)
@@ -36,7 +36,7 @@ def test_the_exit_code_counts_where_standard_error_takes_nothing(
 
 def test_a_run_goes_on_where_standard_error_is_full_and_says_why_a_case_is_wrong(ranks: Ranks, tmp_path: Path) -> None:
     """A loss that is not a number: the reason stands where the command ends, and not in the report alone."""
-    words = f"-m distbench run {MISDEEDS} --quick --passes 1 --set case=3 --out {tmp_path}"
+    words = f"-m distbench run {MISDEEDS} --quick --passes 1 --set case=3 --results {tmp_path}"
     done = ranks.run("bash", "-c", f"{ranks.forked_python} {words} 2>/dev/full")
     assert done.returncode == 0 and len(run_files(tmp_path)) == 1
     done = ranks.run(ranks.forked_python, *words.split(), "--set", "misdeed=nan")
@@ -51,7 +51,7 @@ def test_a_joined_rank_whose_partners_never_come_ends_by_its_timeout(ranks: Rank
         port = free.getsockname()[1]
     variables = {"RANK": rank, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     began = time.monotonic()
-    done = ranks.cli("run", TINY, "--timeout", "4", "--out", tmp_path, **variables)
+    done = ranks.cli("run", TINY, "--timeout", "4", "--results", tmp_path, **variables)
     assert done.returncode == 1 and time.monotonic() - began < PATIENCE_S
     assert f"rank {rank} waited 4 s at 127.0.0.1:{port} for the other ranks, in vain" in done.stderr
 
@@ -62,7 +62,7 @@ def test_a_master_port_that_is_taken_is_a_sentence(ranks: Ranks, tmp_path: Path)
         taken.listen()
         port = str(taken.getsockname()[1])
         variables = {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        done = ranks.cli("run", TINY, "--mesh", "tp=1", "--out", tmp_path, **variables)
+        done = ranks.cli("run", TINY, "--mesh", "tp=1", "--results", tmp_path, **variables)
     assert done.returncode == 2 and f"ranks cannot meet at 127.0.0.1:{port}: port {port} of" in done.stderr
 
 
@@ -71,7 +71,7 @@ def test_a_disk_that_fills_up_with_the_logs_keeps_its_cases_and_a_footer(ranks: 
     if not mounted(folder, "size=40k"):
         pytest.skip("needs the right to mount a small tmpfs")
     try:
-        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--out", folder)
+        done = ranks.cli("run", "collectives", "--quick", "--mesh", "tp=2", "--results", folder)
         said = [line for line in done.stderr.splitlines() if line.startswith("distbench:")]
         assert done.returncode == 2 and len(said) == 1, done.stderr
         assert "cannot be written: No space left on device" in said[0]

@@ -169,7 +169,7 @@ def test_why_a_job_waits_is_said_once_with_when_it_begins(monkeypatch: pytest.Mo
     assert code == 1 and len(said) == 4
     assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to begin it at 2026-01-01T10:00:00"
     assert said[2].startswith("Slurm does not answer (slurm_load_jobs error: Unable to contact slurm controller)")
-    assert "give an --out that all nodes and this one share" in said[3]
+    assert "give a --results that all nodes and this one share" in said[3]
 
 
 def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_words_with_which_sbatch_makes_no_job_that_can_be_followed_are_refused(
 ) -> None:
     monkeypatch.setattr(slurm, "require_program", lambda *words: None)
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
-    code, text = run("--nodes", "2", "--launcher", "slurm", "--out", str(tmp_path / "out"), "--launcher-args", word)
+    code, text = run("--nodes", "2", "--launcher", "slurm", "--results", str(tmp_path / "out"), "--launcher-args", word)
     assert code == 2 and "distbench submits one job and shows its output" in text and not (tmp_path / "out").exists()
 
 

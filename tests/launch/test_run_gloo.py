@@ -208,7 +208,7 @@ def test_what_gloo_really_runs_is_what_we_say_it_runs(ranks: Ranks, tmp_path: Pa
 def test_under_torchrun_the_command_joins_as_a_rank_and_pipelined_samples_are_recorded_as_such(
     ranks: Ranks, tmp_path: Path
 ) -> None:
-    given = ("run", DATA / "tiny.py", "--quick", "--budget", "0.2", "--pipelined", "10", "--out", tmp_path)
+    given = ("run", DATA / "tiny.py", "--quick", "--budget", "0.2", "--pipelined", "10", "--results", tmp_path)
     done = ranks.torchrun(2, "-m", "distbench", *given)
     assert done.returncode == 0, done.stderr
     (file,) = run_files(tmp_path)
@@ -228,7 +228,7 @@ def test_under_srun_the_command_joins_as_a_rank(ranks: Ranks, tmp_path: Path) ->
             "SLURM_STEP_NODELIST": "127.0.0.1",
             "MASTER_PORT": "29713",
         }
-        given = ("run", DATA / "tiny.py", "--quick", "--budget", "0.2", "--out", tmp_path)
+        given = ("run", DATA / "tiny.py", "--quick", "--budget", "0.2", "--results", tmp_path)
         command = (ranks.forked_python, "-m", "distbench", *given)
         return ranks.start(*command, variables=variables, stderr=subprocess.PIPE)
 
@@ -242,7 +242,7 @@ def test_under_srun_the_command_joins_as_a_rank(ranks: Ranks, tmp_path: Path) ->
 def test_the_scenario_in_the_readme_is_this_file_and_runs(ranks: Ranks, tmp_path: Path) -> None:
     file = DATA / "readme_scenario.py"
     assert f"```python\n{file.read_text()}```" in (ROOT / "README.md").read_text()
-    done = ranks.run_here("run", str(file), "--quick", "--budget", "0.5", "--mesh", "tp=2", "--out", str(tmp_path))
+    done = ranks.run_here("run", str(file), "--quick", "--budget", "0.5", "--mesh", "tp=2", "--results", str(tmp_path))
     assert done.exit_code == 0, done.stderr
-    shown = ranks.run_here("report", "--full", "--out", str(tmp_path))
+    shown = ranks.run_here("report", "--full", "--results", str(tmp_path))
     assert "hidden=1024" in shown.stdout and "hidden=4096" in shown.stdout

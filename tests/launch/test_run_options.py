@@ -28,7 +28,7 @@ def chosen(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> tuple[Path
     folder = tmp_path_factory.mktemp("chosen")
     done = ranks.run_here(
         *("run", str(DATA / "tiny.py"), MISDEEDS, "-k", "case=2 or case=4", "--label", "before", *FEW),
-        *("--out", str(folder)),
+        *("--results", str(folder)),
     )
     assert done.exit_code == 0, done.stderr
     return folder, done.stderr
@@ -44,14 +44,14 @@ def test_only_chosen_cases_run_and_the_header_says_by_which_words(chosen: tuple[
 
 
 def test_a_report_takes_the_runs_of_a_label_and_says_it(chosen: tuple[Path, str], ranks: Ranks) -> None:
-    shown = ranks.run_here("report", "--label", "before", "--runs", str(chosen[0]))
+    shown = ranks.run_here("report", "--label", "before", "--results", str(chosen[0]))
     assert shown.exit_code == 0 and "label before" in shown.stdout
-    other = ranks.run_here("report", "--label", "after", "--runs", str(chosen[0]))
+    other = ranks.run_here("report", "--label", "after", "--results", str(chosen[0]))
     assert other.exit_code == 2 and other.stderr.startswith("distbench: --label 'after': no run here has it; there are")
 
 
 def test_a_choice_of_nothing_is_one_sentence_with_a_few_ids(ranks: Ranks, tmp_path: Path) -> None:
-    done = ranks.run_here("run", str(DATA / "tiny.py"), "-k", "step", *FEW, "--quiet", "--out", str(tmp_path))
+    done = ranks.run_here("run", str(DATA / "tiny.py"), "-k", "step", *FEW, "--quiet", "--results", str(tmp_path))
     assert done.exit_code == 2 and run_files(tmp_path) == []
     assert done.stderr.splitlines() == [
         "distbench: -k 'step' chooses none of the 1 case; there are e.g. collective/f32[1024]/all_gather/tp; "
@@ -60,14 +60,14 @@ def test_a_choice_of_nothing_is_one_sentence_with_a_few_ids(ranks: Ranks, tmp_pa
 
 
 def test_an_expression_that_is_none_is_refused_before_anything_starts(tmp_path: Path, ranks: Ranks) -> None:
-    done = ranks.run_here("run", "tp_mlp", "-k", "(a", "--out", str(tmp_path))
+    done = ranks.run_here("run", "tp_mlp", "-k", "(a", "--results", str(tmp_path))
     assert done.exit_code == 2 and "a parenthesis is not closed" in done.stderr
 
 
 def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
     chosen: tuple[Path, str], children: Children
 ) -> None:
-    words = ("run", DATA / "tiny.py", MISDEEDS, *FEW, "--dry-run", "--out", chosen[0])
+    words = ("run", DATA / "tiny.py", MISDEEDS, *FEW, "--dry-run", "--results", chosen[0])
     before = run_files(chosen[0])
     told = children.cli(*words, "-k", "case").stdout.splitlines()
     (run,) = map(read_run, before)
@@ -75,12 +75,12 @@ def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
     assert told[0].startswith(f"misdeeds on dp_shard=2 (2 ranks, cpu): 5 cases, about {wall_s:.0f} s (as on 20")
     assert [line.strip().rpartition("/")[2] for line in told[1:6]] == [f"case={number}" for number in range(1, 6)]
     assert run_files(chosen[0]) == before and len(told) == 6
-    other = children.cli("run", DATA / "tiny.py", "--dry-run", "--out", chosen[0]).stdout
+    other = children.cli("run", DATA / "tiny.py", "--dry-run", "--results", chosen[0]).stdout
     assert "tiny on tp=2 (2 ranks, cpu): 1 case, never run like this here: 5 s timed" in other
 
 
 def test_list_tells_one_scenario_in_full(chosen: tuple[Path, str], children: Children) -> None:
-    told = children.cli("list", "cp_attention", MISDEEDS, "--runs", chosen[0], "--width", "80").stdout
+    told = children.cli("list", "cp_attention", MISDEEDS, "--results", chosen[0], "--width", "80").stdout
     assert "rotate         = allgather, alltoall, ulysses" in told and "dim       = 512" in told
     assert "with --quick  dim=128, sequence=512" in told and "never run to its end on this machine" in told
     assert " s for 2 cases on dp_shard=2, at most 0.5 s of it timed" in told and '"before")' in told

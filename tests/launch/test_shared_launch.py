@@ -69,7 +69,17 @@ def shared(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, text in (("spoiler", SPOILER), ("witness", WITNESS)):
         (folder / f"{name}.py").write_text(text)
     files = [str(folder / "spoiler.py"), str(folder / "witness.py"), f"{DATA / 'misdeeds.py'}::misdeeds"]
-    options = ("--quick", "--passes", "1", "--budget", "0.5", "--set", "misdeed=kill", "--out", str(folder / "results"))
+    options = (
+        "--quick",
+        "--passes",
+        "1",
+        "--budget",
+        "0.5",
+        "--set",
+        "misdeed=kill",
+        "--results",
+        str(folder / "results"),
+    )
     done = ranks.run_here("run", *files, str(DATA / "tiny.py"), *options)
     assert done.exit_code == 1, done.stderr
     return folder / "results"

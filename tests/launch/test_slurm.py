@@ -47,11 +47,14 @@ SMALLER = (
 )
 
 
+RESULTS = re.compile(r" --(out|results) /results")
+
+
 def smaller(line: str, out: Path | None = None) -> str:
     """A command of the page for this machine."""
     for pattern, text in SMALLER:
         line = re.sub(pattern, text, line)
-    return line.removesuffix(" &").replace(" --out /results", "") + (f" --out {out}" if out else "")
+    return RESULTS.sub("", line.removesuffix(" &")) + (f" --results {out}" if out else "")
 
 
 def free_port() -> int:
@@ -123,7 +126,7 @@ def test_the_kubernetes_job_is_what_torchrun_would_be_told() -> None:
     assert spec["completions"] == spec["parallelism"] == 2 and container["resources"]["limits"] == {"nvidia.com/gpu": 8}
     assert {one["name"] for one in container["volumeMounts"]} == {one["name"] for one in pod["volumes"]}
     (line,) = container["args"]
-    ours = line.removeprefix("exec ").strip().removesuffix(" --out /results").replace("$JOB_COMPLETION_INDEX", "0")
+    ours = RESULTS.sub("", line.removeprefix("exec ").strip()).replace("$JOB_COMPLETION_INDEX", "0")
     shown = next(text for text in SHOWN_TORCHRUN.splitlines() if "--node-rank=0" in text)
     assert ours.replace("distbench-0.distbench", "$HOST").split() == shown.split()
 
@@ -161,7 +164,7 @@ def test_torchx_runs_it_on_this_machine(ranks: Ranks, path: str, tmp_path: Path)
     (role,) = materialize_appdef(ddp, words[at + 1 :]).roles
     assert (role.num_replicas, role.image, role.resource.gpu) == (2, "REGISTRY/distbench:1", 8)
     assert [(one.src, one.dst_path) for one in role.mounts] == [("results", "/results")]
-    assert role.args[1].endswith("-m distbench run llama_2d --out /results --device cpu")
+    assert role.args[1].endswith("-m distbench run llama_2d --results /results --device cpu")
 
 
 def test_a_run_on_two_nodes_is_submitted_followed_and_one_run(
@@ -195,7 +198,7 @@ def test_within_an_allocation_by_srun_and_interactively(
 
 
 def words(out: Path, scenario: str, *options: object) -> tuple[object, ...]:
-    return "run", scenario, "--mesh", "tp=2", "--nodes", "2", "--launcher", "slurm", "--out", out, *options
+    return "run", scenario, "--mesh", "tp=2", "--nodes", "2", "--launcher", "slurm", "--results", out, *options
 
 
 def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(
@@ -231,13 +234,13 @@ def test_what_slurm_or_a_node_cannot_do_is_one_sentence(
     commands = {
         "invalid partition": words(tmp_path, "tp_mlp", "--launcher-args", "--partition=none"),
         "(PartitionNodeLimit): its partition has fewer nodes": (*words(tmp_path, "tiny.py"), "--nodes", 4),
-        "give an --out that all nodes and this one share": words(cluster.private / "results", "tiny.py"),
+        "give a --results that all nodes and this one share": words(cluster.private / "results", "tiny.py"),
     }
     lines = [shlex.join(["distbench", *map(str, command)]) for command in commands.values()]
     lines[1] = lines[1].replace("tp=2 --nodes 2", "tp=4")
     lines = [line.replace("tiny.py", str(DATA / "tiny.py")) for line in lines]
     # RFC 2606 keeps this name from being anybody's.
-    step = f"srun --nodes 2 --ntasks-per-node 1 distbench run {DATA / 'tiny.py'} --mesh tp=2 --out {tmp_path}"
+    step = f"srun --nodes 2 --ntasks-per-node 1 distbench run {DATA / 'tiny.py'} --mesh tp=2 --results {tmp_path}"
     lines.insert(0, f"MASTER_ADDR=no-such-host.invalid {step}")
     (code, said), *ended = at_once(ranks, lines if cluster.has_private else lines[:3], PATH=path, **cluster.variables)
     assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in said and "Traceback" not in said

@@ -34,7 +34,7 @@ class Launch(NamedTuple):
 @pytest.fixture(scope="module")
 def launch(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Launch]:
     out = tmp_path_factory.mktemp("two-hosts")
-    words = ["distbench", "run", f"{DATA / 'tiny.py'}", "calibrate", "--quick", "--mesh", "tp=2", "--out", f"{out}"]
+    words = ["distbench", "run", f"{DATA / 'tiny.py'}", "calibrate", "--quick", "--mesh", "tp=2", "--results", f"{out}"]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
     processes = {}
     try:

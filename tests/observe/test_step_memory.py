@@ -144,7 +144,7 @@ def peaks(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> list[dict[s
         folder = tmp_path_factory.mktemp("memory")
         done = ranks.run_here(
             *("run", str(DATA / "holding.py"), "--set", f"variant={order}", "--passes", "1"),
-            *("--budget", "0.2", "--quick", "--quiet", "--out", str(folder)),
+            *("--budget", "0.2", "--quick", "--quiet", "--results", str(folder)),
         )
         assert done.exit_code == 0, done.output
         [file] = run_files(folder)

@@ -133,7 +133,7 @@ def test_one_calibration_from_the_command_line(ranks: Ranks, tmp_path: Path, mon
     monkeypatch.setattr(Settings, "quick", lambda: few)
     output, plots = tmp_path / "profile.json", tmp_path / "plots"
     mesh = ("--mesh", "dp_shard=1,tp=2", "--device", "cpu")
-    files = ("--out", str(tmp_path), "-o", str(output), "--plots", str(plots))
+    files = ("--results", str(tmp_path), "-o", str(output), "--plots", str(plots))
     done = ranks.run_here("calibrate", "--quick", *mesh, *files)
     assert done.exit_code == 0, done.stderr
     profile = load_profile(output)

@@ -65,7 +65,7 @@ def test_the_child_gives_the_paths_that_torch_itself_plans(forked_children: None
 
 def test_a_shard_to_partial_is_planned_by_all_or_says_which_torch_it_needs(cli: Cli) -> None:
     """Expected of torch itself: 2.14 is the first whose `DTensor.redistribute` takes it."""
-    done = cli("plan", "S(0)S(1)", "P(sum)S(1)", "--shape", "64,64", "--mesh", "2x4", "--format", "json")
+    done = cli("redistribute", "S(0)S(1)", "P(sum)S(1)", "--shape", "64,64", "--mesh", "2x4", "--format", "json")
     if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 14):
         assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1
         assert f"needs torch 2.14 or newer, this is {torch.__version__}" in done.stderr
@@ -93,7 +93,7 @@ def test_min_cost_costs_what_ours_does_under_torchs_constants(forked_children: N
 def test_where_torch_cannot_be_imported_the_rest_still_prints(children: Children, tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no torch here')")
-    command = ("-m", "distbench", "plan", *SWAP, "--mesh", "2x4")
+    command = ("-m", "distbench", "redistribute", *SWAP, "--mesh", "2x4")
     done = children.python(*command, variables={"PYTHONPATH": f"{tmp_path}:{ROOT}"}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("no torch here") == 2
@@ -104,7 +104,7 @@ def test_where_torch_cannot_be_imported_the_rest_still_prints(children: Children
 @pytest.mark.parametrize("profile", ["h100_8x_ib.json", "a100_8x_ib.json"])
 def test_a_shipped_profile_plans_prints_and_draws(cli: Cli, tmp_path: Path, profile: str) -> None:
     picture = tmp_path / ("path.png" if profile.startswith("h") else "path.svg")
-    done = cli("plan", *SWAP, "--mesh", "2x4", "--profile", f"profiles/{profile}", "--picture", str(picture))
+    done = cli("redistribute", *SWAP, "--mesh", "2x4", "--profile", f"profiles/{profile}", "--picture", str(picture))
     assert done.returncode == 0, done.stderr
     for said in ("dp_shard=2,tp=4", profile, "+-25 %", "<- use", "\nUse ", "| 0 | 1 | 2 | 3 |", "Picture: "):
         assert said in done.stdout, said
@@ -117,7 +117,7 @@ def test_a_shipped_profile_plans_prints_and_draws(cli: Cli, tmp_path: Path, prof
 
 
 def test_all_pairs_as_json_are_whole(cli: Cli) -> None:
-    done = cli("plan", "--all-pairs", "--shape", "64,64", "--mesh", "2x2", "--format", "json")
+    done = cli("redistribute", "--all-pairs", "--shape", "64,64", "--mesh", "2x2", "--format", "json")
     assert done.returncode == 0, done.stderr
     record = json.loads(done.stdout)
     assert record["num_all"] == len(record["pairs"]) == 135
@@ -161,6 +161,6 @@ def test_torch_works_out_the_steps_out_of_a_layout_once(monkeypatch: pytest.Monk
     ],
 )
 def test_what_the_user_can_mend_is_one_sentence_and_exit_code_2(cli: Cli, arguments: list[str], says: str) -> None:
-    done = cli("plan", *arguments)
+    done = cli("redistribute", *arguments)
     assert done.returncode == 2 and says in done.stderr
     assert done.stderr.startswith("distbench: ") and len(done.stderr.strip().splitlines()) == 1

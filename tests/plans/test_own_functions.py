@@ -106,7 +106,7 @@ def test_a_parallelize_function_that_raises_on_one_rank_only_is_said(ranks: Rank
     """The others wait in a collective by then; none is left behind, and the sentence has file and line."""
     file = tmp_path / "mine.py"
     file.write_text(ONE_RANK_RAISES)
-    done = ranks.run_here("run", str(file), "--quick", "--out", str(tmp_path / "out"))
+    done = ranks.run_here("run", str(file), "--quick", "--results", str(tmp_path / "out"))
     assert done.exit_code == 2, done.output
     said = f"on rank 1 of 2 only: parallelize raises ValueError: only here ({file}:10); fix it"
     assert said in " ".join(done.output.split())

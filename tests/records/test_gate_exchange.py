@@ -32,7 +32,7 @@ def two_cases(index: int) -> dict[str, dict[str, object]]:
 
 def test_a_baseline_keeps_what_a_gate_needs(tmp_path: Path) -> None:
     write_side(tmp_path / "runs", two_cases)
-    saved = run("baseline", "save", tmp_path / "runs", "--out", tmp_path)
+    saved = run("baseline", "save", tmp_path / "runs", "--results", tmp_path)
     path = tmp_path / "baselines" / "box-1" / "collectives-tp-4-cpu.json"
     assert saved.exit_code == 0 and saved.output == f"baseline: {path}\n"
     before, after = launches(tmp_path / "runs"), read_baseline(path)
@@ -52,7 +52,7 @@ def test_a_baseline_keeps_what_a_gate_needs(tmp_path: Path) -> None:
 
 def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
     base, _ = taking_turns(tmp_path, 1e-3, 1e-3)
-    run("baseline", "save", base, "--out", tmp_path)
+    run("baseline", "save", base, "--results", tmp_path)
     late = write_side(tmp_path / "late", lambda index: {CASE: case(steady(1.5e-3, index))}, start=90_000.0)
     done = run("gate", tmp_path / "baselines", late)
     assert (
@@ -64,11 +64,11 @@ def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
 
 
 def test_baselines_are_listed_and_shown(tmp_path: Path) -> None:
-    said = " ".join(run("baseline", "list", "--runs", tmp_path).output.split())
+    said = " ".join(run("baseline", "list", "--results", tmp_path).output.split())
     assert said.endswith("store one with distbench baseline save")
     write_side(tmp_path / "runs", two_cases)
-    run("baseline", "save", tmp_path / "runs", "--out", tmp_path)
-    listed = " ".join(run("baseline", "list", "--runs", tmp_path).output.split())
+    run("baseline", "save", tmp_path / "runs", "--results", tmp_path)
+    listed = " ".join(run("baseline", "list", "--results", tmp_path).output.split())
     assert "collectives tp=4 10 2 aaaaaaaa" in listed
     shown = run("baseline", "show", tmp_path / "baselines" / "box-1" / "collectives-tp-4-cpu.json")
     assert shown.exit_code == 0
@@ -91,7 +91,7 @@ def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
     (tmp_path / "old.json").write_text(stored())
     for command in (
         ["baseline", "show"],
-        ["baseline", "save", "--out", tmp_path],
+        ["baseline", "save", "--results", tmp_path],
         *(["export", form] for form in FORMS),
     ):
         done = run(*command, tmp_path / "old.json")
@@ -240,7 +240,7 @@ def test_a_broken_nccl_tests_file_is_refused(tmp_path: Path) -> None:
 def test_gating_takes_a_baseline_apart_by_run(tmp_path: Path) -> None:
     """A stored baseline holds the launches it was made from: the same run may not stand on both sides."""
     base, _ = taking_turns(tmp_path, 1e-3, 1e-3)
-    run("baseline", "save", base, "--out", tmp_path)
+    run("baseline", "save", base, "--results", tmp_path)
     stored = read_baseline(next((tmp_path / "baselines").rglob("*.json")))
     with pytest.raises(UserError, match="is in the baseline and in the candidate"):
         gate(stored, launches(base), Options())

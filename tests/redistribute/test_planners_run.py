@@ -33,7 +33,7 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[s
     profile_of().save(folder / "profile.json")
     chosen = ("--profile", str(folder / "profile.json"), "--set", "planners=greedy+min_cost+calibrated+direct")
     done = ranks.run_here(
-        "run", PAIRS, "--quick", "--budget", "0.5", "--device", "cpu", "--out", str(folder / "results"), *chosen
+        "run", PAIRS, "--quick", "--budget", "0.5", "--device", "cpu", "--results", str(folder / "results"), *chosen
     )
     assert done.exit_code == 0, done.stderr
     (file,) = run_files(folder / "results")
@@ -121,7 +121,7 @@ def test_a_profile_that_does_not_fit_is_one_sentence_before_any_rank_starts(
         content.save(path)
     elif content is not None:
         path.write_text(content)
-    done = cli("run", PAIRS, "--device", "cpu", "--profile", str(path), "--out", str(out))
+    done = cli("run", PAIRS, "--device", "cpu", "--profile", str(path), "--results", str(out))
     assert done.returncode == 2 and says in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert not out.exists()
 

@@ -20,7 +20,7 @@ from distbench.spec.file_io import unique_stem
 
 
 def sweep(*arguments: str) -> Result:
-    return CliRunner().invoke(main, ["sweep", *arguments])
+    return CliRunner().invoke(main, ["tune", *arguments])
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def sweep(*arguments: str) -> Result:
             "--memory lots cannot be used; give a positive number",
         ),
         (("llama_2d", "--memory", "2000TB", "--hardware", "h100"), "--memory 2000TB is too much; give at most 1e+06GB"),
-        (("llama_2d", "--budget", "0"), "--budget 0 cannot be used; give a positive number with one of s, min, h"),
+        (("llama_2d", "--budget", "0"), "0 is too short; give at least 0.001 s"),
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is not a number of ranks"),
         (("llama_2d", "--memory", "80GB"), "--memory needs --hardware"),
@@ -47,7 +47,7 @@ def sweep(*arguments: str) -> Result:
     ],
 )
 def test_bad_input_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_path: Path) -> None:
-    done = sweep(*arguments, "--out", str(tmp_path))
+    done = sweep(*arguments, "--results", str(tmp_path))
     assert done.exit_code == 2 and says in done.output and "Traceback" not in done.output
 
 
@@ -55,7 +55,19 @@ def test_bad_input_is_one_sentence(arguments: tuple[str, ...], says: str, tmp_pa
 def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, Any]:
     """A sweep of three plans of a small scenario, and the same again from what it left."""
     out = tmp_path_factory.mktemp("sweep")
-    asked = ("tp_mlp", "--quick", "--world", "2", "--hardware", "h100", "--plans", "3", "--out", str(out), "--quiet")
+    asked = (
+        "tp_mlp",
+        "--quick",
+        "--world",
+        "2",
+        "--hardware",
+        "h100",
+        "--plans",
+        "3",
+        "--results",
+        str(out),
+        "--quiet",
+    )
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
@@ -67,7 +79,7 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
             ((_, ended),) = child.ask([Question("facts", [{"often": True}], {"dp_shard": 2})])
         staged = sweep(
             *("pipeline", "--quick", "--set", "schedule=gpipe", "--set", "microbatches=4", "--set", "num_layers=2"),
-            *("--world", "2", "--hardware", "h100", "--plans", "1", "--out", str(out.parent / "staged"), "--quiet"),
+            *("--world", "2", "--hardware", "h100", "--plans", "1", "--results", str(out.parent / "staged"), "--quiet"),
         )
     after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
     runs = {"first": first, "again": resumed, "small": small, "staged": staged, "facts": facts}
@@ -149,13 +161,13 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
         (("tp_mlp", "--world", "4"), "holds a sweep of tp_mlp"),
     ):
         for resume in ((), ("--resume",)):
-            done = sweep(*arguments, *resume, "--quick", "--hardware", "h100", "--out", str(tmp_path))
+            done = sweep(*arguments, *resume, "--quick", "--hardware", "h100", "--results", str(tmp_path))
             assert done.exit_code == 2 and says in done.output, done.output
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_resume_of_no_sweep_is_refused(tmp_path: Path) -> None:
-    done = sweep("tp_mlp", "--resume", "--out", str(tmp_path / "missing"))
+    done = sweep("tp_mlp", "--resume", "--results", str(tmp_path / "missing"))
     assert done.exit_code == 2 and "holds no sweep" in done.output and not (tmp_path / "missing").exists()
 
 

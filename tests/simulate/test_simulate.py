@@ -229,7 +229,7 @@ def test_a_disk_that_is_full_costs_nothing_of_what_is_said(tmp_path: Path, monke
         raise OSError(28, "No space left on device", "run.jsonl")
 
     monkeypatch.setattr("distbench.simulate.simulated_run.write_simulated_run", full)
-    asked = ["simulate", "--recording", str(DATA / "recording_v1.jsonl"), "--out", str(tmp_path)]
+    asked = ["simulate", "--recording", str(DATA / "recording_v1.jsonl"), "--results", str(tmp_path)]
     done = CliRunner().invoke(main, asked)
     assert done.exit_code == 2 and "run.jsonl cannot be written (No space left on device)" in done.output
     assert "where the time goes" in done.output

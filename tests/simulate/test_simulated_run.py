@@ -213,7 +213,7 @@ def test_what_needs_measured_times_refuses_it(command: tuple[str, ...], path: Pa
 
 
 def test_history_leaves_it_out_and_says_so(path: Path, tmp_path: Path) -> None:
-    done = ask("history", "--runs", tmp_path)
+    done = ask("history", "--results", tmp_path)
     assert done.exit_code == 2 and "holds no run file (left out: " in done.output
     assert "is a simulated run" in done.output
 
@@ -247,5 +247,5 @@ def test_a_step_of_days_is_not_written(tmp_path: Path) -> None:
 
 def test_a_results_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    done = ask("simulate", "tp_mlp", "--out", tmp_path / "file")
+    done = ask("simulate", "tp_mlp", "--results", tmp_path / "file")
     assert done.exit_code == 2 and "is no folder and cannot be made" in done.output and done.output.count("\n") == 1

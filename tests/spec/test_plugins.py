@@ -92,7 +92,7 @@ def test_a_hardware_file(installed: None) -> None:
 
 def test_a_planner_and_a_kind_of_case_run_on_ranks(ranks: Ranks, site: Path, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(SCENARIO)
-    words = ("run", "mine.py", "--budget", "0.1", "--device", "cpu", "--out", "out")
+    words = ("run", "mine.py", "--budget", "0.1", "--device", "cpu", "--results", "out")
     done = ranks.python("-m", "distbench", *words, cwd=tmp_path, variables={"PYTHONPATH": str(site)})
     assert done.returncode == 0, done.stdout + done.stderr
     (run_file,) = (tmp_path / "out").rglob("*-with_plugins-*.jsonl")
