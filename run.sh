@@ -154,7 +154,7 @@ signatures() {
     list=$(shipped)
     mapfile -t names <<<"$list"
     rm -rf build/signatures
-    "$python" -m distbench signature "${names[@]}" --quick -o build/signatures
+    "$python" -m distbench signature "${names[@]}" --quick --output-dir build/signatures
     "$python" -m distbench gate --signature signatures build/signatures "$@"
 }
 
