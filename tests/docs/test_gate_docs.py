@@ -26,7 +26,7 @@ sys.modules.pop("distbench", None)
 sys.path[:0] = [{root!r}, {tests!r}]
 from gate_runs import CASE, case, records, steady, write
 if sys.argv[1] == "signature":
-    folder = pathlib.Path(sys.argv[sys.argv.index("-o") + 1])
+    folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
     folder.mkdir(exist_ok=True)
     text = pathlib.Path("plan").read_text()
     (folder / "train.signature").write_text({signature!r} + text)
@@ -34,7 +34,7 @@ if sys.argv[1] == "signature":
 if sys.argv[1] != "run":
     from distbench.cli.main import main
     main()
-out = pathlib.Path(sys.argv[sys.argv.index("--out") + 1])
+out = pathlib.Path(sys.argv[sys.argv.index("--results") + 1])
 place = len(list(out.glob("*.jsonl")))
 seconds = float(pathlib.Path("speed").read_text())
 lines = records(f"{{out.name}}-{{place}}", time.time(), {{CASE: case(steady(seconds, place))}}, load_at_start=None)

@@ -165,7 +165,7 @@ def test_a_case_that_raises_is_left_out_and_named_unless_all_of_them_do(
     found = worker.signature(job)
     assert (found["cases"], found["left_out"]) == ({"fine": {}}, {"raises": "RuntimeError: not"})
     del case_specs[0]
-    with pytest.raises(UserError, match=r"no case runs .*: raises raises RuntimeError: not; see"):
+    with pytest.raises(UserError, match=r"no case runs .*: raises raises RuntimeError: not; check"):
         worker.signature(job)
 
 

@@ -93,7 +93,7 @@ def test_a_signature_baseline_that_is_no_text_is_replaced(tmp_path: Path) -> Non
     [
         ("scenario", "scenario\x1b", "line 'scenario'"),
         ("mesh ", "mesh tp=0,x", "line 'mesh'"),
-        ("version 1", "version ²", "of version"),
+        ("version 1", "version ²", "signature version"),
         ("] \n", "", "line 96"),
     ],
 )
