@@ -34,7 +34,7 @@ if sys.argv[1] == "signature":
 if sys.argv[1] != "run":
     from distbench.cli.main import main
     main()
-out = pathlib.Path(sys.argv[sys.argv.index("--results") + 1])
+out = next(pathlib.Path(after) for word, after in zip(sys.argv, sys.argv[1:]) if word in ("--results", "--out"))
 place = len(list(out.glob("*.jsonl")))
 seconds = float(pathlib.Path("speed").read_text())
 lines = records(f"{{out.name}}-{{place}}", time.time(), {{CASE: case(steady(seconds, place))}}, load_at_start=None)

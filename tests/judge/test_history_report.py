@@ -5,6 +5,7 @@ from itertools import pairwise
 import pytest
 
 from distbench.judge.history import MAX_CASES, MAX_STEADY, Level, Point, Series, commit_text, text
+from distbench.show.terminal import show_notes
 
 HASH = "0123456789abcdef"
 
@@ -26,6 +27,12 @@ def series(case_id: str, seconds: list[float], changed_at: int | None = None) ->
 )
 def test_a_commit_is_told_in_eight_letters_and_whether_files_differed(point: Point, told: str) -> None:
     assert commit_text(point) == told
+
+
+@pytest.fixture(autouse=True)
+def folded_notes() -> None:
+    """Notes are folded, whatever an earlier command of this process was given."""
+    show_notes(False)
 
 
 def test_a_level_has_its_first_launch_commit_count_time_and_change() -> None:
