@@ -133,7 +133,9 @@ MADE = (
     made("a device as scenario", "ln -s /dev/zero x.py", "run x.py", "is no file"),
     made("a scenario of a gigabyte", "truncate -s 1G x.py", "run x.py", "x.py cannot be read"),
     made("a scenario of zeros", "truncate -s 1000 x.py", "run x.py", "x.py"),
-    made("a scenario that is no UTF-8", "printf '# -*- coding: latin-1 -*-\\n# \\xe9\\n' > x.py", "check x.py", "x.py"),
+    made(
+        "a scenario that is not UTF-8", "printf '# -*- coding: latin-1 -*-\\n# \\xe9\\n' > x.py", "check x.py", "x.py"
+    ),
     made("a scenario of brackets", "printf '(%.0s' $(seq 9999) > x.py", "check x.py", "x.py"),
     made("a scenario cut in the middle", "head -c 100 toy.py > x.py", "check x.py", "not valid Python"),
     made("a name that Python cannot import", "cp toy.py '1 2-3.py'", "check '1 2-3.py'", "toy", 0),

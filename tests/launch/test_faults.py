@@ -186,11 +186,11 @@ def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path, monkeypatch
     [
         ({"RANK": "1"}, "WORLD_SIZE is missing"),
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
-        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 is no rank of WORLD_SIZE=2, which has 0 to 1"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is no rank"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 is not valid for WORLD_SIZE=2, which has ranks 0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not valid"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a valid port"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "http"}, "not numbers"),
-        ({"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "RANK=2 is no rank"),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "RANK=2 is not valid"),
     ],
 )
 def test_rank_variables_that_no_launcher_sets_are_refused(variables: dict[str, str], says: str) -> None:

@@ -54,7 +54,7 @@ def test_a_choice_of_nothing_is_one_sentence_with_a_few_ids(ranks: Ranks, tmp_pa
     done = ranks.run_here("run", str(DATA / "tiny.py"), "-k", "step", *FEW, "--quiet", "--results", str(tmp_path))
     assert done.exit_code == 2 and run_files(tmp_path) == []
     assert done.stderr.splitlines() == [
-        "distbench: -k 'step' chooses none of the 1 case; there are e.g. collective/f32[1024]/all_gather/tp; "
+        "distbench: -k 'step' matches 0 of 1 case, such as collective/f32[1024]/all_gather/tp; "
         "`run --dry-run` lists all"
     ]
 
@@ -145,9 +145,9 @@ def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"torch": "2.12.0"}, "torch was 2.12.0, now it is 2.13.0"),
-        ({"torch": "2.13.0", "git_commit": "b"}, "the commit was b, now it is c"),
-        ({"torch": "2.13.0", "machine": "other"}, "the machine was other, now it is m"),
+        ({"torch": "2.12.0"}, "torch was 2.12.0, and is now 2.13.0"),
+        ({"torch": "2.13.0", "git_commit": "b"}, "the commit was b, and is now c"),
+        ({"torch": "2.13.0", "machine": "other"}, "the machine was other, and is now m"),
     ],
 )
 def test_a_run_made_otherwise_is_not_gone_on_with(
@@ -165,7 +165,7 @@ def test_a_scenario_that_was_edited_or_is_gone_is_not_gone_on_with(
     with pytest.raises(UserError, match="the scenario file was "):
         run_job.job_left_of(file)
     (tmp_path / "s.py").unlink()
-    with pytest.raises(UserError, match="now it is gone"):
+    with pytest.raises(UserError, match="and is now gone"):
         run_job.job_left_of(file)
 
 

@@ -97,7 +97,7 @@ class Recorder:
 def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Predictor]:
     def load(file: Path) -> list[Any]:
         if file.name == "damaged":
-            raise UserError("recording damaged, line 1: it is no JSON")
+            raise UserError("recording damaged, line 1: it is not JSON")
         return []
 
     monkeypatch.setattr(prediction_module, "load_recordings", load)
