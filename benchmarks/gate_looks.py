@@ -32,7 +32,7 @@ def looks_table(series: RecordedSeries, max_pairs: int, num_comparisons: int, se
     ]
     for change in (name for name, put_in in CHANGES.items() if not put_in.spoils):
         seen = rates(series, max_pairs, change, num_comparisons, seed, rule)
-        of_changed = ["-", "-"] if change == "none" else [percent(each, seen) for each in (seen.found, seen.passed)]
+        of_changed = ["-", "-"] if change == "none" else [percent(each, seen) for each in (seen.detected, seen.passed)]
         pairs = f"{seen.num_pairs / seen.num_comparisons:.1f}"
         lines.append(f"| {' | '.join([change, percent(seen.false_jobs, seen), *of_changed, pairs])} |")
     return "\n".join(lines)

@@ -245,21 +245,21 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     with noted_stop() as stop:
         try:
             record.add(attempt(job, ranks, display, stop))
-            while record.goes_on() and not stop.asked:
+            while record.goes_on() and not stop.is_requested:
                 record.add(attempt(_relaunched(job, record), ranks, display, stop))
         except OSError as error:
             record.end("failed", Cause("storage", cannot_be_written(error, Path(job.log_dir))))
         except UserError as error:
             record.end("failed", Cause("user", str(error)))
-        if stop.asked and record.status != "complete":
+        if stop.is_requested and record.status != "complete":
             record.end("interrupted", Cause("", "interrupted"))
         if reporting_rank == 0:
             record.close_run_file()
     # Under another launcher rank 0 alone counts rows.
     counts = dict(record.num_by_status) if reporting_rank == 0 else {}
     # A stop signal that comes too late for this job prevents the next jobs.
-    status = "interrupted" if stop.asked else record.status
-    message = record.message or ("interrupted after its last case" if stop.asked else "")
+    status = "interrupted" if stop.is_requested else record.status
+    message = record.message or ("interrupted after its last case" if stop.is_requested else "")
     left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
     warning = too_long(record.cut_logs)
     if logs := moved_logs(job):

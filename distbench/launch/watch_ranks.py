@@ -233,7 +233,7 @@ def _follow(
         if ranks.are_kept and attempt.has_left:
             return "complete"
         # A launcher that has ended or was killed cannot end its ranks.
-        if stop.asked or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
+        if stop.is_requested or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
             return "interrupted"
         silent_s = time.monotonic() - attempt.last_event_s
         if attempt.is_meeting:

@@ -144,7 +144,7 @@ class ForkPool:
             if not question.again:
                 self._waiting.appendleft(Question(question.data, again=ended))
                 return None
-            question.why = f"its process was {ended}, the second time"
+            question.why = f"its process was {ended}, second attempt"
         elif question.answer is None:
             words = f" (its last words: {last_words(stderr_lines)})" if last_words(stderr_lines) else ""
             question.why = f"its process ended with exit code {code} and without an answer{words}"

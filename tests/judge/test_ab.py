@@ -17,7 +17,7 @@ from processes import PATIENCE_S, Children
 
 from distbench.cli.main import main
 from distbench.judge import ab as turns
-from distbench.judge.ab import Side, Terms, checked_out, looks_of, order_of, python_at, settled_by, take_turns
+from distbench.judge.ab import Side, Terms, checked_out, looks_of, order_of, python_at, run_pairs, settled_by
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.processes.signals import stopped_as_interrupt
 from distbench.spec.errors import UserError
@@ -117,7 +117,7 @@ def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> Non
 
 def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: Path) -> None:
     sides = [Side(name, ".", repository) for name in "ab"]
-    settled = take_turns(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
+    settled = run_pairs(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
     assert settled.num_pairs == 1 and "would take longer than --max-time" in settled.reason
     assert settled.gated.exit_code() == 4
 
@@ -176,12 +176,12 @@ def test_what_cannot_work_is_a_sentence(repository: Path, arguments: tuple[str, 
 
 
 def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(repository: Path, tmp_path: Path) -> None:
-    fails = "\nif number == 1: sys.exit(print('distbench: an error that was not foreseen', file=sys.stderr) or 70)\n"
+    fails = "\nif number == 1: sys.exit(print('distbench: internal error', file=sys.stderr) or 70)\n"
     stand_in = STAND_IN.replace("lines = json", f"{fails}lines = json", 1)
     (repository / "distbench" / "__main__.py").write_text(stand_in)
     out = tmp_path / "out"
     code, output = run_ab("base", ".", "--pairs", "3", "--results", str(out), "--", "x")
-    assert code == 2 and "b: the working tree: an error that was not foreseen" in output
+    assert code == 2 and "b: the working tree: internal error" in output
     assert (out / "b" / "0.jsonl").exists()
 
 

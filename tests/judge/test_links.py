@@ -100,7 +100,7 @@ def test_a_burst_of_products_counts_as_one_product() -> None:
     assert links is not None and bursts is not None
     ratios = {
         one.quantity: float((one.times_s / of_bursts.times_s).mean())
-        for one, of_bursts in zip(links.alike, bursts.alike, strict=True)
+        for one, of_bursts in zip(links.groups, bursts.groups, strict=True)
     }
     assert ratios == pytest.approx({"latency": 1, "bandwidth": 1, "compute": 10})
 
@@ -324,9 +324,9 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     assert all(case["counters"]["repeats"] > 1 for case in computing)
     links = link_run_of(run)
     assert isinstance(links, LinkRun) and len(links.hosts) == 4
-    shapes = {(alike.quantity, alike.times_s.shape) for alike in links.alike}
+    shapes = {(alike.quantity, alike.times_s.shape) for alike in links.groups}
     assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
-    assert all((alike.times_s > 0).all() for alike in links.alike)
+    assert all((alike.times_s > 0).all() for alike in links.groups)
     assert all(sent > 0 for sent, _ in links.segments.values()) and len(links.segments) == 1
 
 

@@ -114,7 +114,7 @@ def test_another_thread_than_the_main_one_handles_no_signal() -> None:
 
     def look() -> bool:
         with stopped_as_interrupt(), noted_stop() as stop:
-            return stop.asked or before != [signal.getsignal(each) for each in STOPPING]
+            return stop.is_requested or before != [signal.getsignal(each) for each in STOPPING]
 
     with ThreadPoolExecutor() as pool:
         assert pool.submit(look).result() is False
@@ -214,7 +214,7 @@ def test_a_signal_after_the_one_that_stopped_a_launch_is_ignored_while_the_comma
     with stopped_as_interrupt():
         with noted_stop() as stop:
             signal.raise_signal(signal.SIGTERM)
-        assert stop.asked
+        assert stop.is_requested
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGHUP)
     assert [signal.getsignal(each) for each in STOPPING] == before
@@ -227,10 +227,10 @@ def test_a_signal_after_the_one_that_stopped_a_launch_is_ignored_while_the_comma
 def test_noted_signals_interrupt_nothing_and_the_handlers_come_back() -> None:
     before = [signal.getsignal(each) for each in STOPPING]
     with noted_stop() as stop:
-        assert not stop.asked
+        assert not stop.is_requested
         for each in SIGNALS:
             signal.raise_signal(each)
-        assert stop.asked
+        assert stop.is_requested
     assert [signal.getsignal(each) for each in STOPPING] == before
 
 
@@ -260,7 +260,7 @@ def stub(*ends: Any) -> Any:
         end = next(left)
         if isinstance(end, Exception):
             raise end
-        stop.asked = end == "asked"
+        stop.is_requested = end == "asked"
         append(Path(job.run_file), HEADER)
         return Attempt(num_cases=0, reached_end=True)
 

@@ -131,7 +131,7 @@ def test_a_function_that_shards_what_it_likes_rules_no_mesh_out(predicted: Mappi
 
 def test_a_process_that_a_signal_ends_is_started_once_more(predicted: Mapping[str, Any]) -> None:
     assert predicted["signals"] == ["ended by SIGABRT (its last words: terminate called)"]
-    assert "ended by SIGABRT (its last words: terminate called), the second time" in predicted["ended"]["left_out"]
+    assert "ended by SIGABRT (its last words: terminate called), second attempt" in predicted["ended"]["left_out"]
 
 
 def test_a_child_that_ends_at_once_is_one_sentence(
