@@ -84,7 +84,7 @@ def main() -> list[Row]:
             for index in range(NUM_LAUNCHES):
                 write_launch(side / f"{index:02}.jsonl", f"{side.name}-{index}", 1.0 + 2 * index + number, draw)
         wall_s, rss_gb = measure(["gate", *map(str, sides)], Path(folder) / "output")
-    size = f"{NUM_CASES} cases x {NUM_LAUNCHES} launches a side"
+    size = f"{NUM_CASES} cases x {NUM_LAUNCHES} launches per side"
     return [
         (f"gate, {size}, wall_s", wall_s, MAX_WALL_S),
         (f"gate, {size}, peak_rss_gb", rss_gb, MAX_RSS_GB),

@@ -27,7 +27,7 @@ def looks_table(series: RecordedSeries, max_pairs: int, num_comparisons: int, se
         f"{len(series.case_ids)} cases, {series.num_launches} launches: {num_comparisons} comparisons "
         f"a row, in windows from {series.num_starts(max_pairs)} starts",
         "",
-        "| change | any false alarm | found | called a pass | pairs launched, mean |",
+        "| change | any false alarm | detected | verdict pass | pairs launched, mean |",
         "|:---|---:|---:|---:|---:|",
     ]
     for change in (name for name, put_in in CHANGES.items() if not put_in.spoils):

@@ -318,11 +318,11 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     return time.monotonic() - began
 
 
-def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, say: Callable[[str], None]) -> Path:
+def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, show: Callable[[str], None]) -> Path:
     """Launch the working tree `num_launches` times; return the folder of the run files. Raises as `run_pairs`."""
     side = Side("unchanged", WORKING_TREE, Path.cwd())
     with stopped_as_interrupt():
         for number in range(1, num_launches + 1):
             took_s = _launch_once(side, run_arguments, out)
-            say(f"launch {number} of {num_launches}: {took_s:.1f} s")
+            show(f"launch {number} of {num_launches}: {took_s:.1f} s")
     return out / side.name

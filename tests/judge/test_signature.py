@@ -87,7 +87,10 @@ def test_differences_name_module_collective_mesh_dim_and_bytes() -> None:
     assert text == "step/x: (root), backward: 1 reduce_scatter over dp_shard (fsdp) of 512 B bf16 became 1 KiB f32"
     [text] = differences(base, signature_of({GATHER: 3, REDUCE: 1}))
     assert "-1 all_gather over tp" in text
-    assert differences(base, signature_of({GATHER: 4, REDUCE: 1}, "step/y")) == ["step/x: is gone", "step/y: is new"]
+    assert differences(base, signature_of({GATHER: 4, REDUCE: 1}, "step/y")) == [
+        "step/x: missing in the candidate",
+        "step/y: not in the baseline",
+    ]
 
 
 def test_the_predicted_peak_of_memory_is_part_of_it() -> None:

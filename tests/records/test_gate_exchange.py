@@ -216,7 +216,7 @@ def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
     base, new = write_nccl_side(tmp_path / "base", 1.0, 0), write_nccl_side(tmp_path / "new", 1.3, 5)
     done = run("gate", base, new, "-v")
     assert done.exit_code == 1 and "FAIL: 4 regression" in done.output
-    assert "6 pairs of launches that took turns" in done.output
+    assert "6 pairs of alternating launches" in done.output
     bad = write_nccl_side(tmp_path / "bad", 1.0, 5, wrong=7.0)
     done = run("gate", base, bad, "--format", "json")
     assert done.exit_code == 4

@@ -174,7 +174,7 @@ def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> N
     other = written(tmp_path / "b", simulated(case_id="step/f32[32,256]/mine"))
     done = ask("compare", path, other)
     assert (
-        done.exit_code == 2 and "the first holds step/f32[16,256]/mine, the second step/f32[32,256]/mine" in done.output
+        done.exit_code == 2 and "the first has step/f32[16,256]/mine, the second step/f32[32,256]/mine" in done.output
     )
 
 
@@ -201,7 +201,7 @@ def test_a_simulated_step_stands_beside_a_measured_one(path: Path, tmp_path: Pat
     assert "A is measured on box B is simulated on h100" in compared
     assert "predicted times, and medians where a side is measured" in compared
     frame = ask("compare", other, path, "--format", "csv").stdout.splitlines()
-    assert ",predicted,a simulation predicts a time and no interval,predicted,1,4,5.0," in frame[1]
+    assert ",predicted,a simulation predicts a time without an interval,predicted,1,4,5.0," in frame[1]
 
 
 @pytest.mark.parametrize("command", [("gate",), ("export", "customSmallerIsBetter"), ("baseline", "save")])
