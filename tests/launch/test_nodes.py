@@ -91,7 +91,7 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
             torchrun_words("--node-rank 2 --master-addr a"),
             "--node-rank 2 is not valid for 2 nodes; give each its own, 0 to 1",
         ),
-        (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is none of 2 nodes"),
+        (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is not valid for 2 nodes"),
         (torchrun_words("--node-rank 1"), "needs the address of node 0"),
         (
             torchrun_words("--node-rank 1 --nproc-per-node=4"),
@@ -107,7 +107,7 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
             ("--nodes", "2", "--launcher", "torchx", "--launcher-args", "-- --j 1x8"),
             "--j: --nodes and --ranks-per-node set",
         ),
-        (("--nodes", "2", "--launcher", "slurm", "--launcher-args", "--ntasks-per=8"), "--ntasks-per=8: how many"),
+        (("--nodes", "2", "--launcher", "slurm", "--launcher-args", "--ntasks-per=8"), "--ntasks-per=8: --nodes and"),
         (("--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args", "'a\nx'"), "has several lines"),
     ],
 )
@@ -124,7 +124,7 @@ def test_a_launcher_that_is_not_here_is_named(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     code, text = run("--nodes", "2", "--launcher", launcher)
-    assert code == 2 and f"needs the program {program}, which is not here" in text
+    assert code == 2 and f"needs the program {program}, which is not installed on this host" in text
 
 
 def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_why_a_job_waits_is_said_once_with_when_it_begins(monkeypatch: pytest.Mo
     code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, waits, gone, gone, over])
     assert code == 1 and len(said) == 4
     assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to start it at 2026-01-01T10:00:00"
-    assert said[2].startswith("Slurm does not answer (slurm_load_jobs error: Unable to contact slurm controller)")
+    assert said[2].startswith("Slurm does not respond (slurm_load_jobs error: Unable to contact slurm controller)")
     assert "give a --results folder that this host and all nodes share" in said[3]
 
 

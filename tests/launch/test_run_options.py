@@ -47,7 +47,9 @@ def test_a_report_takes_the_runs_of_a_label_and_says_it(chosen: tuple[Path, str]
     shown = ranks.run_here("report", "--label", "before", "--results", str(chosen[0]))
     assert shown.exit_code == 0 and "label before" in shown.stdout
     other = ranks.run_here("report", "--label", "after", "--results", str(chosen[0]))
-    assert other.exit_code == 2 and other.stderr.startswith("distbench: --label 'after': no run here has it; there are")
+    assert other.exit_code == 2 and other.stderr.startswith(
+        "distbench: --label 'after': no run has this label; available"
+    )
 
 
 def test_a_choice_of_nothing_is_one_sentence_with_a_few_ids(ranks: Ranks, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_a_profile_with_fields_of_wrong_types_is_refused(
 def test_nan_in_a_profile_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({**PROFILE, "lines": [{**LINE, "base_s": float("nan")}]}))
-    with pytest.raises(UserError, match="NaN is no number"):
+    with pytest.raises(UserError, match="NaN is not a JSON number"):
         load_profile(path)
 
 

@@ -209,7 +209,7 @@ def test_what_needs_measured_times_refuses_it(command: tuple[str, ...], path: Pa
     sides = (path, measured(tmp_path, path)) if command == ("gate",) else (path,)
     done = ask(*command, *sides)
     assert done.exit_code == 2 and done.output.count("\n") == 1
-    assert "is a simulated run, which holds no measured time; distbench compare shows predicted times" in done.output
+    assert "is a simulated run without measured times; use distbench compare for predicted times" in done.output
 
 
 def test_history_leaves_it_out_and_says_so(path: Path, tmp_path: Path) -> None:

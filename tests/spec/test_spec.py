@@ -163,7 +163,7 @@ def test_a_summary_is_the_first_paragraph(tmp_path: Path) -> None:
         ("def broken(:\n", "line 1 is not valid Python"),
         ("@scenario(mesh=MESH)\ndef f(): ...\n", "not a literal"),
         ("@scenario(tags=())\ndef f(): ...\n", "needs a mesh"),
-        ("@scenario(mesh={'tp': 2}, axis={})\ndef f(): ...\n", "takes no 'axis'"),
+        ("@scenario(mesh={'tp': 2}, axis={})\ndef f(): ...\n", "has no argument 'axis'"),
         ("@scenario(mesh={'tp': 2}, axes={'y': (1,)})\ndef f(*, x=1): ...\n", "'y' is not a parameter"),
         ("@scenario(mesh={'tp': 2})\ndef f(x=1): ...\n", "keyword-only"),
         ("@scenario(mesh={'rows': 2})\ndef f(): ...\n", "'rows' is unknown"),
