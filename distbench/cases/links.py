@@ -318,7 +318,7 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
         return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
-    # Ranks that wait in this round also start: NCCL creates its communicator when all ranks of a group have called.
+    # Waiting ranks of this round take part in the start: NCCL creates a communicator when all ranks of a group call it.
     yield OpenedCase(
         lambda _: exchange(),
         check,

@@ -57,7 +57,7 @@ class Drawing:
 
     @property
     def left_out_note(self) -> str:
-        """Sentence on the tensor dims left out, after a space; "" if there are none."""
+        """Sentence on the tensor dims left out, after a space; "" without such tensor dims."""
         names = ", ".join(map(str, self.left_out))
         return f" Not drawn: tensor dim {names}, whole on every rank." if names else ""
 

@@ -1,4 +1,4 @@
-"""What `distbench redistribute` was given, as a setting and pairs of layouts, and torch's paths for them."""
+"""Input of `distbench redistribute`: the tensor, mesh and prices, pairs of layouts, and torch's paths for them."""
 
 import math
 import re

@@ -68,7 +68,7 @@ class Batch:
         if self.dims is not None:
             return ""
         if isinstance(self.tree, list) and all(isinstance(item, Mapping | list | tuple) and item for item in self.tree):
-            return "; in a list of samples, the tensors of each sample are split: stack them, batch first"
+            return "; in a list of samples, the tensors of each sample are split: stack the samples, batch first"
         split = self.split_dims
         unsplit = [name for name, tensor in tensors_of(self.tree) if tensor.ndim and name not in split]
         if not unsplit:

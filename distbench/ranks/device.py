@@ -29,7 +29,7 @@ POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR"
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A type of device other than the CPU, as torch has it: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
+    """A type of device other than the CPU, by torch's name: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
 
     Its own module is used, not `torch.accelerator`, which supports one type per build, has no events, and cannot wait
     for a device that is implemented in Python.
@@ -45,7 +45,7 @@ class Accelerator:
 
     @property
     def module(self) -> Any:
-        """torch's module for it; UserError if this version of torch has none."""
+        """torch's module for this type of device; UserError if this version of torch has none."""
         try:
             return torch.get_device_module(self.type)
         except RuntimeError as error:
@@ -58,7 +58,7 @@ class Accelerator:
 
     @property
     def backend(self) -> str:
-        """The communication backend by torch's table, or by ours where torch's package is not loaded."""
+        """The communication backend by torch's table, or by distbench's where torch's package is not loaded."""
         from_torch = dist.Backend.default_device_backend_map.get(self.type, "") if dist.is_available() else ""
         ours = known_device(self.type).backend
         # Once torch's fake backend is imported, the table has it for a device whose package is not loaded.
@@ -71,7 +71,7 @@ class Accelerator:
 
     @property
     def is_available(self) -> bool:
-        """Return whether torch can use one."""
+        """Return whether torch can use a device of this type."""
         try:
             return bool(self.module.is_available())
         except UserError:
@@ -83,7 +83,7 @@ class Accelerator:
         return int(self.module.device_count()) if self.is_available else 0
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the device of a host's rank and make it the current one; UserError if there is none for that rank.
+        """Return the device of a host's rank and make it the current one; UserError without a device for that rank.
 
         A launcher may make one device visible per rank; then its number is 0 for all ranks.
         """

@@ -39,7 +39,7 @@ def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Format an exception as one line: its type and the first line of its message, shortened if it is long."""
+    """Format an exception as one line: its type and the first line of its message, shortened if long."""
     try:
         first = str(error).strip().partition("\n")[0]
     except Exception as of_its_own:

@@ -73,7 +73,7 @@ class PassComparison:
         is_near = self.detectable > 0.1 and needed and needed <= MAX_ADVISED
         more = f"; for 10 % it takes about {needed} passes" if is_near else ""
         sentence = (
-            f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
+            f"{subject} {100 * self.detectable:.0f} % slower than {reference} would be detected four times in five"
         )
         return [f"{sentence}{more}"]
 

@@ -111,7 +111,7 @@ class ForkPool:
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_ended` closes it
         process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
         process.start()
-        # While this process holds the sending end too, the end of a child would not be detected.
+        # If this process kept the sending end open, the end of a child would not be detected.
         sender.close()
         self._running[receiver] = question, process, stderr
 
@@ -312,10 +312,10 @@ def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[st
     - "code": the plan as Python, and its difference from the first variant's, see `_code`
 
     or {"id", "left_out": why there is no answer, "lasts": whether a repeated query would fail likewise}. A process that
-    a signal ends is started once more; the answer then has in "again" how the first one ended.
+    a signal ends is started again; "again" in the answer describes the end of the first process.
     """
     pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario), int(num_at_once)), True
-    # A buffer would read lines that `wait` then misses.
+    # Unbuffered: a buffer would contain lines that `wait` cannot detect.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
             questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
@@ -351,7 +351,7 @@ def _sweep_answer(file: Path, name: str, question: dict[str, Any]) -> Answer:
 
 
 def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """Record rank 0's step; also those of ranks with more to do; of a pipeline every position's."""
+    """Record the step of rank 0, of ranks with more work, and of every position of a pipeline."""
     step_args = scenario, question["scenario"], question["label"], question["mesh"]
     if scenario.plan.pipeline is not None:
         recordings = recorded_ranks(*step_args, None)

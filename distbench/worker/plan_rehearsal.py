@@ -39,7 +39,7 @@ from distbench.worker.rank_session import declared, load_scenario, variant_label
 MAX_REPEATED = 20_000_000
 # With fewer parameters and elements of its batch than this, a model is always run with values.
 SMALL = 2_000_000
-# Errors of an index that another rank would have sent; memory that FSDP2 has freed is out of bounds on all of them.
+# Errors of an index that another rank would have sent; memory freed by FSDP2 is out of bounds on every rank.
 NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
 # Most parts of a batch whose gradients are compared.
 MOST_PARTS = 8
@@ -141,9 +141,9 @@ def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankCon
         if odd := sorted(names_of_parts[0] ^ names_of_parts[-1]):
             some, none = (0, part) if odd[0] in names_of_parts[0] else (part, 0)
             return (
-                f"parameter {odd[0]} gets a gradient from part {some} of the batch and none from part {none}; FSDP2 "
-                "sums the gradients of all ranks, so ranks would wait for each other: use it in each part (add 0 times "
-                "its sum to the loss), or add it to FsdpPlan(ignored=...)",
+                f"parameter {odd[0]} gets a gradient from part {some} of the batch but not from part {none}; FSDP2 "
+                "sums the gradients of all ranks, so ranks would wait for each other. Use the parameter in each part "
+                "(add 0 times its sum to the loss), or add it to FsdpPlan(ignored=...)",
             )
     return ()
 

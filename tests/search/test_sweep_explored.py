@@ -66,7 +66,7 @@ def refusal(space: Space, limits: Limits, predictor: Refused) -> str:
 def test_where_no_plan_works_the_parameter_that_helps_is_named() -> None:
     axes = {"load": ("uniform", "zipf"), "capacity": (0.0, 1.25, 2.0)}
     said = refusal(replace(space(), axes=axes), Limits(80, 600.0), Refused(("capacity", 1.25), ("capacity", 2.0)))
-    assert "no plan of llama_2d that was tried works (3 of 288): dp_shard=4: it asks for values" in said
+    assert "no tried plan of llama_2d works (3 of 288): dp_shard=4: it asks for values" in said
     assert said.endswith("dp_shard=4 works with --set capacity=1.25")
     assert "works with" not in refusal(space(), Limits(80, 600.0), Refused())
 

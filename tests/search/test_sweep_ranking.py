@@ -123,7 +123,7 @@ def test_a_plan_without_a_next_one_says_why() -> None:
     found = SweepResult("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
     assert why(found) == ["No other plan was tried."]
     beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
-    assert why(beside) == ["No other plan that was tried fits."]
+    assert why(beside) == ["No other tried plan fits."]
     # Few a second are shown with their digits.
     slow = replace(found, plans=[plan_of(prediction(1e4))], world=4)
     assert "0.00250 tokens/s/device" in recommendation(slow)
@@ -173,7 +173,7 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     h100 = load_hardware("h100")
     said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), with_memory(h100, 80e9)))
     assert said.startswith(
-        "no plan of llama3_70b on 8 devices was found that fits into 80.0 GB (of which 4.34 GB are left to "
+        "no tried plan of llama3_70b on 8 devices fits into 80.0 GB (of which 4.34 GB are reserved for "
         "the context, NCCL's buffers and workspaces); the nearest (dp_shard=4)"
     )
     assert "needs 100 GB; give --memory 107GB or more" in said
