@@ -61,7 +61,7 @@ CALLS = (
     ("a negative shape", f"redistribute {PAIR} --shape -1,2 --mesh 2x2", "sizes above 0"),
     ("no shape", f'redistribute {PAIR} --shape "" --mesh 2x2', "sizes above 0"),
     ("a dtype that nobody knows", f"redistribute {PAIR} {SQUARE} --dtype i3", "i3"),
-    ("a mesh of nothing", f"redistribute {PAIR} --shape 8,8 --mesh 0x2", "neither sizes nor names"),
+    ("a mesh of nothing", f"redistribute {PAIR} --shape 8,8 --mesh 0x2", "is not valid"),
     (
         "no devices on a host",
         f"redistribute {PAIR} {SQUARE} --devices-per-host 0",

@@ -81,7 +81,7 @@ def python_at(text: str | None, option: str) -> str:
         return sys.executable
     interpreter = shutil.which(text)
     if interpreter is None:
-        raise UserError(f"{option} {text} cannot be started; give the path of a Python that has torch")
+        raise UserError(f"{option} {text} cannot be started; give the path of a Python with torch")
     return str(Path(interpreter).absolute())
 
 

@@ -123,7 +123,7 @@ def parse(text: str, where: str) -> Signature:
         raise UserError(f"{wrong}; update distbench, or write the file again")
     head = {line.partition(" ")[0]: line.partition(" ")[2] for line in lines[1:HEAD_LINES] if line.isprintable()}
     if lacking := [name for name in HEAD if name not in head]:
-        raise UserError(f"{where} lacks its line {lacking[0]!r}; write the file again")
+        raise UserError(f"{where} has no line {lacking[0]!r}; write the file again")
     try:
         mesh = parse_mesh(head["mesh"])
     except UserError as error:
@@ -132,7 +132,7 @@ def parse(text: str, where: str) -> Signature:
     peaks: dict[str, int] = {}
     for number, line in enumerate(lines[HEAD_LINES:], start=HEAD_LINES + 1):
         if line not in ("", "nothing") and not _is_read(line, cases, peaks):
-            wrong = f"{where}, line {number} is not a path, or repeats one of its case: {shown(line)}"
+            wrong = f"{where}, line {number} is not a path, or is a duplicate within its case: {shown(line)}"
             raise UserError(f"{wrong}; write the file again")
     return Signature(head["scenario"], mesh, head["torch"], cases, peaks)
 
@@ -192,9 +192,9 @@ def _collectives(trace: Record) -> list[Record]:
 def incomparable(base: Signature, new: Signature) -> str | None:
     """The reason why two signatures are not comparable; None if they are."""
     if base.scenario != new.scenario:
-        return f"scenario {base.scenario} against {new.scenario}"
+        return f"scenario {base.scenario} in the baseline, {new.scenario} in the candidate"
     if dict(base.mesh) != dict(new.mesh):
-        return f"mesh {format_mesh(base.mesh)} against {format_mesh(new.mesh)}"
+        return f"mesh {format_mesh(base.mesh)} in the baseline, {format_mesh(new.mesh)} in the candidate"
     return None
 
 
@@ -281,7 +281,7 @@ class SignatureComparison:
     def headline(self) -> str:
         """The verdict, and the number of equal signatures."""
         word = {0: "PASS", 1: "FAIL", 4: "NO VERDICT"}[self.exit_code]
-        summary = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures as in the baseline"
+        summary = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures match the baseline"
         return f"{word}: {summary}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
 
 
@@ -302,7 +302,7 @@ def compare(base: Path, new: Path) -> SignatureComparison:
         for side in (base, new)
     )
     if not before_names and not after_names:
-        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write some with distbench signature -o")
+        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write some with distbench signature --output-dir")
     alone = [f"{name}: missing in {new}" for name in before_names if name not in after_names]
     alone += [f"{name}: not in {base}; --update adds it" for name in after_names if name not in before_names]
     afters = {name: load(new / name) for name in before_names if name in after_names}

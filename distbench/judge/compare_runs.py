@@ -267,7 +267,7 @@ def _times(runs: Sequence[Run]) -> dict[Key, float]:
 
 def _predicted_case(key: Key, a: dict[Key, float], b: dict[Key, float]) -> ComparedCase:
     if key not in a or key not in b:
-        return ComparedCase(*key, ALONE[MISSING if key in a else NEW], "the other side lacks it")
+        return ComparedCase(*key, ALONE[MISSING if key in a else NEW], "the other side lacks the case")
     why = "a simulation predicts a time without an interval"
     return ComparedCase(*key, PREDICTED, why, PREDICTED, a_s=a[key], b_s=b[key], ratio=b[key] / a[key], num_launches=1)
 

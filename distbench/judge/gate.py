@@ -530,7 +530,7 @@ def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list
 def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerdict:
     if failed := candidate.failed(case_id):
         return CaseVerdict(label, case_id, INVALID, _failure(failed, candidate, "candidate"))
-    return CaseVerdict(label, case_id, NEW, f"{why}, so there is nothing to compare it with")
+    return CaseVerdict(label, case_id, NEW, f"{why}, so it cannot be compared")
 
 
 def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
@@ -552,7 +552,7 @@ def _settled(
         elif baseline.num_ok(case_id):
             timed.append(case_id)
             if lacking := baseline.num_lacking(case_id):
-                notes[case_id] = (f"{lacking} of {len(baseline.launches)} baseline launches lack it",)
+                notes[case_id] = (f"{lacking} of {len(baseline.launches)} baseline launches lack this case",)
     return settled_cases, timed, notes
 
 

@@ -85,10 +85,10 @@ def loss_lines(run: Run) -> Iterator[str]:
     links = link_run_of(run)
     for (host, interface), (sent, again) in links.segments.items() if links else ():
         if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
-            share = f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments sent again)"
+            share = f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments retransmitted)"
             yield (
                 f"warning: host {host} loses {share} on {interface}. Run `ip -s link` and "
-                f"`ethtool -S {interface}` there; check its cable and switch port"
+                f"`ethtool -S {interface}` on that host; check its cable and switch port"
             )
 
 
@@ -242,7 +242,7 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, extend="max")
     ticks = (1, 1.5, 2, 3)
     bar.set_ticks(np.log(ticks).tolist(), labels=[f"{tick:g}x" for tick in ticks])
-    bar.set_label("time over that of comparable links")
+    bar.set_label("time relative to comparable links")
     bar.outline.set_visible(False)  # type: ignore[operator]
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
     numbers = f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}"

@@ -113,8 +113,8 @@ def _summary(setting: Setting, advice: Advice) -> Table:
         notes.append(DIRECT_NOTE)
     if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
         notes.append(ORDER_NOTE)
-    columns = ("<planner", "time", "collectives", "sent by a rank", "peak", "received/bound", "<")
-    return Table("Plans", columns, rows, notes, optional=("peak", "received/bound", "sent by a rank"))
+    columns = ("<planner", "time", "collectives", "sent per rank", "peak", "received/bound", "<")
+    return Table("Plans", columns, rows, notes, optional=("peak", "received/bound", "sent per rank"))
 
 
 def _summary_row(advice: Advice, planner: str) -> tuple[str, ...]:
@@ -152,8 +152,8 @@ def _steps(advice: Advice) -> Table:
             continue
         breaks.add(len(rows))
         rows += _step_rows(plan)
-    columns = ("<planner", "<step", "<layout", "sent by a rank", "time", "peak")
-    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}), ("peak", "sent by a rank"))
+    columns = ("<planner", "<step", "<layout", "sent per rank", "time", "peak")
+    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}), ("peak", "sent per rank"))
 
 
 def _step_rows(plan: Plan) -> list[tuple[str, ...]]:

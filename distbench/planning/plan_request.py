@@ -109,7 +109,7 @@ def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
     if "=" in text:
         return parse_mesh(text)
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        raise UserError(f"mesh {text!r} is neither sizes nor names; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
+        raise UserError(f"mesh {text!r} is not valid; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
     sizes = [mesh_dim_size(size, text) for size in text.split("x")]
     if len(sizes) > len(MESH_DIMS):
         raise UserError(f"mesh {cut(text)!r} has {len(sizes)} mesh dims; give at most {len(MESH_DIMS)}")

@@ -101,7 +101,7 @@ class Batch:
                     raise UserError(f"{option} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
                 split_dims[name] = tensor_dim % len(shape)
         if not split_dims:
-            raise UserError(f"{option}={dims!r} splits no tensor of the batch; name one to its tensor dim")
+            raise UserError(f"{option}={dims!r} splits no tensor of the batch; map a tensor's name to its tensor dim")
         return split_dims
 
     def part(self, index: int, count: int, device: torch.device) -> Any:
@@ -178,7 +178,7 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
     keep(output)
     if scenario.loss is not None:
         return _scalar(scenario.loss(output, targets), f"loss ({place_of(scenario.loss)})")
-    who = f"the model ({name_of(model)}), as no loss is given,"
+    who = f"without a loss, the model ({name_of(model)})"
     advice = "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
     value = output
     while not hasattr(value, "loss") and isinstance(value, tuple | list) and value:

@@ -184,7 +184,9 @@ def _built_with_values(
             return model
         if num_parameters > MOST_DRAWN:
             problem = f"build_model ({place_of(build_model)}) makes {of_parameters[0]} of parameters"
-            raise UserError(f"{problem}, which have no values in a model of {num_parameters:,}; make it of constants")
+            raise UserError(
+                f"{problem}, which have no values in a model of {num_parameters:,}; compute it from constants"
+            )
         return build_model()  # type: ignore[no-any-return]
 
 

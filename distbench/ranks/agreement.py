@@ -63,7 +63,7 @@ class Agreement:
         if not self._all_set(keys):
             self._store.set(LEFT, str(self._rank))
             if lost_hosts := self._lost_hosts(keys):
-                raise HostLost(f"{lost_hosts}; rank {self._rank} saw {message}")
+                raise HostLost(f"{lost_hosts}; rank {self._rank} reports {message}")
             raise RankFailed(message)
         if self._store.check([LEFT]):
             raise RankFailed(message)

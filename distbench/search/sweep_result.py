@@ -150,7 +150,7 @@ class Limits:
     @property
     def reached(self) -> str:
         """The sentence on a reached limit of candidates."""
-        return f"--plans {self.max_plans} allows no more"
+        return f"the limit --plans {self.max_plans} was reached"
 
     def left_s(self, share: float = 1.0) -> float:
         """Seconds left of a share of the budget."""

@@ -66,7 +66,7 @@ class PassComparison:
         """
         if TOO_FEW in self.verdict:
             advice = f"use --passes {MIN_PASSES} or a larger --budget"
-            return [f"under {MIN_PASSES} passes there are no verdicts: {advice}"]
+            return [f"fewer than {MIN_PASSES} passes give no verdicts: {advice}"]
         if not math.isfinite(self.detectable):
             return []
         needed = self.passes_for(0.1)

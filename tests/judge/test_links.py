@@ -276,7 +276,7 @@ def test_an_interface_that_sends_segments_again_has_a_warning() -> None:
         of_a, of_b = {"eth0": [1000, 0], "eth1": [500, 0]}, {"eth0": [1000, 0], "eth1": [500, 5]}
         case["counters"] = {"tcp_segments": [of_a] * 4 + [of_b] * 4}
     warning, *_ = link_lines(run)
-    share = "1.0 % of its packets (120 of 12,000 TCP segments sent again)"
+    share = "1.0 % of its packets (120 of 12,000 TCP segments retransmitted)"
     assert warning.startswith(f"warning: host b loses {share} on eth1. Run ")
 
 

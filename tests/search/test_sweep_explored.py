@@ -73,7 +73,7 @@ def test_where_no_plan_works_the_parameter_that_helps_is_named() -> None:
 
 def test_where_few_plans_were_tried_the_limit_is_named() -> None:
     said = refusal(space(), Limits(2, 600.0), Refused())
-    assert "(2 of 48; --plans 2 allows no more)" in said and said.endswith("give a larger --plans")
+    assert "(2 of 48; the limit --plans 2 was reached)" in said and said.endswith("give a larger --plans")
 
 
 class Recorder:

@@ -139,7 +139,7 @@ def test_around_a_plan_says_how_many_neighbours_were_not_tried() -> None:
     state = SweepState(tried, setup.as_written(tried))
     assert state.written is not None
     predict_around(state, state.written, cast(Predictor, Known()), Limits(3, 60.0))
-    assert len(state.predictions) == 3 < state.num_legal and state.stopped == "--plans 3 allows no more"
+    assert len(state.predictions) == 3 < state.num_legal and state.stopped == "the limit --plans 3 was reached"
     notes = result_of(setup, state, load_hardware("h100"), {}, None).notes
     assert any("the plan as written, and those that differ from it by one change" in note for note in notes)
 
