@@ -104,7 +104,8 @@ def test_the_predicted_peak_of_memory_is_part_of_it() -> None:
 def test_other_scenarios_and_meshes_are_not_compared() -> None:
     base = signature_of({})
     assert incomparable(base, base) is None
-    assert incomparable(base, Signature("llama", {"tp": 2}, "2.13.0", {})) == "mesh dp_shard=4,tp=2 in the baseline, tp=2 in the candidate"
+    of_tp = Signature("llama", {"tp": 2}, "2.13.0", {})
+    assert incomparable(base, of_tp) == "mesh dp_shard=4,tp=2 in the baseline, tp=2 in the candidate"
     assert "scenario" in str(incomparable(base, Signature("other", MESH, "2.13.0", {})))
 
 
