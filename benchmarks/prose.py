@@ -67,6 +67,7 @@ RULES = (
         "a noun and a verb, such as 'slowdowns of 19 % or more are detected'",
     ),
     _rule("W1", r"\bwhich of the two\b", "name both"),
+    _rule("W1", r"\bwould have been found\b", "would be detected"),
     _rule("W2", rf"\b(?:{_UNIT}) an? (?:{_COUNTED})\b", "per"),
     # Also verbs: "to time a step", "which times a case".
     _rule("W2", rf"{_NO_VERB}\b(?:time|times|memory|load|calls) an? (?:{_COUNTED})\b", "per"),
@@ -85,7 +86,9 @@ RULES = (
         "is not a ..., is not a valid ...",
     ),
     _rule("W5", r"\b(?:stands?|stood)\b(?!-)", "is, remains, means"),
+    _rule("W3", r"\b(?:no longer|nothing) answers?\b", "responds"),
     _rule("W5", r"\banew\b", "again"),
+    _rule("W5", r"\b(?:in vain|for ever|cannot be had)\b", "without success, forever, not available"),
     _rule("W5", r"\bbeside\b", "next to, in addition to"),
     _rule("W5", r"\b(?:held|holds?|holding) (?:[\w`']+ ){0,3}against\b", "compared with, validated against"),
     _rule("W5", r"\b(?:holds? for|tests? (?:\w+ )?holds?|bench holds?)\b", "is valid for, checks"),

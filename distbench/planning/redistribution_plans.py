@@ -179,7 +179,7 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
 
 
 def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
-    """Return one exchange instead of a path (two from a partial), or why there is none."""
+    """Return one exchange instead of a path (two from a partial), or the reason without an exchange."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
     if target.partials:

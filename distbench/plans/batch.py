@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def first(self) -> torch.Tensor:
-        """The first tensor with a tensor dim. Raises UserError if there is none."""
+        """The first tensor with a tensor dim. Raises UserError without such a tensor."""
         first_tensor = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
         if first_tensor is None:
             raise UserError(

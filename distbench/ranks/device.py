@@ -118,7 +118,7 @@ class Accelerator:
 
 
 def select_device(device_type: str) -> torch.device:
-    """Return this rank's device and make it the current one; UserError if there is none."""
+    """Return this rank's device and make it the current one; UserError without a device."""
     if not is_accelerator(device_type):
         return torch.device(device_type)
     return Accelerator(device_type).device(int(os.environ.get("LOCAL_RANK", "0")))

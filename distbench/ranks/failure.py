@@ -61,13 +61,13 @@ def place_of(function: Callable[..., Any]) -> str:
 def raised_at(error: BaseException) -> str:
     """Return where in the user's files an exception was raised.
 
-    `file:line` of its innermost frame outside of installed packages and distbench; "" if there is none.
+    `file:line` of its innermost frame outside of installed packages and distbench; "" without such a frame.
     """
     return _own_place(traceback.extract_tb(error.__traceback__))
 
 
 def called_at() -> str:
-    """Return where in the user's files this was called from, as `raised_at`; "" if there is none."""
+    """Return where in the user's files this was called from, as `raised_at`; "" without such a place."""
     return _own_place(traceback.extract_stack())
 
 

@@ -204,7 +204,7 @@ def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
 
 
 def require_same_device(store: dist.Store, rank: int, world_size: int, device: str) -> None:
-    """Reject different types of device, on all ranks alike, before they form process groups.
+    """Reject different types of device on all ranks, before they form process groups.
 
     Each host's command detects its own accelerators. A host without a working driver would continue on CPUs, and its
     ranks would form other groups than those that wait for them.

@@ -195,7 +195,7 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         torch's version; why it makes no partial of a shard (None if it does); for each planner one answer per pair:
-        {"path": torch's own notation}, {"error": why there is none}, or None after the time limit. {"torch",
+        {"path": torch's own notation}, {"error": the reason}, or None after the time limit. {"torch",
         "unsupported"} for an unsupported version of torch.
     """
     shape, dtype = request["shape"], TORCH_DTYPES[request["dtype"]]
@@ -274,7 +274,7 @@ all_signatures = partial(_answers_of, signature)
 
 def all_recordings(records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]") -> list[list[dict[str, str]]]:
     """Return one entry per job and variant: {"label": its name, "file": the recordings in the folder}, or {"label",
-    "left_out": why there is none}.
+    "left_out": the reason}.
 
     Args:
         ranks: as JSON; null for rank 0 and those that differ from it.
