@@ -213,7 +213,7 @@ def test_a_rank_that_leaves_without_an_error_is_named(ranks: Ranks, tmp_path: Pa
         "case=4,misdeed=leave": "ok",
         "case=4,misdeed=interrupt": "ok",
     }
-    assert "rank 1 ended with exit code 0 before all was done" in rows["case=3,misdeed=leave"]["error"]
+    assert "rank 1 ended with exit code 0 before its work was done" in rows["case=3,misdeed=leave"]["error"]
     assert "rank 1 raised KeyboardInterrupt" in rows["case=3,misdeed=interrupt"]["error"]
 
 

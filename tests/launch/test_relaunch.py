@@ -200,5 +200,5 @@ def test_an_exit_code_of_0_counts_only_where_the_ranks_said_that_they_were_done(
     (tmp_path / "logs" / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     with RankProcesses([job], Joined(0, 1, {}), ("-c", "pass")) as ranks:
         seen = attempt(job, ranks, Display(), Stop())
-    assert seen.status == status and ("before all was done" in seen.cause.message) == (status == "failed")
+    assert seen.status == status and ("before its work was done" in seen.cause.message) == (status == "failed")
     assert seen.lost_case == (Case("a", "step", {}) if status == "failed" and events else None)

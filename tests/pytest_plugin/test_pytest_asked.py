@@ -41,8 +41,8 @@ def test_the_marker_gives_ranks_or_a_mesh() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
     [
-        ((4,), {}, "by name; write ranks=4"),
-        ((), {"rank": 4}, "takes no 'rank' .*ranks"),
+        ((4,), {}, "by name only; write ranks=4"),
+        ((), {"rank": 4}, "has no argument 'rank' .*ranks"),
         ((), {"ranks": 0}, "ranks=0.*1 or more"),
         ((), {"ranks": "4"}, "ranks='4'.*whole number"),
         ((), {"ranks": 2, "mesh": {"tp": 4}}, "tp=4 has 4 ranks; leave ranks out"),

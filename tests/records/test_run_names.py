@@ -59,7 +59,7 @@ def test_files_folders_and_scenarios_are_left_alone(results: Path) -> None:
     ("name", "says"),
     [
         ("last~5", "under results are 5 runs; the oldest is last~4"),
-        ("@befor", "no run under results has this label; there are 'after', 'before', 'dirty', 'other'"),
+        ("@befor", "no run under results has this label; available labels: 'after', 'before', 'dirty', 'other'"),
         ("abcdef0", "no run under results is of this commit; the newest commits are fedcba91, 0123abc0"),
     ],
 )
