@@ -49,7 +49,7 @@ class CachedAttention(nn.Module):
             linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in (self.wq, self.wk, self.wv)
         )
         keys, values = cache.put(self.layer, position, rotate_by(key, table), value)
-        keys, values = (one.repeat_interleave(self.heads_a_kv, dim=1) for one in (keys, values))
+        keys, values = (tensor.repeat_interleave(self.heads_a_kv, dim=1) for tensor in (keys, values))
         # A prompt fills an empty cache; each later token attends to the whole cache.
         out = F.scaled_dot_product_attention(rotate_by(query, table), keys, values, is_causal=query.shape[2] > 1)
         return self.wo(out.transpose(1, 2).flatten(2))

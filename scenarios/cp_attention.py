@@ -56,7 +56,7 @@ def cp_attention(
     )
     return Scenario(
         build_model=partial(built, dim, num_heads, causal, dtype),
-        make_batch=lambda: tuple(one.to(dtype) for one in vector_batch(batch, sequence, dim)),
+        make_batch=lambda: tuple(tensor.to(dtype) for tensor in vector_batch(batch, sequence, dim)),
         num_tokens=batch * sequence,
         loss=F.mse_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),

@@ -160,7 +160,7 @@ def relative_error(line: Line, samples: Sequence[Sample]) -> float:
 
 
 def _over_measured(line: Line, samples: Sequence[Sample]) -> Floats:
-    predicted = [line.seconds(one.payload_bytes, one.num_copies, one.num_messages) for one in samples]
+    predicted = [line.seconds(sample.payload_bytes, sample.num_copies, sample.num_messages) for sample in samples]
     return np.array(predicted) / [sample.seconds for sample in samples]
 
 

@@ -235,9 +235,11 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
         record = {"unsupported": str(error)}
     if reason := record.get("unsupported"):
         return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * len(pairs)))
-    not_asked = {"error": "not planned: the time limit was reached"}
+    timed_out = {"error": "not planned: the time limit was reached"}
     paths = {
-        name: tuple(TorchPath((one or not_asked).get("path"), (one or not_asked).get("error", "")) for one in answers)
+        name: tuple(
+            TorchPath((answer or timed_out).get("path"), (answer or timed_out).get("error", "")) for answer in answers
+        )
         for name, answers in record["paths"].items()
     }
     return TorchAnswers(record["torch"], paths, record["no_zero_fill"])

@@ -488,9 +488,9 @@ def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -
     for length, name in lengths.items():
         detail = ", ".join(filter(None, (name if len(lengths) > 1 else "", batch.place)))
         if length % num_parts:
-            what = f"a batch of {length}{f' ({detail})' if detail else ''} cannot be split"
+            problem = f"a batch of {length}{f' ({detail})' if detail else ''} cannot be split"
             dims = [dim for dim in context.mesh_dims if dim in BATCH_DIMS]
-            yield f"{undivided(what, length, dims, context)}{batch.guessed()}"
+            yield f"{undivided(problem, length, dims, context)}{batch.guessed()}"
         elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
             share = length // num_parts
             parts = f"{plan.microbatches} micro-batches; use a divisor of {share}"

@@ -107,7 +107,7 @@ class Accelerator:
         get_name = getattr(self.module, "get_device_name", None)
         return str(get_name(device)) if get_name else self.type
 
-    def asked(self, name: str, device: torch.device) -> Any:
+    def memory_query(self, name: str, device: torch.device) -> Any:
         """Call a function of torch's module about a device's memory; None if it lacks the function, as MTIA's does."""
         function = getattr(self.module, name, None)
         return None if function is None else function(device)
@@ -235,11 +235,11 @@ def allocator_peak(
     """
     used = Accelerator(device.type)
     module, peaks = used.module, list[int]()
-    reserved = [used.asked("max_memory_reserved", device)]
+    reserved = [used.memory_query("max_memory_reserved", device)]
 
     def stamp() -> None:
         peaks.append(module.max_memory_allocated(device))
-        reserved.append(used.asked("max_memory_reserved", device))
+        reserved.append(used.memory_query("max_memory_reserved", device))
         module.reset_peak_memory_stats(device)
 
     module.reset_peak_memory_stats(device)
@@ -252,7 +252,7 @@ def allocator_peak(
 def free_bytes(device: torch.device) -> int:
     """Return memory that this rank could still use, as its share of the host's free memory; 0 if unknown."""
     if is_accelerator(device.type):
-        return int((Accelerator(device.type).asked("mem_get_info", device) or (0,))[0])
+        return int((Accelerator(device.type).memory_query("mem_get_info", device) or (0,))[0])
     match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
     return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 

@@ -181,10 +181,10 @@ def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
 
 ALLOWED_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-    *(variable for known in DEVICES.values() for variable in known.variables),
+    *(variable for device_type in DEVICES.values() for variable in device_type.variables),
     *("SLURM_JOB_ID", "SLURM_NNODES", NUMA_BINDING),
 )
-FAMILIES = tuple({family for known in DEVICES.values() for family in known.families})
+FAMILIES = tuple({family for device_type in DEVICES.values() for family in device_type.families})
 COMMAND_TIMEOUT_S, TORCH_TIMEOUT_S = 10, 120
 ROOT = Path("/")
 IDS = ("GPU-", "MIG-")  # prefixes of devices' ids, by NVIDIA and AMD

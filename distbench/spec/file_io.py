@@ -61,11 +61,11 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole, ob
 
 
 @contextmanager
-def opened(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterator[BinaryIO]:
+def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterator[BinaryIO]:
     """Open a regular file of at most `max_bytes` for reading bytes.
 
     Args:
-        what: the kind of file, for messages.
+        label: the kind of file, for messages.
 
     Raises:
         UserError: not a regular file, too big, or not readable.
@@ -74,35 +74,35 @@ def opened(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterat
         status = os.stat(path)  # noqa: PTH116 - before it is opened: opening a pipe waits for its writer
         if not stat.S_ISREG(status.st_mode):
             kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(status.st_mode)), "not a regular file")
-            raise UserError(f"{what} {path} cannot be read: it is {kind}; give a file")
+            raise UserError(f"{label} {path} cannot be read: it is {kind}; give a file")
         if status.st_size > max_bytes:
             size = f"it has {status.st_size:,} bytes, and the limit is {max_bytes:,}"
-            raise UserError(f"{what} {path} cannot be read: {size}; give another file")
+            raise UserError(f"{label} {path} cannot be read: {size}; give another file")
         with path.open("rb") as file:
             yield file
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UserError(f"{what} {path} cannot be read: {why}") from error
+        raise UserError(f"{label} {path} cannot be read: {why}") from error
 
 
-def read_text(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
+def read_text(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
     """Return a file's text. Raises as `opened`, also for a text that is not valid UTF-8."""
-    with opened(path, what, max_bytes) as file:
+    with opened(path, label, max_bytes) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise UserError(f"{what} {path} cannot be read: it grows beyond the limit of {max_bytes:,} bytes")
+        raise UserError(f"{label} {path} cannot be read: it grows beyond the limit of {max_bytes:,} bytes")
     try:
         return data.decode("utf-8-sig")  # editors on Windows put a mark before it
     except UnicodeDecodeError as error:
-        raise UserError(f"{what} {path} cannot be read: byte {error.start} is not valid UTF-8") from error
+        raise UserError(f"{label} {path} cannot be read: byte {error.start} is not valid UTF-8") from error
 
 
-def read_json(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+def read_json(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
     """Return a file's JSON value. Raises as `read_text`, also for invalid JSON or an object with a name twice."""
     try:
-        return parse_json(read_text(path, what, max_bytes), _STRICT)
+        return parse_json(read_text(path, label, max_bytes), _STRICT)
     except ValueError as error:
-        raise UserError(f"{what} {path} cannot be read: {error}") from error
+        raise UserError(f"{label} {path} cannot be read: {error}") from error
 
 
 def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:

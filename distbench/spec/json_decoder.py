@@ -57,13 +57,13 @@ class Format(NamedTuple):
     """A kind of file that is one JSON document.
 
     Args:
-        what: its name in messages.
-        advice: what to do about a damaged file.
+        label: its name in messages.
+        advice: the next step for a damaged file.
         version_field: the field that has the format's version, a whole number.
         newest: the newest version that this distbench reads.
     """
 
-    what: str
+    label: str
     advice: str
     version_field: str = ""
     newest: int = 0
@@ -79,10 +79,10 @@ def read_record(path: Path, kind: type[T], form: Format, require: Callable[[T], 
         UserError: not readable, newer than this distbench, or a field with a value that is not allowed.
     """
     try:
-        record = read_json(path, form.what)
+        record = read_json(path, form.label)
     except UserError as error:
         raise UserError(f"{error}; {form.advice}") from error
-    return document(record, kind, f"{form.what} {path}", form, require)
+    return document(record, kind, f"{form.label} {path}", form, require)
 
 
 def document(record: Any, kind: type[T], where: str, form: Format, require: Callable[[T], None] = lambda _: None) -> T:

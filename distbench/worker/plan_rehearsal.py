@@ -123,7 +123,7 @@ def _tried_with_values(
     problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
     plan = scenario.step_plan
     is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
-    lacking = [one for one in step.model.parameters() if one.requires_grad and one.grad is None]
+    lacking = [parameter for parameter in step.model.parameters() if parameter.requires_grad and parameter.grad is None]
     if lacking and is_compared and not (problems or why_not or scenario.inference):
         problems = _of_some_parts_only(scenario, step, context)
     return problems, why_not
@@ -355,8 +355,12 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
 def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
     """Return notes on parts of the plan that work but may cost more than expected."""
     policies = policies_of(scenario.step_plan.fsdp) if scenario.step_plan.fsdp is not None else []
-    parameter_dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
-    policies = [one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, parameter_dtype)]
+    parameter_dtype = next(
+        (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), torch.float32
+    )
+    policies = [
+        policy for policy in policies if not policy.reduce_dtype and policy.param_dtype not in (None, parameter_dtype)
+    ]
     if not policies:
         return []
     policy, own_name, gathered = policies[0], dtype_name(parameter_dtype), dtype_name(policies[0].param_dtype)
