@@ -106,7 +106,7 @@ class Job:
         environment: facts of the machine.
         profile: file of the cost profile that every rank loads.
         done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
-        ended_ids: those of them that failed: none of their passes is run.
+        ended_ids: done cases that failed; their further passes are not run.
         passes_done: case id to the number of its next pass, after every case of its group has its row.
         note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
