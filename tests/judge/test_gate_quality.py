@@ -135,7 +135,7 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     write_side(tmp_path / "failed" / "but", lambda index: {CASE: case([1.0])}, count=3)
     for arguments, says in (
         ([str(folder)], "has 4 launches; record"),
-        ([str(failed)], "holds 3 launches that finished, and 9 that did not"),
+        ([str(failed)], "has 3 launches that finished, and 9 that did not"),
         (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
         (["--", "tp_mlp", "--results=here"], "--results is not allowed after --"),
     ):

@@ -78,7 +78,7 @@ def test_what_leaves_no_reserve_is_shown_as_not_recommended() -> None:
     assert memory_text(plans[1]) == "77 GiB (reserve)" and record_of(plans[1], 1, None)["takes_reserve"] is True
     found = SweepResult("mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30)
     assert "of 79 GiB (4 GiB kept free)" in recommendation(found)
-    assert "(reserve): not recommended, leaves less than the 4 GiB" in text_of(sweep_blocks(found))
+    assert "(reserve): not recommended, leaves less than the reserve of 4 GiB" in text_of(sweep_blocks(found))
 
 
 def test_what_is_faster_or_smaller_than_all_others_is_undominated() -> None:
@@ -181,7 +181,7 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     host = replace(h100, host=HostFigures(4, {}, {}, {}))
     small = with_memory(host, 8e9)
     assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), small))
-    assert "llama3_70b on 1 device was" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), small))
+    assert "llama3_70b on 1 device fits" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), small))
     stopped = "it was interrupted; continue with --resume"
     small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), with_memory(host, 1e6), stopped))
     assert "fits into 1.00 MB (it was interrupted; continue with --resume); the nearest" in small
