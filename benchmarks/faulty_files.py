@@ -57,7 +57,7 @@ RUN_FILES = (
         "a formula as case id", with_case(case={**CASE["case"], "id": "=1+1"}), "'=1", "report x.jsonl --format csv", 0
     ),
     read("two runs", STEPS + STEPS, "second run header"),
-    read("as baseline", STEPS, "cannot be read|no baseline", "baseline show x.jsonl"),
+    read("as baseline", STEPS, "cannot be read|not a baseline", "baseline show x.jsonl"),
     read("as signature", STEPS, "x.jsonl", "gate --signature x.jsonl x.jsonl"),
     read("as profile", STEPS, "x.jsonl", 'plan "S(0)" R --shape 8 --mesh 2 --profile x.jsonl'),
     read("as scenario", STEPS, "no scenario 'x.jsonl'|no scenario", "run x.jsonl"),

@@ -117,7 +117,7 @@ CALLS = (
         "/dev/full cannot be written",
     ),
     ("a baseline of nothing", "baseline save", "Missing argument"),
-    ("a run file shown as baseline", 'baseline show "$GOLD/steps.jsonl"', "cannot be read|no baseline"),
+    ("a run file shown as baseline", 'baseline show "$GOLD/steps.jsonl"', "cannot be read|not a baseline"),
     ("baselines below a file", 'baseline save "$GOLD/steps.jsonl" --results afile', "cannot be written"),
     ("a form that no tool reads", 'export xml "$GOLD/steps.jsonl"', "'xml' is not one of"),
     ("two nccl-tests files", 'export run "$GOLD/steps.jsonl" "$GOLD/steps.jsonl"', "one nccl-tests file"),
