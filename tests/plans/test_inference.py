@@ -178,7 +178,7 @@ def test_a_token_is_not_split_over_the_sequence(shipped: Any) -> None:
     assert declared(shipped, phase="decode", sequence_parallel=True) == Scenario()
     with pytest.raises(UserError, match="phase=sideways is unknown"):
         declared(shipped, phase="sideways")
-    with pytest.raises(UserError, match="leaves no room in a cache of 8; use 1 to 7"):
+    with pytest.raises(UserError, match="is too long for a cache of 8; use 1 to 7"):
         shipped.llama_inference(prompt=8, cache_length=8)
 
 
