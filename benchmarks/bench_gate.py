@@ -17,7 +17,7 @@ from benchmarks.claims import Claim, Row
 from benchmarks.gate_history import QUIET, figures
 from benchmarks.gate_made_up import disturbed, steady_among_noisy
 from benchmarks.gate_series import recorded_here, shrunk
-from distbench.judge.gate_self_test import BESIDE_SPOILED, rates
+from distbench.judge.gate_self_test import WITH_SPOILED, rates
 
 NUM_CASES, NUM_LAUNCHES, NUM_SAMPLES = 10_000, 10, 20
 MAX_WALL_S = 20.0
@@ -84,7 +84,7 @@ def main() -> list[Row]:
             for index in range(NUM_LAUNCHES):
                 write_launch(side / f"{index:02}.jsonl", f"{side.name}-{index}", 1.0 + 2 * index + number, draw)
         wall_s, rss_gb = measure(["gate", *map(str, sides)], Path(folder) / "output")
-    size = f"{NUM_CASES} cases x {NUM_LAUNCHES} launches a side"
+    size = f"{NUM_CASES} cases x {NUM_LAUNCHES} launches per side"
     return [
         (f"gate, {size}, wall_s", wall_s, MAX_WALL_S),
         (f"gate, {size}, peak_rss_gb", rss_gb, MAX_RSS_GB),
@@ -101,15 +101,15 @@ def recorded_rates() -> list[Row]:
     for name, spread in SPREADS.items():
         series = recorded_here()
         series = shrunk(series, spread) if spread else series
-        names = ("+20 %", f"none{BESIDE_SPOILED}", f"+20 %{BESIDE_SPOILED}")
+        names = ("+20 %", f"none{WITH_SPOILED}", f"+20 %{WITH_SPOILED}")
         slower, false, spoiled = (rates(series, NUM_PAIRS, change, NUM_COMPARISONS, SEED) for change in names)
         rows += [
             (f"{name}, +20 % in one case, headed PASS", slower.headed_pass / NUM_COMPARISONS, MAX_HEADED_PASS),
-            (f"{name}, +20 % in one case, found", slower.found / NUM_COMPARISONS, math.inf),
-            (f"{name}{BESIDE_SPOILED}, false verdicts", false.false_verdicts / NUM_COMPARISONS, MAX_FALSE),
+            (f"{name}, +20 % in one case, found", slower.detected / NUM_COMPARISONS, math.inf),
+            (f"{name}{WITH_SPOILED}, false verdicts", false.false_verdicts / NUM_COMPARISONS, MAX_FALSE),
         ]
         # At the recorded spread next to nothing is found, with and without such a launch.
-        rows += [(f"{name}, power{BESIDE_SPOILED}", spoiled.found / slower.found, -LEAST_POWER)] if spread else []
+        rows += [(f"{name}, power{WITH_SPOILED}", spoiled.detected / slower.found, -LEAST_POWER)] if spread else []
     return rows
 
 

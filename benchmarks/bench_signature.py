@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from benchmarks.claims import Claim, Row
-from distbench.judge.communication_signature import SUFFIX, Signature, compare, differences, load
+from distbench.judge.communication_signature import SUFFIX, Signature, compare, differences, load, text
 
 ROOT = Path(__file__).parent.parent
 BASELINES, CHANGES = ROOT / "signatures", ROOT / "tests" / "data" / "plan_changes.py"
@@ -60,7 +60,7 @@ def busy(num_processes: int) -> Iterator[None]:
 
 def write_signatures(scenarios: Sequence[str], folder: Path, *options: str) -> None:
     """One `distbench signature` command."""
-    command = [sys.executable, "-m", "distbench", "signature", *scenarios, *options, "-o", str(folder)]
+    command = [sys.executable, "-m", "distbench", "signature", *scenarios, *options, "--output-dir", str(folder)]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
 
@@ -73,10 +73,10 @@ def false_alarms(num_reruns: int, folder: Path) -> int:
         chosen = names[: num_reruns - start]
         write_signatures(chosen, folder / "new", "--quick")
         for name in chosen:
-            found = compare(BASELINES / f"{name}{SUFFIX}", folder / "new" / f"{name}{SUFFIX}")
-            if found.exit_code:
+            comparison = compare(BASELINES / f"{name}{SUFFIX}", folder / "new" / f"{name}{SUFFIX}")
+            if comparison.exit_code:
                 alarms += 1
-                print(f"false alarm: {found.text()}", file=sys.stderr)
+                print(f"false alarm: {text(comparison)}", file=sys.stderr)
         print(f"  {start + len(chosen)} reruns, {alarms} false alarms", file=sys.stderr, flush=True)
     return alarms
 

@@ -19,7 +19,7 @@ from benchmarks.two_host_lab import HOSTS, NoNamespaces, cable, ip, two_hosts
 PORT, RANKS_PER_HOST, MIN_ROWS = 29561, 2, 4
 START_S, NAMED_S = 120, 60
 FIRST, OTHER = HOSTS
-SAID = {"in the middle": "answers host", "before": "nothing answers at"}
+SAID = {"in the middle": "responds to host", "before": "does not respond"}
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ GOLDEN = Path(__file__).resolve().parent.parent / "tests" / "golden"
 STEPS = (GOLDEN / "steps.jsonl").read_bytes()
 LINES = STEPS.decode().splitlines()
 HEADER, CASE = json.loads(LINES[0]), json.loads(LINES[1])
-NONE = "no distbench run file"
+NONE = "not a distbench run file"
 TOY = """from distbench.spec import Collectives, Scenario, scenario
 
 @scenario(mesh={"tp": 2}, axes={"size_bytes": (1024, 2048)})
@@ -39,7 +39,7 @@ RUN_FILES = (
     read("a byte order mark before it", b"\xef\xbb\xbf" + STEPS, "", code=0),
     read("line ends of Windows", STEPS.replace(b"\n", b"\r\n"), "", code=0),
     read("cut in the header", STEPS[:300], NONE),
-    read("cut in a case", STEPS[: len(LINES[0]) + 200], "not a whole record|no case", code=0),
+    read("cut in a case", STEPS[: len(LINES[0]) + 200], "not a complete record|no case", code=0),
     read("its header alone", LINES[0] + "\n", "its 0 finished cases", code=0),
     read("of a newer distbench", json.dumps({**HEADER, "schema_version": 99}), "newer|update"),
     read("a list", "[1, 2, 3]", NONE),
@@ -47,7 +47,7 @@ RUN_FILES = (
     read("of pytest-benchmark", json.dumps({"machine_info": {}, "benchmarks": []}), NONE),
     read("of pyperf", json.dumps({"benchmarks": [{"runs": []}], "version": "1.0"}), NONE),
     read("a page", "<!DOCTYPE html><p>404", NONE),
-    read("a line of 50 MB", LINES[0] + "\n" + "x" * 50_000_000 + "\n", "line 2: not a whole record", code=0),
+    read("a line of 50 MB", LINES[0] + "\n" + "x" * 50_000_000 + "\n", "line 2: not a complete record", code=0),
     read("negative samples", with_case(samples_s=[-1.0] * 9), "line 2: samples_s holds -1.0", code=0),
     read("samples that are text", with_case(samples_s=["1"] * 9), "line 2: samples_s", code=0),
     read("a status that nobody knows", with_case(status="fine"), "line 2: status", code=0),
@@ -57,7 +57,7 @@ RUN_FILES = (
         "a formula as case id", with_case(case={**CASE["case"], "id": "=1+1"}), "'=1", "report x.jsonl --format csv", 0
     ),
     read("two runs", STEPS + STEPS, "second run header"),
-    read("as baseline", STEPS, "cannot be read|no baseline", "baseline show x.jsonl"),
+    read("as baseline", STEPS, "cannot be read|not a baseline", "baseline show x.jsonl"),
     read("as signature", STEPS, "x.jsonl", "gate --signature x.jsonl x.jsonl"),
     read("as profile", STEPS, "x.jsonl", 'plan "S(0)" R --shape 8 --mesh 2 --profile x.jsonl'),
     read("as scenario", STEPS, "no scenario 'x.jsonl'|no scenario", "run x.jsonl"),
@@ -128,12 +128,14 @@ MADE = (
     made("a name like an option", "cp good.jsonl ./-x.jsonl", "report -x.jsonl", "No such option"),
     made("a hole of a terabyte", "truncate -s 1T x.jsonl", "report x.jsonl", "more than the"),
     made("a folder as scenario", "mkdir x", "run x", "is a folder"),
-    made("a folder that ends with .py", "mkdir x.py", "run x.py", "is no file"),
-    made("a pipe as scenario", "mkfifo x.py", "run x.py", "is no file"),
-    made("a device as scenario", "ln -s /dev/zero x.py", "run x.py", "is no file"),
+    made("a folder that ends with .py", "mkdir x.py", "run x.py", "is not a file"),
+    made("a pipe as scenario", "mkfifo x.py", "run x.py", "is not a file"),
+    made("a device as scenario", "ln -s /dev/zero x.py", "run x.py", "is not a file"),
     made("a scenario of a gigabyte", "truncate -s 1G x.py", "run x.py", "x.py cannot be read"),
     made("a scenario of zeros", "truncate -s 1000 x.py", "run x.py", "x.py"),
-    made("a scenario that is no UTF-8", "printf '# -*- coding: latin-1 -*-\\n# \\xe9\\n' > x.py", "check x.py", "x.py"),
+    made(
+        "a scenario that is not UTF-8", "printf '# -*- coding: latin-1 -*-\\n# \\xe9\\n' > x.py", "check x.py", "x.py"
+    ),
     made("a scenario of brackets", "printf '(%.0s' $(seq 9999) > x.py", "check x.py", "x.py"),
     made("a scenario cut in the middle", "head -c 100 toy.py > x.py", "check x.py", "not valid Python"),
     made("a name that Python cannot import", "cp toy.py '1 2-3.py'", "check '1 2-3.py'", "toy", 0),

@@ -17,7 +17,7 @@ READ = (
     checked(
         "a header that must be run", "N = 2\n@scenario(mesh={'tp': N})\ndef x() -> Scenario: ...\n", "is not a literal"
     ),
-    checked("a header without a mesh", "@scenario()\ndef x() -> Scenario: ...\n", "needs its mesh"),
+    checked("a header without a mesh", "@scenario()\ndef x() -> Scenario: ...\n", "needs a mesh"),
     checked(
         "a header with what nobody knows",
         "@scenario(mesh={'tp': 2}, colour=1)\ndef x() -> Scenario: ...\n",

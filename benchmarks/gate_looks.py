@@ -27,12 +27,12 @@ def looks_table(series: RecordedSeries, max_pairs: int, num_comparisons: int, se
         f"{len(series.case_ids)} cases, {series.num_launches} launches: {num_comparisons} comparisons "
         f"a row, in windows from {series.num_starts(max_pairs)} starts",
         "",
-        "| change | any false alarm | found | called a pass | pairs launched, mean |",
+        "| change | any false alarm | detected | verdict pass | pairs launched, mean |",
         "|:---|---:|---:|---:|---:|",
     ]
     for change in (name for name, put_in in CHANGES.items() if not put_in.spoils):
         seen = rates(series, max_pairs, change, num_comparisons, seed, rule)
-        of_changed = ["-", "-"] if change == "none" else [percent(each, seen) for each in (seen.found, seen.passed)]
+        of_changed = ["-", "-"] if change == "none" else [percent(each, seen) for each in (seen.detected, seen.passed)]
         pairs = f"{seen.num_pairs / seen.num_comparisons:.1f}"
         lines.append(f"| {' | '.join([change, percent(seen.false_jobs, seen), *of_changed, pairs])} |")
     return "\n".join(lines)

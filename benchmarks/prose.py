@@ -67,6 +67,7 @@ RULES = (
         "a noun and a verb, such as 'slowdowns of 19 % or more are detected'",
     ),
     _rule("W1", r"\bwhich of the two\b", "name both"),
+    _rule("W1", r"\bwould have been found\b", "would be detected"),
     _rule("W2", rf"\b(?:{_UNIT}) an? (?:{_COUNTED})\b", "per"),
     # Also verbs: "to time a step", "which times a case".
     _rule("W2", rf"{_NO_VERB}\b(?:time|times|memory|load|calls) an? (?:{_COUNTED})\b", "per"),
@@ -85,7 +86,9 @@ RULES = (
         "is not a ..., is not a valid ...",
     ),
     _rule("W5", r"\b(?:stands?|stood)\b(?!-)", "is, remains, means"),
+    _rule("W3", r"\b(?:no longer|nothing) answers?\b", "responds"),
     _rule("W5", r"\banew\b", "again"),
+    _rule("W5", r"\b(?:in vain|for ever|cannot be had)\b", "without success, forever, not available"),
     _rule("W5", r"\bbeside\b", "next to, in addition to"),
     _rule("W5", r"\b(?:held|holds?|holding) (?:[\w`']+ ){0,3}against\b", "compared with, validated against"),
     _rule("W5", r"\b(?:holds? for|tests? (?:\w+ )?holds?|bench holds?)\b", "is valid for, checks"),
@@ -96,8 +99,7 @@ RULES = (
     _rule("W5", r"\bshall\b", "will, must"),
     _rule("W5", r"\blent\b", "borrowed, given"),
     _rule("W5", r"\bforetold\b", "predicted"),
-    _rule("W6", r"\b(?:nobody|somebody|whoever|whomever|whosoever)\b", "name the actor; not validated"),
-    _rule("W6", r"\bno one\b", "name the actor; not validated"),
+    _rule("W6", r"\b(?:nobody|somebody|whoever|whomever|whosoever|no one)\b", "name the actor; not validated"),
     _rule("W6", r"\bof \w+ nothing is\b", "X is not validated"),
     _rule("W7", r"\brooms?\b", "package, space"),
     _rule("W7", r"\bwalls?\b(?!(?: |-)(?:time|clock))", "layer rule, limit"),
@@ -110,7 +112,7 @@ RULES = (
     _rule("W7", r"\btight(?:er|est|ly)?\b", "narrow, small"),
 )
 # Phrases that a rule matches by mistake, and quotations: a pattern each.
-ALLOWED = re.compile(r"no one-|\(asked for\)|\(tight\)", re.IGNORECASE)
+ALLOWED = re.compile(r"no one-|knob=|^not told$|\(tight\)", re.IGNORECASE)
 
 
 class Finding(NamedTuple):
@@ -150,7 +152,8 @@ def prose_of_page(markdown: str) -> str:
     def blank(match: re.Match[str]) -> str:
         return re.sub(r"[^\n]", "\x00", match[0])
 
-    for pattern in (r"^( *)(```|~~~).*?^\1\2", r"<!--.*?-->", r"`[^`]+`", r"\]\([^)\s]*\)", r"https?://\S+"):
+    code = r"^( *)(```|~~~).*?^\1\2", r"`[^`]+`", r"^:::[^\n]*(?:\n    [^\n]*)*"  # the last: mkdocstrings
+    for pattern in (code[0], r"<!--.*?-->", *code[1:], r"\]\([^)\s]*\)", r"https?://\S+"):
         markdown = re.sub(pattern, blank, markdown, flags=re.DOTALL | re.MULTILINE)
     return markdown.replace("|", "\x00")
 

@@ -1,4 +1,4 @@
-"""distbench: what a parallelism plan costs on this hardware, and which part of it costs that.
+"""distbench: the cost of a parallelism plan on this hardware, and the cost of each of its parts.
 
 From Python: `distbench.run("tp_mlp", quick=True)`, `distbench.load("results")` and `distbench.compare(a, b)` do what
 the commands do (docs/python.md). In training code: `with distbench.calibrated_planning("profile.json"): ...` lets
@@ -32,7 +32,7 @@ __all__ = [
     "run",
 ]
 
-# Neither the command line nor training code pays for the other.
+# The command line and training code do not import each other's modules.
 import_when_asked(
     __name__,
     {

@@ -1,6 +1,6 @@
-"""`distbench` and `python -m distbench`: the command line, and what becomes of an error that nobody foresaw.
+"""`distbench` and `python -m distbench`: the command line, and the handling of internal errors.
 
-A traceback ends with 1, which `distbench gate` keeps for a regression; so no command ends with a traceback.
+No command ends with a traceback: its exit code would be 1, which `distbench gate` reserves for a regression.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ USER_ERROR, UNFORESEEN, INTERRUPTED, PIPE_CLOSED = 2, 70, 130, 141
 
 
 def start() -> None:
-    """Run the command line and exit with its code; 70 where an error was not foreseen."""
+    """Run the command line and exit with its code; 70 for an internal error."""
     try:
         Path.cwd()
     except OSError:
@@ -22,7 +22,7 @@ def start() -> None:
     try:
         _run()
     except BrokenPipeError:
-        # Whoever read the output wants no more of it, and no complaint.
+        # The reader of the output has closed the pipe, and needs no message.
         _drop_output()
         sys.exit(PIPE_CLOSED)
     except KeyboardInterrupt:
@@ -34,31 +34,31 @@ def start() -> None:
 
 
 def _run() -> None:
-    # Inside the guard: what it imports may be shadowed by something else on the path.
+    # Inside the guard: a module on the path may shadow one of its imports.
     from distbench.cli.main import main
     from distbench.processes.signals import end_by_interrupt
 
     end_by_interrupt()
     try:
-        # However it was started: what completes a shell's words goes by the name.
+        # The shell's completion requires this name, also for `python -m distbench`.
         main(prog_name="distbench")
     finally:
-        # What fails here is told by us, and not by the interpreter at its end.
+        # Report a failed flush here, not in the interpreter's shutdown.
         if sys.stdout is not None:
             sys.stdout.flush()
 
 
 def _require_output() -> None:
-    """End with a sentence where it is standard output that cannot be written."""
+    """End with a sentence where standard output cannot be written."""
     try:
         os.write(1, b"\n")
     except OSError as error:
         _drop_output()
-        _end(USER_ERROR, f"standard output cannot be written: {error.strerror}; what was measured is in its files")
+        _end(USER_ERROR, f"standard output cannot be written: {error.strerror}; run files and other outputs are kept")
 
 
 def unforeseen(error: Exception) -> str:
-    """One sentence on an error that no message was written for; its traceback goes to a file."""
+    """One sentence on an internal error; its traceback goes to a file."""
     error_text = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
     try:
         handle, name = tempfile.mkstemp(prefix="distbench-", suffix=".txt")
@@ -66,8 +66,8 @@ def unforeseen(error: Exception) -> str:
             file.write("".join([f"{' '.join(sys.argv)}\n", *traceback.format_exception(error)]))
     except OSError:
         traceback.print_exception(error)
-        return f"an error that was not foreseen ({error_text}); its traceback stands above; please report it"
-    return f"an error that was not foreseen ({error_text}); please report it with its traceback: {Path(name)}"
+        return f"internal error ({error_text}); its traceback is above; please report it"
+    return f"internal error ({error_text}); please report it with its traceback: {Path(name)}"
 
 
 def _drop_output() -> None:

@@ -1,3 +1,3 @@
-"""The one place that says which distbench this is."""
+"""The version of distbench."""
 
 __version__ = "0.1.0"

@@ -1,4 +1,4 @@
-"""A llama-like stack that keeps its keys and values. Ordinary PyTorch: nothing here knows that it will be parallel."""
+"""A llama-like stack with a key-value cache, in plain PyTorch without code for parallelism."""
 
 import torch
 import torch.nn.functional as F
@@ -7,10 +7,10 @@ from torch import nn
 
 
 class KvCache:
-    """Keys and values of every layer, each (batch, heads, length, head), of the heads that this rank has.
+    """Keys and values of every layer, each (batch, heads, length, head), for this rank's heads.
 
     Args:
-        length: positions that there is room for in each layer; taken when a layer first puts something in.
+        length: capacity in positions per layer; memory is allocated at a layer's first write.
     """
 
     def __init__(self, length: int) -> None:
@@ -21,7 +21,7 @@ class KvCache:
     def put(
         self, layer: int, position: int, key: torch.Tensor, value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Write (batch, heads, sequence, head) from a position on; keys and values of all positions up to their end."""
+        """Write (batch, heads, sequence, head) from a position on; return all keys and values up to the last one."""
         end = position + key.shape[2]
         for kept, new in ((self.keys, key), (self.values, value)):
             if layer not in kept:
@@ -31,9 +31,9 @@ class KvCache:
 
 
 class CachedAttention(nn.Module):
-    """Self-attention in which several heads share keys and values, which it keeps: (batch, sequence, dim) to the same.
+    """Grouped-query self-attention with a key-value cache: (batch, sequence, dim) to the same shape.
 
-    It works on whatever share of the heads it is given.
+    It also works on a part of the heads.
     """
 
     def __init__(self, layer: int, dim: int, num_heads: int, num_kv_heads: int) -> None:
@@ -49,8 +49,8 @@ class CachedAttention(nn.Module):
             linear(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2) for linear in (self.wq, self.wk, self.wv)
         )
         keys, values = cache.put(self.layer, position, rotate_by(key, table), value)
-        keys, values = (one.repeat_interleave(self.heads_a_kv, dim=1) for one in (keys, values))
-        # A prompt begins an empty cache; what follows it, a token at a time, sees all of it.
+        keys, values = (tensor.repeat_interleave(self.heads_a_kv, dim=1) for tensor in (keys, values))
+        # A prompt fills an empty cache; each later token attends to the whole cache.
         out = F.scaled_dot_product_attention(rotate_by(query, table), keys, values, is_causal=query.shape[2] > 1)
         return self.wo(out.transpose(1, 2).flatten(2))
 
@@ -66,13 +66,13 @@ class CachedBlock(nn.Module):
         self.feed_forward = FeedForward(dim, hidden)
 
     def forward(self, x: torch.Tensor, table: torch.Tensor, cache: KvCache, position: int) -> torch.Tensor:
-        # By keyword, so that a plan that prepares attention's inputs lists x alone.
+        # By keyword, so that a plan for attention's inputs lists x only.
         x = x + self.attention(self.attention_norm(x), table=table, cache=cache, position=position)
         return x + self.feed_forward(self.ffn_norm(x))
 
 
 class CachedLlama(nn.Module):
-    """Token ids (batch, sequence), which stand from `position` on, to logits (batch, sequence, vocabulary)."""
+    """Token ids (batch, sequence) at the positions from `position` on, to logits (batch, sequence, vocabulary)."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""What a cost profile is fitted to; `distbench calibrate` runs this and writes the profile."""
+"""Measurements for a cost profile; `distbench calibrate` runs this scenario and writes the profile."""
 
 from distbench.spec import Calibration, Scenario, scenario
 
@@ -15,6 +15,6 @@ def calibrate(*, min_bytes: int = 4096, max_bytes: int = 33554432, step: int = 4
     while size < max_bytes:
         sizes.append(size)
         size *= step
-    # Every second gap holds one size back, which lines are judged by.
+    # One size in every second gap is held out to validate the fitted lines.
     held_out = [2 * size for size in sizes[::2] if 2 * size < max_bytes]
     return Scenario(calibrations=(Calibration((*sizes, max_bytes), tuple(held_out)),))

@@ -1,4 +1,4 @@
-"""What a hardware file of this machine is made of; `distbench calibrate` runs these beside scenario `calibrate`."""
+"""Measurements for this machine's hardware file; `distbench calibrate` runs them in addition to `calibrate`."""
 
 from functools import partial
 
@@ -24,8 +24,8 @@ def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
     tags=("calibrate",),
 )
 def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
-    """Steps so small that they are the host's time alone, FSDP2 of one unit and of many, TP; and whole ones, FSDP2 of a
-    llama and TP of feed-forwards."""
+    """Host-bound small steps (FSDP2 with one unit and with many, TP), and full steps (FSDP2 of a llama, TP of
+    feed-forwards)."""
     if part == "whole_tp":
         return _feed_forwards(512, 256 * num_heads, layers)
     dim, sequence = 8 * num_heads, 2 * num_heads
@@ -49,7 +49,7 @@ def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3)
 
 
 def _feed_forwards(dim: int, hidden: int, layers: int) -> Scenario:
-    """TP without sequence parallel: few collectives, nearly all of it operators."""
+    """TP without sequence parallel: few collectives, so operators take nearly all of the time."""
     wide, narrow = ColwiseParallel(), RowwiseParallel()
     return Scenario(
         build_model=lambda: torch.nn.Sequential(*(FeedForward(dim, hidden) for _ in range(layers))),

@@ -1,4 +1,4 @@
-"""Every collective over every mesh dim: what the links of this machine give."""
+"""Every collective over every mesh dim: latency and bandwidth of this machine's links."""
 
 from distbench.spec import Collectives, Scenario, scenario
 

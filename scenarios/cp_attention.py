@@ -1,4 +1,4 @@
-"""Context parallel: the sequence is split over ranks; keys and values travel round the ring, or heads are exchanged."""
+"""Context parallel: ranks split the sequence, and pass keys and values around a ring or exchange heads (Ulysses)."""
 
 from functools import partial
 
@@ -8,12 +8,12 @@ from models import Attention, vector_batch
 
 from distbench.spec import CpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, scenario
 
-# Relative to one device in bf16 too, which rounds otherwise: its matmuls are larger.
+# Relative to one device in bf16 too, which rounds differently because its matmuls are larger.
 BF16_TOLERANCE = 5e-2
 
 
 def built(dim: int, num_heads: int, causal: bool, dtype: torch.dtype) -> Attention:
-    """One attention layer without positions, which would have to be sharded with the sequence."""
+    """One attention layer without position embeddings, which would have to be sharded with the sequence."""
     return Attention(dim, num_heads, rotary=False, causal=causal).to(dtype)
 
 
@@ -43,20 +43,20 @@ def cp_attention(
     """Ring attention, both rotations, with and without load balance, and Ulysses; output left sharded or gathered.
 
     causal: False for full attention, which has no load balance.
-    kernel: flash, efficient or cudnn; none given, torch chooses. flash and cudnn take bf16=True only, on CUDA.
+    kernel: flash, efficient or cudnn; torch chooses by default. flash and cudnn require bf16=True and CUDA.
     bf16: parameters and activations in bf16 instead of fp32.
     """
     if load_balance and not causal:
-        raise UserError("full attention has no load balance in torch; with causal=False give --set load_balance=False")
+        raise UserError("torch has no load balance for full attention; add --set load_balance=False to causal=False")
     dtype = torch.bfloat16 if bf16 else torch.float32
-    # FSDP over the same ranks averages the gradients of the parameters, which every rank uses on its own tokens.
+    # FSDP over the same ranks averages the parameters' gradients, since each rank has other tokens.
     plan = ParallelPlan(
         cp=CpPlan(rotate=rotate, load_balance=load_balance, unshard_output=unshard_output, kernel=kernel or None),
         fsdp=FsdpPlan(mesh_dims=("cp",), reshard_after_forward=False),
     )
     return Scenario(
         build_model=partial(built, dim, num_heads, causal, dtype),
-        make_batch=lambda: tuple(one.to(dtype) for one in vector_batch(batch, sequence, dim)),
+        make_batch=lambda: tuple(tensor.to(dtype) for tensor in vector_batch(batch, sequence, dim)),
         num_tokens=batch * sequence,
         loss=F.mse_loss,
         optimizer=partial(torch.optim.AdamW, lr=1e-3),

@@ -1,4 +1,4 @@
-"""DistributedDataParallel: gradients averaged in buckets while backward still runs, one knob at a time."""
+"""DistributedDataParallel: gradients averaged in buckets during backward, one option at a time."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,7 +21,7 @@ KNOBS = {
 
 
 def built(knob: str, *sizes: int) -> Llama:
-    """The model of a knob: with an embedding that does not learn where the knob leaves it out."""
+    """The model for an option; the embedding is frozen where the option excludes it."""
     model = Llama(*sizes)
     model.tok_embeddings.requires_grad_(knob != "ignored")
     return model
@@ -43,7 +43,7 @@ def ddp(
     sequence: int = 256,
     knob: str = "plain",
 ) -> Scenario:
-    """A llama-like stack under torch's replicate (DDP): each bucket of gradients an all-reduce of its own."""
+    """A llama-like stack under torch's replicate (DDP), with one all-reduce per bucket of gradients."""
     if knob not in KNOBS:
         raise UserError(f"--set knob={knob} is unknown; use {', '.join(KNOBS)}")
     vocab_size = 1000
@@ -81,7 +81,7 @@ def replicate_tp(
     sequence: int = 256,
     knob: str = "plain",
 ) -> Scenario:
-    """A llama-like stack under TP and torch's replicate: gradients averaged unit by unit, nothing sharded."""
+    """A llama-like stack under TP and torch's replicate: gradients averaged per unit, nothing sharded."""
     if knob not in TP_KNOBS:
         raise UserError(f"--set knob={knob} is unknown; use {', '.join(TP_KNOBS)}")
     vocab_size = 1000

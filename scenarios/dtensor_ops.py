@@ -1,4 +1,4 @@
-"""Operators on DTensors: where each one's result lies, and which redistributions it pays that nobody asked for."""
+"""Operators on DTensors: the placements of each result, and the implicit redistributions of each operator."""
 
 from collections.abc import Callable
 from functools import partial
@@ -24,7 +24,7 @@ def normed(rows: int, width: int) -> Inputs:
 
 
 def looked_up(rows: int, width: int) -> Inputs:
-    """Token ids and an embedding table of as many rows as it is wide."""
+    """Token ids and a square embedding table."""
     return torch.randint(width, (rows,)), torch.randn(width, width)
 
 
@@ -34,36 +34,36 @@ def classified(rows: int, width: int) -> Inputs:
 
 
 def activations(count: int, rows: int, width: int) -> Inputs:
-    """So many alike."""
+    """The given number of tensors of one shape."""
     return tuple(torch.randn(rows, width) for _ in range(count))
 
 
 def picked(rows: int, width: int) -> Inputs:
-    """Activations, and the places of half of their rows."""
+    """Activations, and the indexes of half of their rows."""
     return torch.randn(rows, width), torch.randperm(rows)[: rows // 2]
 
 
 def layer_norm(x: Any, weight: Any, bias: Any) -> Any:
-    """Over the last tensor dim."""
+    """Apply an operator over the last tensor dim."""
     return F.layer_norm(x, weight.shape, weight, bias)
 
 
 def plus_ones(x: Any) -> Any:
-    """A factory's tensor, which lies whole on every rank unless told otherwise."""
+    """A factory's tensor, replicated on every rank by default."""
     return x + ones(x.shape, device_mesh=x.device_mesh)
 
 
 def through_local(x: Any) -> Any:
-    """Out of the DTensor and back: nothing is checked, so nothing is sent."""
+    """Convert to a local tensor and back, without a check and so without communication."""
     return DTensor.from_local(x.to_local() * 2, x.device_mesh, x.placements)
 
 
 def through_local_checked(x: Any) -> Any:
-    """The same, and every replica is made what its first rank has."""
+    """Convert to a local tensor and back, with a broadcast of the first rank's replica."""
     return DTensor.from_local(x.to_local() * 2, x.device_mesh, x.placements, run_check=True)
 
 
-# Name, call, its inputs (of rows x width), their placements on dp_shard and tp, and the same on one device.
+# Name, call, its inputs (of rows x width), their placements on dp_shard and tp, and the call on one device.
 OPERATORS: tuple[tuple[str, Callable[..., Any], Any, tuple[tuple[str, ...], ...], Callable[..., Any] | None], ...] = (
     (
         "matmul",
@@ -98,15 +98,15 @@ OPERATORS: tuple[tuple[str, Callable[..., Any], Any, tuple[tuple[str, ...], ...]
     tags=("redistribute", "further"),
 )
 def dtensor_ops(*, rows: int = 2048, width: int = 1024, planners: str = "", ops: str = "") -> Scenario:
-    """Operators on DTensors over placements of their inputs: what each one redistributes unasked, by each planner.
+    """Operators on DTensors over placements of their inputs: implicit redistributions of each, by each planner.
 
-    planners: names joined by "+"; none given, greedy and min_cost, and with --profile also calibrated.
-    ops: names joined by "+"; none given, all.
+    planners: names joined by "+"; by default greedy and min_cost, and with --profile also calibrated.
+    ops: names joined by "+"; by default all.
     """
-    known = [name for name, *_ in OPERATORS]
-    wanted = [name for name in ops.split("+") if name] or known
-    if unknown := [name for name in wanted if name not in known]:
-        raise UserError(f"--set ops={unknown[0]} is unknown; use {', '.join(known)}, joined by +")
+    names = [name for name, *_ in OPERATORS]
+    wanted = [name for name in ops.split("+") if name] or names
+    if unknown := [name for name in wanted if name not in names]:
+        raise UserError(f"--set ops={unknown[0]} is unknown; use {', '.join(names)}, joined by +")
     return Scenario(
         operators=tuple(
             DTensorOperator(

@@ -1,4 +1,4 @@
-"""What FSDP2 lets one put in the place of its own collectives: objects that gather and scatter, and a hook."""
+"""Replacements of FSDP2's collectives: custom all-gather and reduce-scatter objects, and an all-reduce hook."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,7 +8,7 @@ import torch.distributed as dist
 
 
 class FreshBuffers:
-    """Allocates a new buffer for each call, as FSDP2 does itself."""
+    """Allocates a new buffer for each call, like FSDP2's default."""
 
     def allocate(self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
         """An empty buffer."""
@@ -16,7 +16,7 @@ class FreshBuffers:
 
 
 class BroadcastGather(FreshBuffers):
-    """Gathers by one broadcast a rank: as many bytes received, each rank the sender of its own shard."""
+    """Gathers by one broadcast per rank; each rank receives as many bytes as by an all-gather."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, async_op: bool = False
@@ -30,12 +30,12 @@ class BroadcastGather(FreshBuffers):
 
 
 class AllToAllScatter(FreshBuffers):
-    """Scatters by an all-to-all, then adds up on the rank itself, in the order of ranks."""
+    """Reduce-scatters by an all-to-all and a local sum in the order of ranks."""
 
     def __call__(
         self, output_tensor: torch.Tensor, input_tensor: torch.Tensor, group: Any, op: Any, async_op: bool = False
     ) -> None:
-        """Fill the output with the sum, or the average, of all ranks' parts for this one."""
+        """Fill the output with the sum, or the average, of all ranks' parts for this rank."""
         num_ranks = dist.get_world_size(group)
         received = torch.empty_like(input_tensor)
         dist.all_to_all_single(received, input_tensor, group=group)
@@ -45,7 +45,7 @@ class AllToAllScatter(FreshBuffers):
 
 
 def averaged_over_replicas(_: str, mesh: Any) -> Callable[[torch.Tensor], None]:
-    """A hook for a unit of FSDP2 that averages scattered gradients over the replicas, if the mesh has any."""
+    """A hook for an FSDP2 unit that averages scattered gradients over the replicas, if the mesh has replicas."""
     if "dp_replicate" not in mesh.mesh_dim_names:
         return lambda gradients: None
     replicas = mesh["dp_replicate"]

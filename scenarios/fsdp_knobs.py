@@ -1,4 +1,4 @@
-"""Every knob of FSDP2, one at a time, against the same plan without it."""
+"""Every option of FSDP2, one at a time, compared with the same plan without the option."""
 
 from dataclasses import replace
 from functools import partial
@@ -21,12 +21,12 @@ BF16 = torch.bfloat16
 
 
 def columns(parameter: nn.Parameter) -> Shard | None:
-    """Matrices on tensor dim 1, the rest as FSDP2 would."""
+    """Shard matrices on tensor dim 1, and other parameters as FSDP2's default."""
     return Shard(1) if parameter.ndim == 2 else None
 
 
 def backward_needs(unit: str, _: Any) -> bool:
-    """Backward of an embedding does not read its weight."""
+    """Skip the embedding's gather in backward, which does not read the weight."""
     return unit != "tok_embeddings"
 
 
@@ -79,15 +79,15 @@ KNOBS: dict[str, FsdpPlan] = {
     "gather_int8": replace(BASE, gather_extension=gathered_as("int8")),
 }
 IN_TWO_PARTS = ("accumulate", "accumulate_synced", "all_reduce_once", "keep_over_microbatches")
-# Relative to one device in fp32, loss and every gradient: about twice what rounding the weights was seen to cost. The
-# worst gradients are those of attention's projections; the losses agree to 1e-3.
+# Relative to one device in fp32, for the loss and every gradient: about twice the measured error from rounding the
+# weights. The largest errors are in the gradients of attention's projections; the losses agree to 1e-3.
 TOLERANCES = {"gather_bf16": 5e-2, "gather_int8": 1e-1}
-# Odd sizes, so that neither the vocabulary nor the hidden size is a multiple of any number of ranks.
+# Odd sizes: neither the vocabulary nor the hidden size is a multiple of the number of ranks.
 ODD = {"vocab_size": 999, "hidden": 333}
 
 
 class ScaledLlama(Llama):
-    """A llama-like stack with one parameter of a single element: smaller than any number of ranks."""
+    """A llama-like stack with one parameter of a single element, fewer than the ranks."""
 
     def __init__(self, *sizes: int) -> None:
         super().__init__(*sizes)
@@ -98,7 +98,7 @@ class ScaledLlama(Llama):
 
 
 def built(knob: str, sizes: dict[str, Any]) -> nn.Module:
-    """The model of a knob: tied, frozen, or of odd sizes where the knob is about that."""
+    """The model for an option: tied, frozen, or of odd sizes where the option requires it."""
     if knob == "uneven":
         return ScaledLlama(*(sizes | ODD).values())
     model = Llama(**sizes)
@@ -157,7 +157,7 @@ def fsdp_knobs(
     sequence: int = 256,
     knob: str = "plain",
 ) -> Scenario:
-    """A llama-like stack under fully_shard, one knob at a time: resharding, precision, placement, accumulation, ..."""
+    """A llama-like stack under fully_shard, one option at a time: resharding, precision, accumulation, ..."""
     if knob not in KNOBS:
         raise UserError(f"--set knob={knob} is unknown; use {', '.join(KNOBS)}")
     sizes = {

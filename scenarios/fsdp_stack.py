@@ -24,7 +24,7 @@ def fsdp_stack(
     sequence: int = 256,
     reshard_after_forward: bool = True,
 ) -> Scenario:
-    """A llama-like stack under fully_shard; parameters freed after forward (and gathered again) or kept."""
+    """A llama-like stack under fully_shard; parameters freed after forward and gathered again, or kept."""
     vocab_size = 1000
     fsdp = FsdpPlan(wrap=("layers.*",), reshard_after_forward=reshard_after_forward)
     return Scenario(

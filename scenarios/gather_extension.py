@@ -1,7 +1,7 @@
-"""FSDP2's all-gather extension, worked out: parameters that travel as bf16, or as int8 with a scale a row.
+"""An example of FSDP2's all-gather extension: parameters gathered as bf16, or as int8 with a scale per row.
 
-A parameter is wrapped in a tensor subclass whose two hooks FSDP2 calls: one turns this rank's shard into what is
-gathered, the other turns what was gathered back into a parameter. Optimizer and gradients see the fp32 shard.
+A parameter is wrapped in a tensor subclass with two hooks for FSDP2. The first converts this rank's shard to the
+gathered format, the second converts the gathered tensors to a parameter. Optimizer and gradients use the fp32 shard.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 
 class GatheredAs(torch.Tensor):
-    """A tensor that behaves as the one it wraps, and stays what it is where FSDP2 cuts, pads or moves it."""
+    """A tensor that behaves like the wrapped tensor, and keeps its class when FSDP2 splits, pads or moves it."""
 
     KEEPS_CLASS: ClassVar[set[Any]] = {
         aten.empty_like.default,
@@ -73,7 +73,7 @@ class Bf16Gathered(GatheredAs):
 
 
 class Int8Gathered(GatheredAs):
-    """Gathered as int8 and one fp32 scale a row: a quarter of the bytes, good to 1/254 of their row's largest."""
+    """Gathered as int8 and one fp32 scale per row: a quarter of the bytes, error at most 1/254 of the row's maximum."""
 
     def fsdp_pre_all_gather(self, mesh: Any) -> tuple[tuple[torch.Tensor, ...], None]:
         rows = self.inner.flatten(1)
@@ -88,11 +88,11 @@ class Int8Gathered(GatheredAs):
 
 
 def unpacked(compute: Callable[[], torch.Tensor], out: torch.Tensor | None) -> Any:
-    """The gathered parameter: new the first time, with what FSDP2 may free; afterwards into the one it has."""
+    """The gathered parameter: first a new tensor, with the buffers that FSDP2 may free; later written in place."""
     if out is None:
         value = compute()
         return value, (value,)
-    # Through .data: backward saved this very parameter, and must not take being gathered again for a change.
+    # Through .data: backward saved this parameter, and a second gather must not count as a modification.
     out.data.copy_(compute())
     return None
 
@@ -101,7 +101,7 @@ EXTENSIONS = {"bf16": Bf16Gathered, "int8": Int8Gathered}
 
 
 def gathered_as(form: str) -> Callable[[torch.Tensor], torch.Tensor]:
-    """What `FsdpPlan.gather_extension` takes, for "bf16" or "int8"."""
+    """The value of `FsdpPlan.gather_extension` for "bf16" or "int8"."""
     return partial(_wrap, EXTENSIONS[form])
 
 

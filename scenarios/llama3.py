@@ -1,4 +1,4 @@
-"""Llama 3 at its real sizes, laid over the mesh as torchtitan does: to be simulated anywhere, and run on GPUs.
+"""Llama 3 at its real sizes with torchtitan's plan: simulate it on any machine, or run it on GPUs.
 
 Sizes are those of the model cards (arXiv:2407.21783, table 3); the plan is torchtitan's (arXiv:2410.06511): TP with
 sequence parallel and a sharded loss, activation checkpointing, FSDP2 in bf16 with fp32 reductions, foreach AdamW.
@@ -41,7 +41,7 @@ TP_PLAN = {
 
 
 class GroupedAttention(nn.Module):
-    """Self-attention in which several heads share keys and values: (batch, sequence, dim) to the same."""
+    """Grouped-query self-attention: (batch, sequence, dim) to the same shape."""
 
     def __init__(self, dim: int, num_heads: int, num_kv_heads: int) -> None:
         super().__init__()
@@ -68,7 +68,7 @@ def rotated(x: torch.Tensor, rotations: torch.Tensor) -> torch.Tensor:
 
 
 def repeated(x: torch.Tensor, times: int) -> torch.Tensor:
-    """Each head of (batch, sequence, heads, head) so many times."""
+    """Repeat each head of (batch, sequence, heads, head)."""
     return x if times == 1 else x[:, :, :, None, :].expand(-1, -1, -1, times, -1).flatten(2, 3)
 
 
@@ -80,7 +80,7 @@ def rotation_numbers(length: int, head_dim: int, base: float = 500_000.0) -> tor
 
 
 class WrittenOutNorm(nn.Module):
-    """RMSNorm operator by operator, as torch's own was until accelerators got a kernel for it (torch 2.9)."""
+    """RMSNorm operator by operator, like torch's own before its kernel for accelerators (torch 2.9)."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -93,7 +93,7 @@ class WrittenOutNorm(nn.Module):
 
 
 def make_norm(kind: str, dim: int) -> nn.Module:
-    """RMSNorm by its kernel, or written out."""
+    """RMSNorm by torch's kernel, or operator by operator."""
     return nn.RMSNorm(dim, eps=1e-5) if kind == "fused" else WrittenOutNorm(dim)
 
 
@@ -133,7 +133,7 @@ class Llama3(nn.Module):
 
 
 def keep_some() -> Any:
-    """torchtitan's selective checkpointing by operator: keep attention, every other matmul and what was reduced."""
+    """torchtitan's selective checkpointing by operator: keep attention, every second matmul and reduced tensors."""
     aten = torch.ops.aten
     kept = {
         aten._scaled_dot_product_efficient_attention.default,

@@ -1,4 +1,4 @@
-"""The plan most people start from: tensor and sequence parallel inside a host, FSDP2 across hosts."""
+"""The most common plan: tensor and sequence parallel within a host, FSDP2 across hosts."""
 
 from functools import partial
 
@@ -46,7 +46,7 @@ def llama_2d(
     sequence: int = 256,
     async_tp: bool = False,
 ) -> Scenario:
-    """One llama-like stack: tensor and sequence parallel inside, FSDP2 outside; forward, backward, optimizer.
+    """A llama-like stack: tensor and sequence parallel inside, FSDP2 outside; forward, backward, optimizer.
 
     async_tp: compile the blocks with async TP, which overlaps TP's collectives with matmuls; CUDA only.
     """

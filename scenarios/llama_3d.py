@@ -1,4 +1,4 @@
-"""All of it at once: tensor and sequence parallel, context parallel, and (hybrid) FSDP2, on whatever mesh is given."""
+"""Tensor and sequence parallel, context parallel, and (hybrid) FSDP2 together, on any mesh."""
 
 from functools import partial
 
@@ -14,7 +14,7 @@ from torch.distributed.tensor.parallel import (
 
 from distbench.spec import CpPlan, FsdpPlan, ParallelPlan, Scenario, scenario
 
-# A block takes the rotary table beside its input; the table stays as it is.
+# A block has the rotary table as a second input; the table is not sharded.
 GATHERED = PrepareModuleInput(input_layouts=(Shard(1), None), desired_input_layouts=(Replicate(), None))
 TP_PLAN = {
     "tok_embeddings": RowwiseParallel(input_layouts=Replicate(), output_layouts=Shard(1)),
@@ -51,7 +51,7 @@ def llama_3d(
     unshard_output: bool = False,
     checkpoint: bool = False,
 ) -> Scenario:
-    """TP+SP x CP x FSDP2 on 2x2x2; a mesh dim of size 1 leaves its part out, dp_replicate=2 makes FSDP2 hybrid."""
+    """TP+SP x CP x FSDP2 on 2x2x2; a mesh dim of size 1 disables its part, dp_replicate=2 makes FSDP2 hybrid."""
     vocab_size = 1000
     return Scenario(
         build_model=partial(Llama, vocab_size, dim, num_layers, num_heads, hidden, sequence),
@@ -63,12 +63,12 @@ def llama_3d(
             tp=TP_PLAN,
             cp=CpPlan(
                 rotate=rotate,
-                load_balance=None if load_balance else False,  # where there is a ring
+                load_balance=None if load_balance else False,  # with ring attention
                 buffers={"rotations": 0},
                 unshard_output=unshard_output,
             ),
             checkpoint=("layers.*",) if checkpoint else (),
-            # Context parallel ranks hold the same parameters and different tokens, so FSDP shards over them as well.
+            # Context parallel ranks have the same parameters and different tokens, so FSDP shards over them too.
             fsdp=FsdpPlan(wrap=("layers.*",), mesh_dims=("dp_shard", "cp"), replicate_dims=("dp_replicate",)),
         ),
     )

@@ -1,5 +1,5 @@
-"""Inference under tensor parallel: a prompt (prefill), or the token after it, with a cache of keys and values that is
-sharded over heads."""
+"""Inference under tensor parallel: a prompt (prefill), or the next token (decode), with a key-value cache sharded over
+heads."""
 
 from functools import partial
 from typing import Any
@@ -12,7 +12,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from distbench.spec import CpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, scenario
 
-# Activations whole on every rank: two all-reduces a block, and nothing else but the embedding's and the logits'.
+# Replicated activations: two all-reduces per block, in addition to those of the embedding and the logits.
 WHOLE_PLAN = {
     "tok_embeddings": RowwiseParallel(input_layouts=Replicate()),
     "layers.*.attention.w[qkv]": ColwiseParallel(),
@@ -24,30 +24,30 @@ WHOLE_PLAN = {
 
 
 def tokens_of(batch: int, prompt: int, vocab_size: int) -> dict[str, torch.Tensor]:
-    """Random token ids, the same on every rank: `prompt` (batch, prompt), and `token` (batch, 1), which follows it."""
+    """Random token ids, equal on every rank: `prompt` (batch, prompt), and the next `token` (batch, 1)."""
     tokens = torch.randint(vocab_size, (batch, prompt + 1), generator=torch.Generator().manual_seed(0))
     return {"prompt": tokens[:, :-1].contiguous(), "token": tokens[:, -1:].contiguous()}
 
 
 def prefill(model: Any, batch: dict[str, torch.Tensor], cache: KvCache) -> torch.Tensor:
-    """Logits of every position of the prompt, whose keys and values go into the cache."""
+    """Logits of every position of the prompt; its keys and values are written to the cache."""
     return model(batch["prompt"], cache, 0)
 
 
 def decode(model: Any, batch: dict[str, torch.Tensor], cache: KvCache) -> torch.Tensor:
-    """Logits of the one token after the prompt; each time over the same position of the cache."""
+    """Logits of the token after the prompt; every call uses the same position of the cache."""
     return model(batch["token"], cache, batch["prompt"].shape[1])
 
 
 def filled(cache_length: int, model: Any, batch: dict[str, torch.Tensor]) -> KvCache:
-    """A cache that holds the prompt."""
+    """A cache with the prompt."""
     cache = KvCache(cache_length)
     prefill(model, batch, cache)
     return cache
 
 
 def empty(cache_length: int, *_: Any) -> KvCache:
-    """A cache that holds nothing."""
+    """An empty cache."""
     return KvCache(cache_length)
 
 
@@ -80,14 +80,12 @@ def llama_inference(
     if phase not in phases:
         raise UserError(f"--set phase={phase} is unknown; use {', '.join(phases)}")
     if not 0 < prompt < cache_length:
-        raise UserError(
-            f"--set prompt={prompt} leaves no room in a cache of {cache_length}; use 1 to {cache_length - 1}"
-        )
+        raise UserError(f"--set prompt={prompt} is too long for a cache of {cache_length}; use 1 to {cache_length - 1}")
     if phase == "decode" and (sequence_parallel or rotate):
-        return Scenario()  # one token cannot be split over ranks
+        return Scenario()  # a single token cannot be split over ranks
     vocab_size = 1000
     run, make_cache = phases[phase]
-    # Context parallel shards the table with the sequence, so that it has the prompt's positions and no others.
+    # Context parallel shards the table with the sequence, so the table has exactly the prompt's positions.
     num_positions = prompt if rotate else cache_length
     return Scenario(
         build_model=partial(CachedLlama, vocab_size, dim, num_layers, num_heads, num_kv_heads, hidden, num_positions),
@@ -100,7 +98,7 @@ def llama_inference(
         plan=ParallelPlan(
             tp=TP_PLAN if sequence_parallel else WHOLE_PLAN,
             cp=CpPlan(rotate=rotate, buffers={"rotations": 0}) if rotate else None,
-            # Gathered layer by layer, the root too: nothing stays whole between two passes.
+            # Gathered layer by layer, including the root: no parameter stays gathered between two calls.
             fsdp=FsdpPlan(wrap=("layers.*",), reshard_after_forward=True) if fsdp else None,
         ),
     )

@@ -1,7 +1,7 @@
-"""A token-choice mixture of experts, and the parallel style that spreads its experts over ranks.
+"""A token-choice mixture of experts, and the parallel style that distributes its experts over ranks.
 
-Each token goes to its `top_k` experts. Under expert parallel a rank holds some of the experts and has tokens of its
-own: an all-to-all brings each token to the rank of its expert (dispatch), another brings the result back (combine).
+Each token goes to its `top_k` experts. Under expert parallel each rank has some of the experts and its own tokens. An
+all-to-all sends each token to the rank of its expert (dispatch), and a second one returns the result (combine).
 """
 
 from typing import Any
@@ -27,9 +27,9 @@ LOADS = ("uniform", "zipf")
 
 
 class Experts(nn.Module):
-    """SwiGLU experts side by side: (tokens, dim), those of one expert after those of another, to the same.
+    """SwiGLU experts: (tokens, dim), sorted by expert, to the same shape.
 
-    `counts` says how many tokens each expert is given; None for equally many, which no host has to wait for.
+    `counts` is the number of tokens per expert; None for equal numbers, which need no synchronization with the host.
     """
 
     def __init__(self, num_experts: int, dim: int, hidden: int) -> None:
@@ -37,7 +37,7 @@ class Experts(nn.Module):
         self.w1 = nn.Parameter(torch.empty(num_experts, hidden, dim))
         self.w2 = nn.Parameter(torch.empty(num_experts, dim, hidden))
         self.w3 = nn.Parameter(torch.empty(num_experts, hidden, dim))
-        self.sharers: Any = None  # the mesh of ranks that all have the same tokens, and other experts
+        self.sharers: Any = None  # the mesh of ranks with the same tokens and other experts
 
     def forward(self, x: torch.Tensor, counts: torch.Tensor | None) -> torch.Tensor:
         weights = [own_part(weight) for weight in (self.w1, self.w2, self.w3)]
@@ -55,7 +55,7 @@ class Experts(nn.Module):
 
 
 def own_part(weight: torch.Tensor) -> torch.Tensor:
-    """What this rank holds of a weight; ranks that hold the same know a part each of its gradient."""
+    """This rank's shard of a weight; ranks with the same shard have partial gradients."""
     if not isinstance(weight, DTensor):
         return weight
     gradients = [placement if placement.is_shard() else Partial() for placement in weight.placements]
@@ -63,20 +63,21 @@ def own_part(weight: torch.Tensor) -> torch.Tensor:
 
 
 class Router(nn.Linear):
-    """How well each expert suits each token; under tensor parallel every rank has all of it."""
+    """The router's scores of each expert for each token; replicated under tensor parallel."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.linear(x, own_part(self.weight))
 
 
 class MixtureOfExperts(nn.Module):
-    """Router and experts: (batch, sequence, dim) to the same.
+    """Router and experts: (batch, sequence, dim) to the same shape.
 
     Args:
-        load: "zipf" adds the logarithm of Zipf's law to what the router says, so that the first experts are chosen
-            most; "uniform" chooses experts in turn, so that all have equally many. The router weighs them in both.
-        capacity: tokens of a sequence that an expert takes, as a multiple of its even share; the rest are dropped, and
-            all exchanges are of one size. 0 drops none.
+        load: "zipf" adds the logarithm of Zipf's law to the router's scores, so that the first experts have most
+            tokens; "uniform" assigns experts cyclically, so that all have equally many. The router's scores weigh the
+            results in both.
+        capacity: the most tokens of a sequence per expert, as a multiple of its even share; other tokens are dropped,
+            and all exchanges have equal sizes. 0: no token is dropped.
     """
 
     def __init__(
@@ -119,7 +120,7 @@ class MixtureOfExperts(nn.Module):
         place = (is_for.cumsum(1) * is_for).sum(-1) - 1
         sequence = torch.arange(batch, device=chosen.device)[:, None]
         size = self.num_experts * batch * slots
-        # The last slot is of what no expert takes.
+        # The last slot is for dropped tokens.
         slot = torch.where(place < slots, (chosen * batch + sequence) * slots + place, size).flatten()
         filled = tokens.new_zeros(size + 1, tokens.shape[1]).index_copy(0, slot, tokens)[:-1]
         out = self.experts(filled, None)
@@ -127,7 +128,10 @@ class MixtureOfExperts(nn.Module):
 
 
 class AllToAll(torch.autograd.Function):
-    """Rows to the ranks of a group, `sent` to each, `received` from each; None for equally many; and back."""
+    """Exchange rows between the ranks of a group: `sent` to each, `received` from each; None for equally many.
+
+    Backward exchanges the gradients in the opposite direction.
+    """
 
     @staticmethod
     def forward(
@@ -144,11 +148,11 @@ class AllToAll(torch.autograd.Function):
 
 
 class ExpertParallel(ParallelStyle):
-    """Shard experts over a mesh dim on tensor dim 0, dispatch their tokens before forward and combine them after.
+    """Shard experts over a mesh dim on tensor dim 0, with dispatch of tokens before forward and combine afterwards.
 
-    A second mesh dim shards each expert, column by column and then row by row: what comes out is to be summed over it.
-    Where ranks of tensor parallel have whole experts instead, each dispatches its share of the tokens that all of them
-    have, and what comes out is nothing but that share: it is to be summed as well.
+    A second mesh dim shards each expert, columnwise and then rowwise: the outputs are partial sums over that mesh dim.
+    If ranks of tensor parallel have whole experts instead, each rank dispatches its share of the common tokens. Its
+    output has only that share, so the outputs are also partial sums.
     """
 
     def _apply(self, module: nn.Module, device_mesh: Any) -> nn.Module:
@@ -168,13 +172,13 @@ class ExpertParallel(ParallelStyle):
         if counts is None:
             module.exchange = (None, None, None, group)
             return by_expert(AllToAll.apply(rows, None, None, group), size, len(own_part(module.w1))), None
-        # Starts as if every rank sent what this one does.
+        # The initial value assumes that every rank sends the same numbers as this rank.
         arriving = counts.clone()
         dist.all_to_all_single(arriving, counts, group=group)
         sent = counts.reshape(size, -1).sum(1).tolist()
         received = arriving.reshape(size, -1).sum(1).tolist()
         rows = AllToAll.apply(rows, sent, received, group)
-        # Rank by rank, and expert by expert within; experts want theirs in a row.
+        # Received rows are sorted by rank, then expert; the experts need them sorted by expert.
         num_own = len(counts) // size
         expert = torch.arange(num_own, device=counts.device).repeat(size).repeat_interleave(arriving)
         order = expert.argsort(stable=True)
@@ -182,11 +186,11 @@ class ExpertParallel(ParallelStyle):
         return rows[order], arriving.reshape(size, num_own).sum(0)
 
     def _own_share(self, module: Any, rows: torch.Tensor, counts: Any) -> Any:
-        """Every n-th row of those that n ranks have, so of each expert's; and how many of each expert's these are."""
+        """Every n-th row of the n ranks' common rows, so of each expert's rows; and the number per expert."""
         index, size = module.sharers.get_local_rank(), module.sharers.size()
         if counts is None and len(rows) % (size * len(module.w1)):
-            held = f"{len(rows) // len(module.w1)} places for tokens of an expert"
-            raise UserError(f"{held} cannot be shared by {size} ranks along tp; change batch, sequence or capacity")
+            slots = f"{len(rows) // len(module.w1)} token slots per expert"
+            raise UserError(f"{slots} cannot be split over {size} ranks along tp; change batch, sequence or capacity")
         own = torch.arange(index, len(rows), size, device=rows.device)
         module.share = (own, len(rows))
         if counts is not None:
@@ -209,11 +213,11 @@ class ExpertParallel(ParallelStyle):
 
 
 class TensorParallelMixture(ParallelStyle):
-    """A mixture whose experts are sharded over the mesh dim of tensor parallel: its input, sharded on the sequence, is
-    gathered, and its output, a part of a sum on each rank, summed and scattered.
+    """A mixture with experts sharded over the mesh dim of tensor parallel. Its input, sharded on the sequence, is
+    all-gathered; its output, a partial sum on each rank, is reduce-scattered.
 
     Args:
-        whole_experts: the mesh dim shards no expert: expert parallel spreads them over its ranks too.
+        whole_experts: the mesh dim does not shard experts: expert parallel distributes them over its ranks too.
     """
 
     def __init__(self, whole_experts: bool = False) -> None:
@@ -238,7 +242,7 @@ class TensorParallelMixture(ParallelStyle):
 
 
 def by_expert(rows: torch.Tensor, outer: int, inner: int) -> torch.Tensor:
-    """Equally many rows, sorted by `outer` and then `inner`, sorted by `inner` and then `outer`."""
+    """Reorder rows from sorted by `outer` and then `inner` to sorted by `inner` and then `outer`; equal counts."""
     return rows.unflatten(0, (outer, inner, -1)).transpose(0, 1).flatten(0, 2)
 
 

@@ -1,8 +1,8 @@
-"""Mixtures of experts at real sizes, sharded by FSDP2: to be simulated anywhere, and run on GPUs.
+"""Mixtures of experts at real sizes, sharded by FSDP2: simulate them on any machine, or run them on GPUs.
 
 Sizes are those of the model cards: Qwen3-30B-A3B (arXiv:2505.09388, table 2) and DeepSeek-V2-Lite (arXiv:2405.04434,
-appendix B). Routing is fixed and even: each expert computes the same number of tokens, whatever the router says, whose
-scores only weigh the results. So shapes are known beforehand, and a step takes what a perfectly balanced one takes.
+appendix B). Routing is fixed and even: each expert has the same number of tokens, and the router's scores only weigh
+the results. So shapes are static, and a step takes the time of a perfectly balanced step.
 """
 
 from functools import partial
@@ -19,7 +19,7 @@ from distbench.spec import CompilePlan, FsdpPlan, ParallelPlan, Scenario, scenar
 
 
 class Experts(nn.Module):
-    """SwiGLU experts: (experts, tokens, dim) to the same, a batched matmul for each of the three weights."""
+    """SwiGLU experts: (experts, tokens, dim) to the same shape, with a batched matmul for each of the three weights."""
 
     def __init__(self, num_experts: int, dim: int, hidden: int) -> None:
         super().__init__()
@@ -32,10 +32,10 @@ class Experts(nn.Module):
 
 
 class MixtureOfExperts(nn.Module):
-    """(batch, sequence, dim) to the same by `chosen` of the experts, evenly, and by shared ones.
+    """A mixture with even routing to `chosen` experts per token and shared experts; (batch, sequence, dim) to the same.
 
     Args:
-        shared: hidden size of the experts that every token goes through, together; 0 for none.
+        shared: total hidden size of the shared experts, which process every token; 0 without shared experts.
     """
 
     def __init__(self, dim: int, hidden: int, num_experts: int, chosen: int, shared: int) -> None:
@@ -48,7 +48,7 @@ class MixtureOfExperts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         tokens = x.flatten(0, 1)
         scores = self.router(tokens).float().softmax(-1).topk(self.chosen).values.type_as(x)
-        # A copy of each token for each expert that it goes to, in the experts' order.
+        # A copy of each token for each of its experts, sorted by expert.
         sent = tokens.repeat_interleave(self.chosen, 0).unflatten(0, (-1, self.num_experts)).transpose(0, 1)
         back = self.experts(sent.contiguous()).transpose(0, 1).reshape(len(tokens), self.chosen, -1)
         out = (back * scores[..., None]).sum(1).view_as(x)
@@ -56,7 +56,7 @@ class MixtureOfExperts(nn.Module):
 
 
 class NormedAttention(GroupedAttention):
-    """Llama 3's attention with heads of any size, and queries and keys normalised head by head, as Qwen3 has it."""
+    """Llama 3's attention with heads of any size, and queries and keys normalized per head, as in Qwen3."""
 
     def __init__(self, dim: int, num_heads: int, num_kv_heads: int, head_dim: int) -> None:
         nn.Module.__init__(self)
@@ -76,8 +76,8 @@ class NormedAttention(GroupedAttention):
 
 
 class LatentAttention(nn.Module):
-    """Multi-head latent attention (arXiv:2405.04434, section 2.1): keys and values come from one small vector a token,
-    and positions are in a part of the head of their own."""
+    """Multi-head latent attention (arXiv:2405.04434, section 2.1): keys and values are computed from one small vector
+    per token, and a separate part of the head has the positions."""
 
     def __init__(self, dim: int, num_heads: int, head_dim: int, rotary_dim: int, latent: int) -> None:
         super().__init__()
@@ -94,7 +94,7 @@ class LatentAttention(nn.Module):
         key, value = self.up(self.norm(small)).unflatten(-1, (self.num_heads, -1)).chunk(2, -1)
         place = rotated(place[:, :, None], rotations).expand(-1, -1, self.num_heads, -1)
         query = torch.cat([query, rotated(turning, rotations)], -1)
-        # Fused attention takes heads of one size.
+        # Fused attention requires heads of equal size.
         heads_first = (
             tensor.transpose(1, 2)
             for tensor in (query, torch.cat([key, place], -1), F.pad(value, (0, self.rotary_dim)))
@@ -179,7 +179,7 @@ def _scenario(
 def qwen3_30b_a3b(
     *, num_layers: int = 48, batch: int = 64, sequence: int = 4096, checkpoint: bool = True, compiled: bool = False
 ) -> Scenario:
-    """A model of Qwen3-30B-A3B's shape: 128 experts, 8 a token, evenly routed, sharded by FSDP2."""
+    """A model with Qwen3-30B-A3B's sizes: 128 experts, 8 per token, evenly routed, sharded by FSDP2."""
     return _scenario(_qwen3, 151_936, num_layers, batch, sequence, checkpoint, compiled)
 
 
@@ -187,5 +187,5 @@ def qwen3_30b_a3b(
 def deepseek_v2_lite(
     *, num_layers: int = 27, batch: int = 64, sequence: int = 4096, checkpoint: bool = True, compiled: bool = False
 ) -> Scenario:
-    """A model of DeepSeek-V2-Lite's shape: latent attention, 64 experts, 6 a token, evenly routed, 2 shared; FSDP2."""
+    """A model with DeepSeek-V2-Lite's sizes: latent attention, 64 experts, 6 per token, 2 shared; sharded by FSDP2."""
     return _scenario(_deepseek, 102_400, num_layers, batch, sequence, checkpoint, compiled)

@@ -1,4 +1,4 @@
-"""The small models that the scenarios share. Ordinary PyTorch: nothing here knows that it will be parallelised."""
+"""Small models for several scenarios, in plain PyTorch without code for parallelism."""
 
 import torch
 import torch.nn.functional as F
@@ -6,7 +6,7 @@ from torch import nn
 
 
 class FeedForward(nn.Module):
-    """SwiGLU feed-forward: (batch, sequence, dim) to the same."""
+    """SwiGLU feed-forward: (batch, sequence, dim) to the same shape."""
 
     def __init__(self, dim: int, hidden: int) -> None:
         super().__init__()
@@ -19,7 +19,7 @@ class FeedForward(nn.Module):
 
 
 class Attention(nn.Module):
-    """Self-attention: (batch, sequence, dim) to the same; works on whatever share of the heads it is given."""
+    """Self-attention: (batch, sequence, dim) to the same shape; also works on a part of the heads."""
 
     def __init__(self, dim: int, num_heads: int, rotary: bool = True, causal: bool = True) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class Attention(nn.Module):
     def attend(
         self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, table: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """Whole heads, side by side in the last tensor dim of (batch, sequence, dim), to the same."""
+        """Attention of whole heads, concatenated in the last tensor dim of (batch, sequence, dim)."""
         query, key, value = (self._heads(each) for each in (query, key, value))
         if table is not None:
             query, key = rotate_by(query, table), rotate_by(key, table)
@@ -51,12 +51,12 @@ class Attention(nn.Module):
 
 
 def rotate_positions(x: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding of (batch, heads, sequence, head); positions count from the tensor's own start."""
+    """Rotary position embedding of (batch, heads, sequence, head); position 0 is the tensor's first."""
     return rotate_by(x, rotation_table(x.shape[-2], x.shape[-1], x.device))
 
 
 def rotation_table(length: int, head_dim: int, device: torch.device | None = None) -> torch.Tensor:
-    """Cosines and sines of rotary embedding, (length, head_dim): a row a position, which context parallel can shard."""
+    """Cosines and sines of rotary embedding, (length, head_dim), one row per position, so that CP can shard it."""
     half = head_dim // 2
     frequency = 10000.0 ** (-torch.arange(half, device=device) / half)
     angle = torch.arange(length, device=device)[:, None] * frequency
@@ -64,7 +64,7 @@ def rotation_table(length: int, head_dim: int, device: torch.device | None = Non
 
 
 def rotate_by(x: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding of (batch, heads, sequence, head) by a table whose rows are x's positions."""
+    """Rotary position embedding of (batch, heads, sequence, head) by a table with a row per position of x."""
     cos, sin = table[: x.shape[-2]].to(x.dtype).chunk(2, dim=-1)
     first, second = x.chunk(2, dim=-1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], dim=-1)
@@ -81,7 +81,7 @@ class Block(nn.Module):
         self.feed_forward = FeedForward(dim, hidden)
 
     def forward(self, x: torch.Tensor, table: torch.Tensor | None = None) -> torch.Tensor:
-        # A plan that prepares attention's inputs lists as many layouts as there are inputs.
+        # A plan for attention's inputs lists one layout per input.
         inputs = (self.attention_norm(x),) if table is None else (self.attention_norm(x), table)
         x = x + self.attention(*inputs)
         return x + self.feed_forward(self.ffn_norm(x))
@@ -90,7 +90,7 @@ class Block(nn.Module):
 class Llama(nn.Module):
     """A llama-like stack: token ids (batch, sequence) to logits (batch, sequence, vocabulary).
 
-    With a `table_length`, the rotary table is a buffer of as many rows, and the blocks take it as an argument.
+    With a `table_length`, the rotary table is a buffer of that many rows, and an argument of the blocks.
     """
 
     def __init__(

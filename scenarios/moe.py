@@ -1,4 +1,4 @@
-"""Expert parallel: a token-choice mixture of experts whose tokens travel to the ranks of their experts and back."""
+"""Expert parallel: a token-choice mixture of experts that sends tokens to the ranks of their experts and back."""
 
 from functools import partial
 
@@ -32,12 +32,12 @@ def moe(
     load: str = "uniform",
     capacity: float = 0.0,
 ) -> Scenario:
-    """Experts over ep, FSDP2 beside it: even or Zipf load; dropless (uneven all-to-alls), or with a capacity."""
+    """Experts over ep, the rest under FSDP2: even or Zipf load; dropless (uneven all-to-alls), or with a capacity."""
     sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
     fsdp = FsdpPlan(
         wrap=("layers.*",),
         mesh_dims=("dp_shard", "ep"),
-        unit_mesh_dims={EXPERTS: ("dp_shard",)},  # sharded over ep already
+        unit_mesh_dims={EXPERTS: ("dp_shard",)},  # ep already shards the experts
         whole=("layers.*.feed_forward.router.weight",),
     )
     return trained(sizes, batch, sequence, load, capacity, ParallelPlan(ep={EXPERTS: ExpertParallel()}, fsdp=fsdp))
@@ -63,7 +63,7 @@ def moe_tp(
     capacity: float = 0.0,
     expert_tp: bool = True,
 ) -> Scenario:
-    """Experts over ep and each of them over tp, or whole ones over both (ETP 1); TP and SP round them, and FSDP2."""
+    """Experts over ep and each expert over tp, or whole experts over both (ETP 1); TP, SP and FSDP2 for the rest."""
     sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
     dense = {pattern: style for pattern, style in TP_PLAN.items() if not pattern.startswith(MIXTURE)}
     plan = ParallelPlan(

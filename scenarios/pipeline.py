@@ -1,4 +1,4 @@
-"""Pipeline parallel by torch's own schedules: the layers in stages, plain, or with FSDP2 or TP inside each."""
+"""Pipeline parallel by torch's schedules: the layers in stages, plain, or with FSDP2 or TP inside each stage."""
 
 from functools import partial
 
@@ -8,14 +8,14 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel
 
 from distbench.spec import FsdpPlan, ParallelPlan, PipelinePlan, Scenario, UserError, scenario
 
-# What a block is given and returns is whole on every rank, so that stages pass on plain tensors.
+# A block's inputs and outputs are replicated, so that stages send plain tensors.
 TP_PLAN = {
     "layers.*.attention.w[qkv]": ColwiseParallel(),
     "layers.*.attention.wo": RowwiseParallel(),
     "layers.*.feed_forward.w[13]": ColwiseParallel(),
     "layers.*.feed_forward.w2": RowwiseParallel(),
 }
-# Freed after forward, each unit would be gathered again for each micro-batch, and zero-bubble schedules lose gradients.
+# With parameters freed after forward, each micro-batch would gather each unit; zero-bubble schedules lose gradients.
 FSDP = FsdpPlan(wrap=("layers.*",), reshard_after_forward=False)
 INSIDE = {"plain": {}, "fsdp": {"fsdp": FSDP}, "tp": {"tp": TP_PLAN}}
 
@@ -38,7 +38,7 @@ def pipeline(
     schedule: str = "1f1b",
     inside: str = "plain",
 ) -> Scenario:
-    """Stages over pp, a schedule a variant; inside=fsdp on --mesh pp=2,dp_shard=2, inside=tp on --mesh pp=2,tp=2."""
+    """Stages over pp, one variant per schedule; inside=fsdp: --mesh pp=2,dp_shard=2, inside=tp: --mesh pp=2,tp=2."""
     if inside not in INSIDE:
         raise UserError(f"--set inside={inside} is unknown; use {', '.join(INSIDE)}")
     vocab_size = 1000

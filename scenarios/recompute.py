@@ -1,4 +1,4 @@
-"""What is done to a block's forward before FSDP2 sees it: activation checkpointing and torch.compile."""
+"""Changes of a block's forward before FSDP2 wraps it: activation checkpointing and torch.compile."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ def recompute(
     checkpoint: str = "none",
     compile_backend: str = "none",
 ) -> Scenario:
-    """A stack under fully_shard: activations kept or computed again, blocks compiled or not."""
+    """A stack under fully_shard: activations kept or recomputed, blocks compiled or not."""
     if checkpoint not in CHECKPOINTED:
         raise UserError(f"--set checkpoint={checkpoint} is unknown; use {', '.join(CHECKPOINTED)}")
     vocab_size = 1000

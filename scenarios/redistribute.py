@@ -1,4 +1,4 @@
-"""Every way to move a tensor between placements of a 2-D mesh, by torch's two planners and ours."""
+"""Redistributions between all placements of a 2-D mesh, by torch's two planners and distbench's."""
 
 from distbench.spec import Redistributions, Scenario, placement_pairs, scenario
 
@@ -13,9 +13,9 @@ def redistribute(
 ) -> Scenario:
     """Every ordered pair of R, S(0), S(1), and P(sum) as source, small and large, by each planner.
 
-    planners: names joined by "+", for example greedy+calibrated+direct; none given, greedy and min_cost, and with
+    planners: names joined by "+", for example greedy+calibrated+direct; by default greedy and min_cost, and with
         --profile also calibrated and direct.
-    native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers.
+    native_all_to_all: on CPU, run DTensor's all-to-alls as all-to-alls instead of all-gathers.
     """
     pairs = placement_pairs(mesh_ndim=2)
     names = tuple(name for name in planners.split("+") if name)

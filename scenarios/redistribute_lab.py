@@ -1,4 +1,4 @@
-"""The redistribution laboratory: which planner is fast, which is right, on every kind of pair that DTensor knows."""
+"""The planner study: speed and correctness of each planner on every kind of redistribution that DTensor supports."""
 
 from distbench.spec import Laboratory, Scenario, scenario
 
@@ -20,10 +20,10 @@ def redistribute_lab(
 ) -> Scenario:
     """Pairs, partials, shard orders, uneven and empty shards, flattened meshes, backward and strided shards.
 
-    max_pairs: pairs of a suite at each size, a sample by symmetry; 0 takes all.
-    planners: names joined by "+", for example greedy+direct; none given, all that can move the pair. calibrated needs a
-        profile: --profile, or the profile.json that `distbench calibrate` wrote here.
-    native_all_to_all: on CPU, run DTensor's all-to-alls as such, and not as all-gathers.
+    max_pairs: pairs of a suite at each size, a sample by symmetry; 0 for all.
+    planners: names joined by "+", for example greedy+direct; by default all that support the pair. calibrated needs a
+        profile: --profile, or the current folder's profile.json from `distbench calibrate`.
+    native_all_to_all: on CPU, run DTensor's all-to-alls as all-to-alls instead of all-gathers.
     """
     lab = Laboratory(
         suite=suite,

@@ -1,4 +1,4 @@
-"""Parameters annotated as DTensors, and nothing else: DTensor works out what each operation must communicate."""
+"""Parameters annotated as DTensors only: DTensor determines the communication of each operation."""
 
 from functools import partial
 from typing import Any
@@ -20,7 +20,7 @@ LAYOUTS = {
 
 
 def dtensors_inside(model: nn.Module, mesh: Any) -> nn.Module:
-    """Inputs become replicated DTensors, the output a whole tensor again; parameters stay as they are annotated."""
+    """Convert inputs to replicated DTensors and the output to a full tensor; parameters keep their annotation."""
     whole = [Replicate()] * mesh.ndim
 
     def enter(_: nn.Module, inputs: tuple[torch.Tensor, ...], mesh: Any) -> tuple[DTensor, ...]:
@@ -41,7 +41,7 @@ def dtensors_inside(model: nn.Module, mesh: Any) -> nn.Module:
 def shard_params(
     *, dim: int = 512, hidden: int = 2048, batch: int = 4, sequence: int = 256, layout: str = "rows"
 ) -> Scenario:
-    """A feed-forward whose weights are annotated over one or two mesh dims, two of them on one tensor dim included."""
+    """A feed-forward with weights annotated over one or two mesh dims, also two mesh dims on one tensor dim."""
     if layout not in LAYOUTS:
         raise UserError(f"--set layout={layout} is unknown; use {', '.join(LAYOUTS)}")
     return Scenario(

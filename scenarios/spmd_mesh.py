@@ -1,5 +1,5 @@
-"""FSDP2 and tensor parallel on one mesh: parameters and activations are DTensors on all of it, and fully_shard is told
-which mesh dims are data parallel (`dp_mesh_dims`, torch 2.13)."""
+"""FSDP2 and tensor parallel on one mesh: parameters and activations are DTensors on the whole mesh, and fully_shard's
+`dp_mesh_dims` (torch 2.13) lists the data parallel mesh dims."""
 
 from functools import partial
 from typing import Any
@@ -21,7 +21,7 @@ SHARDS = {
 
 
 class OwnHeads(Attention):
-    """Attention of the heads that a rank has: DTensor has no sharding strategy for the kernel that a CPU uses."""
+    """Attention of a rank's heads on local tensors: DTensor has no sharding strategy for the CPU's attention kernel."""
 
     def attend(self, query: Any, key: Any, value: Any, table: Any = None) -> Any:
         if not isinstance(query, DTensor):
@@ -39,11 +39,12 @@ def built(*sizes: int) -> Llama:
 
 
 def summed_at_once(model: nn.Module, mesh: Any) -> None:
-    """Sum what the row-wise halves of a block put out as tensor parallel does. DTensor would carry the partial sums on,
-    until some operator cannot take them."""
+    """Reduce the outputs of a block's row-wise halves, as tensor parallel does. DTensor would keep the partial sums
+    until an operator does not support them."""
 
     def whole(_: nn.Module, given: Any, output: DTensor) -> DTensor:
-        return output.redistribute(placements=[Replicate() if one == Partial() else one for one in output.placements])
+        placements = [Replicate() if placement == Partial() else placement for placement in output.placements]
+        return output.redistribute(placements=placements)
 
     for name, module in model.named_modules():
         if name.endswith((".wo", ".w2")):

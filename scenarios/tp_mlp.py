@@ -1,4 +1,4 @@
-"""Tensor parallel at its smallest: one feed-forward, columns then rows, one all-reduce each way."""
+"""The smallest tensor parallel model: one feed-forward, Colwise then Rowwise, one all-reduce per direction."""
 
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Every style of torch's tensor parallelism on one small language model, a variant each."""
+"""Every style of torch's tensor parallelism on a small language model, one variant per style."""
 
 from functools import partial
 from typing import Any
@@ -24,7 +24,7 @@ WHOLE, SEQUENCE = Replicate(), Shard(1)
 
 
 class Mlp(nn.Module):
-    """Two layers, with or without bias: (batch, sequence, dim) to the same."""
+    """Two layers, with or without bias: (batch, sequence, dim) to the same shape."""
 
     def __init__(self, dim: int, hidden: int, bias: bool) -> None:
         super().__init__()
@@ -36,14 +36,14 @@ class Mlp(nn.Module):
 
 
 class Gate(nn.Module):
-    """Two outputs from one input and a keyword; no parameters, so there is nothing to shard but what passes through."""
+    """Two outputs from one input and a keyword; without parameters, only activations can be sharded."""
 
     def forward(self, x: torch.Tensor, *, gate: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         return x * torch.sigmoid(gate), F.gelu(x)
 
 
 class Model(nn.Module):
-    """Token ids (batch, sequence) to logits, through every kind of module that a style knows."""
+    """Token ids (batch, sequence) to logits, through every kind of module that a style supports."""
 
     def __init__(self, vocab_size: int, dim: int, hidden: int, bias: bool) -> None:
         super().__init__()
@@ -61,7 +61,7 @@ class Model(nn.Module):
 
 
 def chosen_by_hand(model: nn.Module, mesh: Any) -> nn.Module:
-    """A plan as a function: whatever the user wants to do with the model and the mesh."""
+    """A plan as a function: the user's own code with the model and the mesh."""
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
             style = (

@@ -41,7 +41,7 @@ STEPS = {
     ZERO_FILL: (("S(0)", "P(sum)"), ("S(1)", "P(sum)")),
 }
 MATMUL_SIDES = {"f32": (64, 192, 512, 1024), "bf16": (64, 192, 512, 1024)}
-# Bytes that one elementwise operator reads and writes: within a core's cache, and far beyond it.
+# Bytes that one elementwise operator reads and writes: within a core's cache, and much larger than the cache.
 MEMORY_BYTES = (49152, 393216, 3145728, 25165824, 50331648)
 ATTENTION_SHAPES = ((4, 4, 64, 64), (1, 8, 512, 64))  # batch, heads, sequence, head dim
 COLLECTIVES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")

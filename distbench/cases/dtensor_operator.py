@@ -192,7 +192,7 @@ def _one_device(operator: DTensorOperator, seed: int) -> OneDevice:
 
 
 def _difference(run: OperatorRun, whole: OneDevice) -> str | None:
-    """Run once more and return the problem of this rank's part of the result and gradients; None if correct."""
+    """Run again and return the problem of this rank's part of the result and gradients; None if correct."""
     run(no_stamp)
     parts = [("the result", run.result, whole.result)]
     for place, gradients in enumerate(zip(run.gradients, whole.gradients, strict=True)):
@@ -254,5 +254,5 @@ def _laid(tensor: Any) -> str:
 def _payment(issued: Communication) -> str:
     """`S(0)R->RR: all_gather dp_shard`; requested redistributions are marked."""
     moved = f"{issued.redistribution}: " if issued.redistribution else ""
-    mark = " (asked for)" if issued.explicit else ""
+    mark = " (explicit)" if issued.explicit else ""
     return f"{moved}{issued.kind} {issued.mesh_dim}{mark}"

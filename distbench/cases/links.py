@@ -119,14 +119,14 @@ def link_rounds(hosts: Sequence[str]) -> list[LinkRound]:
 def compute_turns(hosts: Sequence[str], at_once: Mapping[str, int]) -> list[tuple[int, ...]]:
     """Return the groups of ranks that compute at the same time; each rank is in one group.
 
-    All hosts compute at a time, with the same number of ranks per host in each group, so that all groups see equal
-    conditions. `at_once` has the number of ranks that can compute at the same time on each host.
+    All hosts compute at the same time, with the same number of ranks per host in each group, so that conditions are
+    equal for all groups. `at_once` has the number of ranks that can compute at the same time on each host.
     """
     queues = []
     for host in dict.fromkeys(hosts):
         ranks = [rank for rank, name in enumerate(hosts) if name == host]
-        room = min(max(at_once[host], 1), len(ranks))
-        size = max(size for size in range(1, room + 1) if len(ranks) % size == 0)
+        most = min(max(at_once[host], 1), len(ranks))
+        size = max(size for size in range(1, most + 1) if len(ranks) % size == 0)
         queues.append([ranks[at : at + size] for at in range(0, len(ranks), size)])
     turns = zip_longest(*queues, fillvalue=[])
     return [tuple(sorted(chain.from_iterable(together))) for together in turns]
@@ -318,7 +318,7 @@ def _open_round(partners: dict[int, int], numel: int, context: RankContext) -> I
         return None if partner is None else first_difference(got.cpu(), _tag(partner, numel))
 
     fields = {"payload_bytes": numel * DTYPE_BYTES[DTYPE], "group_size": 2}
-    # Ranks that wait in this round also start: NCCL creates its communicator when all ranks of a group have called.
+    # Waiting ranks of this round take part in the start: NCCL creates a communicator when all ranks of a group call it.
     yield OpenedCase(
         lambda _: exchange(),
         check,

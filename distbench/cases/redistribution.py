@@ -283,7 +283,7 @@ def _renamed(state: State, mesh_names: tuple[int, ...], tensor_names: tuple[int,
 class Experiment:
     """One case; `native` runs all-to-alls unchanged on CPU, and the context is created when the case opens.
 
-    `known` has results of its first opening, which later openings need not measure again.
+    `measured` has results of its first opening, which later openings need not measure again.
     """
 
     pair: Pair
@@ -291,7 +291,7 @@ class Experiment:
     dtype: str
     native: bool
     context: Callable[[], RankContext]
-    known: dict[str, Any] = field(default_factory=dict, compare=False)
+    measured: dict[str, Any] = field(default_factory=dict, compare=False)
 
     @property
     def full(self) -> torch.Tensor:
@@ -356,7 +356,7 @@ def open_pair(experiment: Experiment, fields_of: FieldsOf = row_fields) -> Itera
     """Time the redistribution itself."""
     context = experiment.context()
     with planned_pair(experiment, context) as planned:
-        experiment.known["planning_s"] = planned.planning_s
+        experiment.measured["planning_s"] = planned.planning_s
         yield opened(experiment, planned, context, fields_of)
 
 
@@ -380,7 +380,7 @@ def opened(
 @contextlib.contextmanager
 def planned_pair(experiment: Experiment, context: RankContext) -> Iterator[PlannedRedistribution]:
     """Plan an experiment's redistribution, and keep its settings of torch active until it has been timed."""
-    pair, full, planning_s = experiment.pair, experiment.full, experiment.known.get("planning_s")
+    pair, full, planning_s = experiment.pair, experiment.full, experiment.measured.get("planning_s")
     before, after = pair.source.state, pair.target.state
     source, target = dtensor_under(full, pair.source, context), torch_placements(pair.target)
     if experiment.planner == DIRECT:
@@ -436,7 +436,7 @@ def redistribution_cases(scenario: Scenario, context: RankContext) -> Iterator[C
 
 
 def planners_of(sweep: Redistributions, pair: Pair, profile: Profile | None) -> list[str]:
-    """The requested planners, else torch's and with a profile also ours; direct only for pairs that it can move."""
+    """The requested planners, else torch's and with a profile also distbench's; direct for supported pairs only."""
     if sweep.planners:
         return list(sweep.planners)
     ours = [] if profile is None else ["calibrated"] if pair.target.has_partial else ["calibrated", "direct"]

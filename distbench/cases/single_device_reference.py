@@ -360,13 +360,13 @@ class Rounding:
 
 
 def measured_rounding(scenario: Scenario, context: RankContext, reference: Reference, units: Units = ()) -> Rounding:
-    """Compute the step once more on rank 0 with other rounding; `reference` is overwritten with the differences.
+    """Compute the step again on rank 0 with other rounding; `reference` is overwritten with the differences.
 
     A model of less than f32 is computed in f32; one under a mixed precision policy in that policy's dtype. In any other
     model each parameter moves by one unit in its last place, or in that of the dtype it computes in, such as under
     autocast. That needs the memory and time of the reference and runs wherever the reference runs. f32 against f64
     gives the same result (tests/cases/test_step_check.py). Comparing two halves of the batch with the whole gave
-    up to fifty times too small values, since each sample is rounded alike in both. Raises any error that the model
+    up to fifty times too small values, since each sample is rounded equally in both. Raises any error that the model
     raises in another precision.
     """
     model = model_on_device(scenario, context, reference.built, reference.values)

@@ -112,7 +112,7 @@ def ab(
             say(f"each launch: {command}\nat most {count_text(pairs, 'pair')} of launches in {max_time_s / 60:.0f} min")
             return
         say(f"random order within each pair: --seed {seed}", err=True)
-        outcome = turns.take_turns(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
+        outcome = turns.run_pairs(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
     say(f"stopped after {count_text(outcome.num_pairs, 'pair')}: {outcome.reason}. Runs: {folder}", err=True)
     output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict))
     ctx.exit(outcome.gated.exit_code(verdict.strict))

@@ -1,1 +1,1 @@
-"""A case's times over commits, and where they changed for good. Imports nothing: the command line starts fast."""
+"""Comparisons of runs: gate, ab, compare, history, links. This file imports nothing: the command line starts fast."""

@@ -1,4 +1,4 @@
-"""Two revisions or environments, launched in turn in random order until a look at the verdict settles it."""
+"""Comparison of two revisions or environments: alternating launches in random order until the verdict is clear."""
 
 import contextlib
 import math
@@ -25,8 +25,8 @@ from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Option
 WORKING_TREE = "."
 GIT_TIMEOUT_S = 120
 MAX_LOOKS = 4
-MAX_OPEN_SHARE = 0.05  # of the compared cases that may stay open where nothing looks slower; one may in any case
-END_TIMEOUT_S = 15  # for a launch that was interrupted
+MAX_OPEN_SHARE = 0.05  # share of cases that may remain undecided if none looks slower; one case always may
+END_TIMEOUT_S = 15  # for an interrupted launch
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,9 @@ class Side:
 
     Args:
         name: "a" or "b".
-        ref: the user's name of it: a git revision, or "." for the working tree as it is.
-        folder: of its code; launches run there and import from there first.
-        python: the interpreter, whose torch is measured.
+        ref: the user's name of the side: a git revision, or "." for the working tree.
+        folder: of the side's code; launches run in this folder and import from it first.
+        python: the interpreter with the torch to measure.
         commit: the revision's full hash; None for the working tree.
     """
 
@@ -49,7 +49,7 @@ class Side:
     commit: str | None = None
 
     def environment(self) -> dict[str, str]:
-        """Of its launches: this process's, its own variables, and its folder first on the import path."""
+        """The environment of its launches: this process's, its variables, and its folder first on the import path."""
         paths = filter(None, [str(self.folder), os.environ.get("PYTHONPATH")])
         return {**os.environ, **self.variables, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -73,25 +73,25 @@ def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def python_at(text: str | None, option: str) -> str:
-    """The interpreter of that name as an absolute path, or a UserError; None is this process's own.
+    """The interpreter of that name as an absolute path; None is this process's own. UserError if it is not a program.
 
-    Links are kept: the python of a virtual environment is one, and only the link belongs to the environment.
+    Links are kept: the python of a virtual environment is a link, and only the link belongs to the environment.
     """
     if text is None:
         return sys.executable
     interpreter = shutil.which(text)
     if interpreter is None:
-        raise UserError(f"{option} {text} cannot be started; give the path of a Python that has torch")
+        raise UserError(f"{option} {text} cannot be started; give the path of a Python with torch")
     return str(Path(interpreter).absolute())
 
 
 @contextlib.contextmanager
 def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
-    """Each side's revision in a worktree of its own, which is removed at the end, also after a signal.
+    """Check out each side's revision in its own worktree, and remove it at the end, also after a signal.
 
     Raises:
         KeyboardInterrupt: SIGTERM or SIGHUP.
-        UserError: this is no git repository, or it has no such revision.
+        UserError: the folder is not in a git repository, or the revision does not exist.
     """
     here, root, commits = Path.cwd(), None, {}
     if refs := [side.ref for side in sides if side.ref != WORKING_TREE]:
@@ -121,7 +121,7 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
 
 
 def _git(arguments: list[str], folder: Path, error: str = "") -> str:
-    """Git's output; a UserError where it fails and there is an `error`; git's last line follows one that ends ": "."""
+    """Git's output. With an `error`, a failure raises a UserError; after a final ": ", git's last line follows."""
     command = ["git", *arguments]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
@@ -135,12 +135,12 @@ def _git(arguments: list[str], folder: Path, error: str = "") -> str:
 
 @dataclass(frozen=True)
 class Terms:
-    """When to end.
+    """The limits of a comparison.
 
     Args:
-        budget_s: no pair begins that would probably end after so many seconds.
-        looks: after how many pairs to look at the verdict; each look spends an equal part of alpha.
-        seed: of the coin that gives each pair its order.
+        budget_s: no pair starts that would probably end after this time, seconds.
+        looks: numbers of pairs after which the verdict is checked; each check spends an equal part of alpha.
+        seed: of the random order of each pair.
     """
 
     max_pairs: int
@@ -151,7 +151,7 @@ class Terms:
 
 @dataclass(frozen=True)
 class Settled:
-    """The last look's verdicts, how many pairs were run, and why no more."""
+    """The last check's verdicts, the number of pairs, and the reason to stop."""
 
     gated: Gated
     num_pairs: int
@@ -159,7 +159,7 @@ class Settled:
 
 
 def check_run_arguments(arguments: Sequence[str]) -> None:
-    """Raise a UserError for options of `distbench run` that each launch gets from here."""
+    """Raise a UserError for options of `distbench run` that ab sets itself."""
     for option in (argument.partition("=")[0] for argument in arguments):
         if option in ("--out", "--results", "--runs", "--quiet"):
             leave = "leave it out (give --results before --)"
@@ -167,7 +167,7 @@ def check_run_arguments(arguments: Sequence[str]) -> None:
 
 
 def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
-    """Pairs after which to look: up to four, evenly from the first that can give a verdict to the last pair."""
+    """Pairs after which to check the verdict: up to four, evenly from the first possible verdict to the last pair."""
     for count in range(MAX_LOOKS, 1, -1):
         first = replace(options, alpha=options.alpha / count).least_launches(paired=True)
         if max_pairs - first >= count - 1:
@@ -177,33 +177,33 @@ def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
 
 
 def order_of(pair: int, sides: Sequence[Side], seed: int) -> list[Side]:
-    """The order of a pair by a fair coin, always the same for the same seed.
+    """The random order of a pair; equal seeds give equal orders.
 
-    This makes a pair's launches exchangeable. With a fixed order (A B, B A, ...) they are not: a disturbance of every
-    second pair slows one side alone.
+    A random order makes a pair's launches exchangeable. A fixed order (A B, B A, ...) does not: a disturbance of every
+    second pair would slow one side only.
     """
     return list(random.Random(f"{seed} pair {pair}").sample(list(sides), k=2))
 
 
-def take_turns(
+def run_pairs(
     sides: Sequence[Side],
     run_arguments: Sequence[str],
     out: Path,
     options: Options,
     terms: Terms,
-    say: Callable[[str], None],
+    show: Callable[[str], None],
 ) -> Settled:
-    """Launch both sides in turn until the verdict is settled or the terms are spent.
+    """Launch both sides alternately until the verdict is clear or a limit is reached.
 
     Args:
         sides: a and b, checked out.
         run_arguments: of `distbench run`: scenarios and options.
-        out: results go to its folders `a` and `b`.
-        options: of the gate; its alpha is shared between the looks.
-        say: takes each line of progress.
+        out: the folder of the results' folders `a` and `b`.
+        options: of the gate; its alpha is shared between the checks.
+        show: receives each line of progress.
 
     Raises:
-        UserError: a launch could not work, or `out` cannot be written.
+        UserError: a launch failed because of its options, or `out` cannot be written.
         KeyboardInterrupt: finished launches stay in `out`.
     """
     share = replace(options, alpha=options.alpha / len(terms.looks))
@@ -211,9 +211,9 @@ def take_turns(
     for done in range(1, terms.max_pairs + 1):
         seconds = {side.name: _launch_once(side, run_arguments, out) for side in order_of(done, sides, terms.seed)}
         longest_s = max(longest_s, sum(seconds.values()))
-        say(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {seconds[n]:.1f} s" for n in sorted(seconds)))
+        show(f"pair {done} of {terms.max_pairs}: " + ", ".join(f"{n} {seconds[n]:.1f} s" for n in sorted(seconds)))
         if done == 1:
-            say(_cost(longest_s, terms))
+            show(_cost(longest_s, terms))
         if done in terms.looks and done < terms.max_pairs:
             gated = _look(out, share)
             if reason := settled_by(gated, terms.max_pairs - done):
@@ -226,7 +226,7 @@ def take_turns(
 
 
 def _cost(pair_s: float, terms: Terms) -> str:
-    """The time of the first look and of all pairs that the budget allows, by the first pair."""
+    """The predicted time to the first check and to all pairs that the budget allows, from the first pair's time."""
     first, most = terms.looks[0], min(terms.max_pairs, max(1, int(terms.budget_s / pair_s)) if pair_s else math.inf)
     look = f"first check of the verdict after {first} pairs ({_minutes(first * pair_s)})"
     if most < first:
@@ -239,7 +239,7 @@ def _minutes(seconds: float) -> str:
 
 
 def settled_by(gated: Gated, num_left: int) -> str | None:
-    """Why up to `num_left` more pairs would not change the outcome; None while they might."""
+    """The reason why up to `num_left` more pairs would not change the outcome; None while they might."""
     counts = gated.counts
     if counts.get(REGRESSION):
         return "found a regression"
@@ -247,9 +247,9 @@ def settled_by(gated: Gated, num_left: int) -> str | None:
         return None
     still_open = [case for case in gated.cases if case.verdict == INCONCLUSIVE]
     if not still_open:
-        nothing = "nothing is comparable, and more launches would not help"
+        nothing = "no case is comparable, and more launches would not help"
         return "all cases are decided" if gated.num_judged else nothing
-    # Nearly every case passed, and the pairs left would probably not settle the few that look no slower.
+    # Nearly every case passed, and the remaining pairs would probably not decide the few that do not look slower.
     allowed = max(1, int(MAX_OPEN_SHARE * gated.num_judged))
     may_end = bool(counts.get(PASS)) and len(still_open) <= allowed
     if not may_end or any(case.suspected or case.excess >= 0 or _needs(case) <= num_left for case in still_open):
@@ -259,7 +259,7 @@ def settled_by(gated: Gated, num_left: int) -> str | None:
 
 
 def _needs(case: CaseVerdict) -> float:
-    """Further pairs that would settle a case if the changes measured so far are true."""
+    """The number of further pairs that would decide a case if the true changes equal the measured ones."""
     still_open = [metric.num_more for metric in case.metrics if metric.verdict == INCONCLUSIVE]
     return max(math.inf if count is None else count for count in still_open)
 
@@ -271,7 +271,7 @@ def _look(out: Path, options: Options) -> Gated:
 
 
 def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
-    """The launch's seconds. Cases may fail: the gate reports them."""
+    """Run a launch and return its seconds. Cases may fail: the gate reports them."""
     folder = out / side.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -282,9 +282,9 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:
-        # A signal while it starts is answered when there is a launch to end.
+        # A signal during the start is handled once the launch exists.
         with noted_stop() as stop:
-            # In a session of its own, so that Ctrl-C reaches it once: from here.
+            # In its own session, so that Ctrl-C reaches the launch only once, through this process.
             launch = start_supervised(
                 command,
                 environment=side.environment(),
@@ -298,7 +298,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
         raise UserError(f"{side.text()}: {side.python} cannot be started: {error}; give another Python") from error
     with launch:
         try:
-            if stop.asked:
+            if stop.is_requested:
                 raise KeyboardInterrupt
             output = launch.communicate()[1].decode(errors="replace").strip()
         except KeyboardInterrupt:
@@ -318,11 +318,11 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
     return time.monotonic() - began
 
 
-def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, say: Callable[[str], None]) -> Path:
-    """Launch the working tree so many times; the folder of the run files. Raises as `take_turns`."""
+def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, show: Callable[[str], None]) -> Path:
+    """Launch the working tree `num_launches` times; return the folder of the run files. Raises as `run_pairs`."""
     side = Side("unchanged", WORKING_TREE, Path.cwd())
     with stopped_as_interrupt():
         for number in range(1, num_launches + 1):
             took_s = _launch_once(side, run_arguments, out)
-            say(f"launch {number} of {num_launches}: {took_s:.1f} s")
+            show(f"launch {number} of {num_launches}: {took_s:.1f} s")
     return out / side.name

@@ -1,7 +1,8 @@
-"""Communication signatures: what a scenario communicates as text for git, its differences, and the exact gate.
+"""Communication signatures: a scenario's communication as text for git, the differences, and the exact gate.
 
-A path is one way that bytes take in a step: phase, source, kind, mesh dim, group size, dtype, payload, owner and
-redistribution. Layers of one stack are one owner (`layers.*.attention`), and how often a path is taken is its count.
+A path is a kind of communication in a step: phase, source, kind, mesh dim, group size, dtype, payload, owner and
+redistribution. Layers of one stack are one owner (`layers.*.attention`). A path's count is the number of its
+communications in the step.
 """
 
 import contextlib
@@ -45,7 +46,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class CommunicationPath:
-    """One path; the fields are those of `observe.module_attribution.Communication`, layers folded."""
+    """One path; the fields of `observe.module_attribution.Communication`, with the layers of a stack folded."""
 
     phase: str
     source: str
@@ -59,7 +60,7 @@ class CommunicationPath:
     explicit: bool | None = None
 
     def text(self) -> str:
-        """As in a signature file, without the count."""
+        """The path's line in a signature file, without the count."""
         text = f"{self.phase} {self.source} {self.kind} over {self.mesh_dim} ({self.group_size}), {self.dtype}"
         return f"{text}, {self.payload_bytes} B: {self.owner}{self.cause}"
 
@@ -71,14 +72,14 @@ class CommunicationPath:
 
 @dataclass(frozen=True)
 class Signature:
-    """What one scenario communicates on one mesh, on rank 0.
+    """The communication of one scenario on one mesh, on rank 0.
 
     Args:
         mesh: mesh dim names to ranks, outermost first.
         torch: torch's version; shown, never compared.
-        cases: case id to how often each path is taken.
+        cases: case id to the count of each path.
         peaks: case id to the predicted peak of all tensors alive, bytes; cases without a model have none.
-        has_peaks: whether peaks were predicted at all; those of a run file are not comparable.
+        has_peaks: whether peaks were predicted; the measured peaks of a run file are not comparable.
     """
 
     scenario: str
@@ -89,7 +90,7 @@ class Signature:
     has_peaks: bool = True
 
     def to_text(self) -> str:
-        """The file's content: cases and paths in an order that depends on nothing else."""
+        """The file's content, with cases and paths in a fixed order."""
         head = [f"{FIRST_LINE} {VERSION}", f"scenario {self.scenario}", f"mesh {format_mesh(self.mesh)}"]
         lines = [*head, f"torch {self.torch}"]
         for case in sorted(self.cases):
@@ -102,7 +103,7 @@ class Signature:
 
 
 def counted(communications: list[dict[str, Any]]) -> Counter[CommunicationPath]:
-    """Communications as `observe.module_attribution.Communication` has them, counted by path."""
+    """Count records of `observe.module_attribution.Communication` by path."""
     names = [path_field.name for path_field in fields(CommunicationPath)]
     counts: Counter[CommunicationPath] = Counter()
     for record in communications:
@@ -122,7 +123,7 @@ def parse(text: str, where: str) -> Signature:
         raise UserError(f"{wrong}; update distbench, or write the file again")
     head = {line.partition(" ")[0]: line.partition(" ")[2] for line in lines[1:HEAD_LINES] if line.isprintable()}
     if lacking := [name for name in HEAD if name not in head]:
-        raise UserError(f"{where} lacks its line {lacking[0]!r}; write the file again")
+        raise UserError(f"{where} has no line {lacking[0]!r}; write the file again")
     try:
         mesh = parse_mesh(head["mesh"])
     except UserError as error:
@@ -131,13 +132,13 @@ def parse(text: str, where: str) -> Signature:
     peaks: dict[str, int] = {}
     for number, line in enumerate(lines[HEAD_LINES:], start=HEAD_LINES + 1):
         if line not in ("", "nothing") and not _is_read(line, cases, peaks):
-            wrong = f"{where}, line {number} is not a path, or repeats one of its case: {shown(line)}"
+            wrong = f"{where}, line {number} is not a path, or is a duplicate within its case: {shown(line)}"
             raise UserError(f"{wrong}; write the file again")
     return Signature(head["scenario"], mesh, head["torch"], cases, peaks)
 
 
 def _is_read(line: str, cases: dict[str, dict[CommunicationPath, int]], peaks: dict[str, int]) -> bool:
-    """Begin a case, or add a line to the last one; False for a line that does neither, or repeats one."""
+    """Begin a case, or add a line to the last case; False for an invalid or repeated line."""
     if line.startswith("[") and line.endswith("]") and line.isprintable() and line[1:-1] not in cases:
         cases[line[1:-1]] = {}
         return True
@@ -160,7 +161,7 @@ def _is_read(line: str, cases: dict[str, dict[CommunicationPath, int]], peaks: d
 
 
 def load(file: Path) -> Signature:
-    """A signature file, or a run file (*.jsonl); UserError where it cannot be read, is neither, or has no trace."""
+    """The signature of a signature file or run file (*.jsonl); UserError for other files, or without a trace."""
     return of_run_file(file) if file.suffix == ".jsonl" else parse(read_text(file, "signature"), f"signature {file}")
 
 
@@ -189,29 +190,29 @@ def _collectives(trace: Record) -> list[Record]:
 
 
 def incomparable(base: Signature, new: Signature) -> str | None:
-    """Why two signatures cannot be compared; None when they can."""
+    """The reason why two signatures are not comparable; None if they are."""
     if base.scenario != new.scenario:
-        return f"scenario {base.scenario} against {new.scenario}"
+        return f"scenario {base.scenario} in the baseline, {new.scenario} in the candidate"
     if dict(base.mesh) != dict(new.mesh):
-        return f"mesh {format_mesh(base.mesh)} against {format_mesh(new.mesh)}"
+        return f"mesh {format_mesh(base.mesh)} in the baseline, {format_mesh(new.mesh)} in the candidate"
     return None
 
 
 def differences(base: Signature, new: Signature) -> list[str]:
-    """One sentence for each path that is taken more or less often, and for each case that is on one side only.
+    """One sentence per path whose count differs, and per case that only one side has.
 
-    Sentences name module, collective, mesh dim and bytes. A path whose payload alone differs has one sentence.
+    Sentences contain module, collective, mesh dim and bytes. A path that differs only in its payload has one sentence.
     """
     sentences = []
     for case in sorted({*base.cases, *new.cases}):
         if case not in new.cases:
-            sentences.append(f"{case}: is gone")
+            sentences.append(f"{case}: missing in the candidate")
         elif case not in base.cases:
-            sentences.append(f"{case}: is new")
+            sentences.append(f"{case}: not in the baseline")
         else:
             texts = _path_differences(base.cases[case], new.cases[case])
             before, after = base.peaks.get(case), new.peaks.get(case)
-            # A baseline may have been written when the peak of this case was not predicted.
+            # An older baseline may lack the predicted peak of this case.
             if before is not None and before != after and base.has_peaks and new.has_peaks:
                 new_peak = "none" if after is None else f"{size_text(after)} ({after} B)"
                 texts.append(f"{PEAK} {size_text(before)} ({before} B) became {new_peak}")
@@ -241,10 +242,10 @@ def _path_differences(before: Mapping[CommunicationPath, int], after: Mapping[Co
     return sorted(texts)
 
 
-# The exact gate: signatures against signatures, no tolerance, no machine.
+# The exact gate compares signatures without a tolerance, independent of the machine.
 #
-# Where a plan's communication depends on the torch version, NAME.signature is for the torch that wrote it and for newer
-# ones, up to the version X.Y of a NAME.torch-X.Y.signature next to it.
+# Where a plan's communication depends on the torch version, NAME.signature is valid for the torch that wrote it and for
+# newer versions, up to the version X.Y of a NAME.torch-X.Y.signature in the same folder.
 
 SUFFIX = ".signature"
 IS_VERSION = re.compile(r"\d+\.\d+")
@@ -257,7 +258,7 @@ class SignatureComparison:
 
     Args:
         changed: file name to its differences, one sentence per path.
-        uncompared: sentences on files that could not be compared, or are on one side only.
+        uncompared: sentences on files that are not comparable, or that only one side has.
         same: names of the files without a difference.
         num_paths: in all files compared; 0 means that nothing was compared.
         shown: differences that are not compared.
@@ -271,21 +272,25 @@ class SignatureComparison:
 
     @property
     def exit_code(self) -> int:
-        """0 all the same, 1 some difference, 4 not comparable, missing or nothing compared."""
+        """0: no difference; 1: a difference; 4: not comparable, missing or nothing compared."""
         if self.changed:
             return 1
         return 4 if self.uncompared or not self.num_paths else 0
 
     @property
     def headline(self) -> str:
-        """The verdict, and how many signatures are the same."""
+        """The verdict, and the number of equal signatures."""
         word = {0: "PASS", 1: "FAIL", 4: "NO VERDICT"}[self.exit_code]
-        summary = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures as in the baseline"
+        summary = f"{len(self.same)} of {len(self.same) + len(self.changed)} signatures match the baseline"
         return f"{word}: {summary}" + ("" if self.num_paths else "; nothing communicates, so nothing was compared")
 
 
 def compare(base: Path, new: Path) -> SignatureComparison:
-    """Two signature files or run files, or two folders of `*.signature` files by name; UserError for anything else."""
+    """Compare two signature files or run files, or two folders of `*.signature` files by name.
+
+    Raises:
+        UserError: other files or folders.
+    """
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
     if not base.is_dir():
@@ -297,7 +302,7 @@ def compare(base: Path, new: Path) -> SignatureComparison:
         for side in (base, new)
     )
     if not before_names and not after_names:
-        raise UserError(f"{base} and {new} hold no *{SUFFIX} file; write some with distbench signature -o")
+        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write some with distbench signature --output-dir")
     alone = [f"{name}: missing in {new}" for name in before_names if name not in after_names]
     alone += [f"{name}: not in {base}; --update adds it" for name in after_names if name not in before_names]
     afters = {name: load(new / name) for name in before_names if name in after_names}
@@ -306,8 +311,8 @@ def compare(base: Path, new: Path) -> SignatureComparison:
 
 
 def stored_for(base: Path, torch: str) -> Path:
-    """The file for a torch version: of `base` and each NAME.torch-X.Y.signature next to it the newest that is not newer
-    than that version; `base` where all are."""
+    """The file for a torch version: the newest of `base` and NAME.torch-X.Y.signature in its folder that is not newer
+    than that version; `base` where all are newer."""
     paths = base.parent.glob(f"{glob.escape(base.stem)}.torch-*{SUFFIX}")
     versions = {release(match["release"]): path for path in paths if (match := OF_TORCH.fullmatch(path.name))}
     if not versions or not IS_VERSION.match(torch):
@@ -337,8 +342,8 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
         elif _of_other_torch(before, after):
             more = f" (1 of {count_text(len(sentences), 'difference')})" if len(sentences) > 1 else ""
             uncompared.append(
-                f"{name}: torch {after.torch} communicates something else than torch {before.torch}, which wrote the "
-                f"baseline: {sentences[0]}{more}; compare under one torch, or store this version's with --update"
+                f"{name}: communication under torch {after.torch} differs from the baseline's under torch "
+                f"{before.torch}: {sentences[0]}{more}; compare under one torch, or store this version's with --update"
             )
         else:
             changed[name] = sentences
@@ -348,7 +353,7 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
 
 
 def update(base: Path, new: Path) -> list[Path]:
-    """Replace the baseline by `new`; the files written. UserError: a file is no signature, or cannot be written."""
+    """Replace the baseline by `new`; return the files written. UserError: not a signature, or not writable."""
     targets = [(base, new)]
     if new.is_dir():
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]
@@ -356,7 +361,7 @@ def update(base: Path, new: Path) -> list[Path]:
     for stored, source in targets:
         after = load(source)
         target, text = stored_for(stored, after.torch), after.to_text()
-        with contextlib.suppress(UserError):  # a file that is no signature is replaced
+        with contextlib.suppress(UserError):  # a file that is not a signature is replaced
             before = load(target)
             if _of_other_torch(before, after):
                 if not differences(before, after):
@@ -365,7 +370,7 @@ def update(base: Path, new: Path) -> list[Path]:
         try:
             if target.exists() and not target.is_file():
                 raise UserError(f"{target} cannot be written: it is not a file; give another file")
-            # By bytes: the old file may be no text at all.
+            # Bytes, since the old file may not be text.
             if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
                 write_whole(target, text)
@@ -394,7 +399,7 @@ def answer(comparison: SignatureComparison) -> str:
 
 
 def text(comparison: SignatureComparison) -> str:
-    """For a terminal."""
+    """The comparison as text for a terminal."""
     lines = []
     for name, sentences in comparison.changed.items():
         count = count_text(len(sentences), "difference")
@@ -404,7 +409,7 @@ def text(comparison: SignatureComparison) -> str:
 
 
 def markdown(comparison: SignatureComparison) -> str:
-    """For a step summary: a heading with the verdict, then a list a file."""
+    """The comparison as Markdown for a step summary: a heading with the verdict, then a list per file."""
     changed: list[str] = []
     for name, sentences in comparison.changed.items():
         changed += ["", f"**{markdown_text(name)}**", "", *(f"- {code_span(sentence)}" for sentence in sentences)]
@@ -415,14 +420,14 @@ def markdown(comparison: SignatureComparison) -> str:
 
 
 def json_text(comparison: SignatureComparison) -> str:
-    """Everything that was found, as JSON."""
+    """The comparison as JSON."""
     return json.dumps(
         {"exit_code": comparison.exit_code, "headline": comparison.headline, **asdict(comparison)}, indent=1
     )
 
 
 def junit_text(comparison: SignatureComparison) -> str:
-    """JUnit XML: a test case a file; one that changed is a failure, one that could not be compared an error."""
+    """JUnit XML: one test case per file; a changed file is a failure, a file that is not comparable an error."""
     outcomes: list[tuple[str, str, str | None]]
     outcomes = [(name, "\n".join(texts), "failure") for name, texts in comparison.changed.items()]
     outcomes += [(sentence.partition(":")[0], sentence, "error") for sentence in comparison.uncompared]
@@ -433,14 +438,14 @@ def junit_text(comparison: SignatureComparison) -> str:
 
 
 def github(comparison: SignatureComparison) -> str:
-    """GitHub's annotations: an error for each difference and each file that could not be compared."""
+    """GitHub's annotations: an error for each difference and each file that is not comparable."""
     errors = [(name, sentence) for name, sentences in comparison.changed.items() for sentence in sentences]
     errors += [("not compared", sentence) for sentence in comparison.uncompared]
     lines = annotations({"error": errors})
     return "\n".join(lines if comparison.num_paths else [annotation("error", TOOL, comparison.headline), *lines])
 
 
-# As `--format` names them; the timing gate has the same in judge/gate_text.py.
+# Names of `--format`; judge/gate_text.py has those of the timing gate.
 FORMS: dict[str, Callable[[SignatureComparison], str]] = {
     **{"table": text, "markdown": markdown},
     **{"json": json_text, "junit": junit_text, "github": github},
@@ -448,12 +453,12 @@ FORMS: dict[str, Callable[[SignatureComparison], str]] = {
 
 
 def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[Signature, dict[str, str]]]:
-    """The signature of each job, and its cases that cannot run: case id to the error.
+    """The signature of each job, and the errors of its cases that cannot run: case id to error.
 
-    One child process runs each case once on a fake process group.
+    A child process runs each case once on a fake process group.
 
     Raises:
-        UserError: a scenario cannot work, none of its cases runs, or the process failed or did not end.
+        UserError: a scenario is not valid, none of its cases runs, or the process failed or did not end.
     """
     names = ", ".join(job.scenario for job in jobs)
     answers = ask_child(

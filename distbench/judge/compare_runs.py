@@ -1,7 +1,7 @@
-"""`distbench compare`: two sides of ordinary or simulated runs, case by case.
+"""`distbench compare`: compare two sides of ordinary or simulated runs, case by case.
 
-Where both sides have several launches, the gate's engine gives verdicts, with no tolerance. Two single launches are
-shown with the intervals of their own passes and not judged: each launch has a level of its own.
+Where both sides have several launches, the gate's engine gives verdicts without a tolerance. Two single launches are
+shown with the intervals of their own passes and without a verdict, since times differ between launches.
 """
 
 import math
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from distbench.judge.gate import OF_LATENCIES, CaseVerdict, Gated, gate, load_conflict
-from distbench.judge.launch_pairs import MAX_LISTED, TURNS, Pairing
+from distbench.judge.launch_pairs import MAX_LISTED, NOT_ALTERNATING, Pairing
 from distbench.records.dataframe import Row, frame_of, records_of
 from distbench.records.launches import launch_of
 from distbench.records.run_file import SIMULATED, Run, basis_text
@@ -49,9 +49,9 @@ from distbench.statistics.verdicts import (
 if TYPE_CHECKING:
     import pandas as pd
 
-# Of the gate's verdicts, without a tolerance: b against a.
+# The gate's verdicts, without a tolerance: b compared with a.
 WORDS = {REGRESSION: SLOWER, IMPROVEMENT: FASTER, PASS: WITHIN_NOISE, INCONCLUSIVE: WITHIN_NOISE}
-NOT_TOLD, UNDECIDED = "not told", "undecided"  # in data; in text
+NOT_DECIDED, UNDECIDED = "not told", "undecided"  # in data; in text
 ALONE = {MISSING: "only in A", NEW: "only in B"}
 PREDICTED = "predicted"
 LAUNCH_COLUMNS = ("median_s", "q1_s", "q3_s", "ci_low_s", "ci_high_s")
@@ -63,14 +63,14 @@ class ComparedCase:
     """One case.
 
     Args:
-        verdict: "slower", "faster" (b against a), "within noise" or "not told"; or why there is no ratio: "only in A",
-            "only in B", "invalid", "missing", "incomparable".
-        why: one sentence, where the verdict is not on times.
-        of: "median" of one launch a side, else the mean or 10th percentile over launches; or "predicted", where a side
-            is simulated.
-        a: column of LAUNCH_COLUMNS to seconds, of one launch a side; likewise `b`. None where there are several.
-        a_s: seconds, nan where there is none; likewise `b_s`.
-        ratio: b over a; between `ratio_low` and `ratio_high` (95 %), which one launch a side cannot give.
+        verdict: "slower", "faster" (b than a), "within noise" or NOT_DECIDED; without a ratio "only in A", "only in B",
+            "invalid", "missing" or "incomparable".
+        why: one sentence, for a verdict that does not depend on times.
+        of: "median" for one launch per side, else the mean or 10th percentile over launches; "predicted" for a
+            simulated side.
+        a: column of LAUNCH_COLUMNS to seconds, for one launch per side; likewise `b`. None with several launches.
+        a_s: seconds, nan without a time; likewise `b_s`.
+        ratio: b over a; between `ratio_low` and `ratio_high` (95 %), which need several launches per side.
         num_launches: pairs, or launches of the smaller side.
     """
 
@@ -94,10 +94,10 @@ class SideBySide:
     """Two sides.
 
     Args:
-        names: the user's.
+        names: the user's names of the sides.
         cases: in the order in which they were measured.
         gated: the outcome of the gate's engine, with designs, differences of the environment and warnings.
-        load: a sentence where others kept the machine busier on one side, or "".
+        load: a sentence where other processes used more CPU time on one side, or "".
     """
 
     names: tuple[str, str]
@@ -107,12 +107,12 @@ class SideBySide:
 
     @property
     def single(self) -> list[ComparedCase]:
-        """Cases that one launch a side measured."""
+        """Cases measured by one launch per side."""
         return [case for case in self.cases if case.a is not None]
 
     @property
     def repeated(self) -> list[ComparedCase]:
-        """Cases with more launches than that."""
+        """Cases measured by several launches per side."""
         return [case for case in self.cases if case.a is None and case.num_launches]
 
     @property
@@ -122,7 +122,7 @@ class SideBySide:
 
     @property
     def frame(self) -> "pd.DataFrame":
-        """One row a case: FRAME_COLUMNS, times in seconds."""
+        """One row per case: FRAME_COLUMNS, times in seconds."""
         import pandas as pd
 
         rows = []
@@ -134,7 +134,7 @@ class SideBySide:
         return pd.DataFrame(rows, columns=FRAME_COLUMNS)
 
 
-# docs/run-file.md says what each is.
+# docs/run-file.md describes each column.
 FRAME_COLUMNS = (
     *("scenario", "case", "verdict", "why", "of", "num_launches", "a_s", "b_s"),
     *("a_low_s", "a_high_s", "b_low_s", "b_high_s", "ratio", "ratio_low", "ratio_high"),
@@ -147,12 +147,12 @@ def side_by_side(
     """Compare two sides.
 
     Args:
-        a: the runs of the first side, one a launch and scenario; likewise `b`.
+        a: the runs of the first side, one per launch and scenario; likewise `b`.
         names: of the sides, in messages.
         options: its tolerances are not used.
 
     Raises:
-        UserError: nothing of one side can be compared with anything of the other; or a run is on both.
+        UserError: the sides have no comparable cases, or share a run.
     """
     left, right = ([launch_of(run) for run in side] for side in (a, b))
     gated = gate(left, right, replace(options, tolerances=dict.fromkeys(METRICS, 0.0)), warnings)
@@ -166,7 +166,7 @@ def side_by_side(
     cases.sort(key=lambda case: (case.scenario, order.get(case.case_id, 0)))
     if not any(case.num_launches for case in cases):
         raise UserError(_nothing_to_compare(cases, names))
-    unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=TURNS)
+    unpaired = Pairing(tuple(range(len(left))), tuple(range(len(right))), refusal=NOT_ALTERNATING)
     return SideBySide(names, cases, gated, load_conflict(left, right, unpaired, options.load_share))
 
 
@@ -185,7 +185,7 @@ def _computes_of(frame: "pd.DataFrame") -> dict[Key, str]:
 
 
 def _key_of(case: CaseVerdict) -> Key:
-    # Behind the name are the fields in which groups of launches of one scenario differ.
+    # After the name come the fields in which groups of launches of one scenario differ.
     return case.scenario.partition(" (")[0], case.case_id
 
 
@@ -201,15 +201,15 @@ def _compared(
     a, b = (side.get(_key_of(case)) for side in sides)
     if a and b:
         times = a["median_s"], b["median_s"], b["median_s"] / a["median_s"]
-        told = NOT_TOLD, "one launch a side", "median"
-        return ComparedCase(case.scenario, case.case_id, *told, a, b, *times, num_launches=1)
-    # An inconclusive case is within noise where it had enough launches and nothing else prevented a verdict.
+        verdict = NOT_DECIDED, "one launch per side", "median"
+        return ComparedCase(case.scenario, case.case_id, *verdict, a, b, *times, num_launches=1)
+    # An inconclusive case is within noise if it had enough launches and no doubt prevented a verdict.
     enough = any(metric.num_launches >= options.least_launches(case.paired) for metric in case.metrics)
     is_shown = case.verdict != INCONCLUSIVE or (enough and not case.suspected)
     return ComparedCase(
         case.scenario,
         case.case_id,
-        WORDS[case.verdict] if is_shown else NOT_TOLD,
+        WORDS[case.verdict] if is_shown else NOT_DECIDED,
         "" if is_shown else case.reason,
         first.metric,
         a_s=first.baseline_s,
@@ -226,18 +226,18 @@ def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -
     alone = [{case.scenario for case in cases if case.verdict == word} for word in ALONE.values()]
     if cases and alone[0] | alone[1] == {case.scenario for case in cases} and not alone[0] & alone[1]:
         of_a, of_b = (", ".join(sorted(scenarios)) or "no scenario" for scenarios in alone)
-        return f"{a} and {b} cannot be compared: {a} holds {of_a}, {b} holds {of_b}; give runs of one scenario"
+        return f"{a} and {b} are not comparable: {a} has {of_a}, {b} has {of_b}; give runs of one scenario"
     reasons = list(dict.fromkeys(case.why for case in cases if case.verdict == INCOMPARABLE))
-    reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither holds a case"]
+    reasons = reasons or list(dict.fromkeys(case.why for case in cases)) or ["neither has a case"]
     reason = listed(reasons, 1, rest=" (and {} more such reasons)")
-    allow = "; what may differ is named by --allow-different FIELD" if "in the candidate" in reasons[0] else ""
-    return f"nothing of {a} (the baseline) can be compared with {b} (the candidate): {reason}{allow}"
+    allow = "; --allow-different FIELD permits a difference" if "in the candidate" in reasons[0] else ""
+    return f"{a} (the baseline) and {b} (the candidate) have no comparable case: {reason}{allow}"
 
 
 def predicted_side_by_side(
     a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], options: Options, warnings: Sequence[str] = ()
 ) -> SideBySide:
-    """Compare two sides by predicted times, and medians where a side was measured; as `side_by_side`.
+    """Compare two sides by predicted times, and by medians where a side was measured; otherwise as `side_by_side`.
 
     Raises:
         UserError: no case is on both sides.
@@ -245,15 +245,15 @@ def predicted_side_by_side(
     sides = [_times(runs) for runs in (a, b)]
     if not sides[0].keys() & sides[1].keys():
         step_texts = [listed([name for _, name in times], MAX_LISTED) or "no step" for times in sides]
-        why = f"they have no step in common: the first holds {step_texts[0]}, the second {step_texts[1]}"
-        raise UserError(f"{names[0]} and {names[1]} cannot be compared: {why}; simulate both with the same inputs")
+        why = f"they have no step in common: the first has {step_texts[0]}, the second {step_texts[1]}"
+        raise UserError(f"{names[0]} and {names[1]} are not comparable: {why}; simulate both with the same inputs")
     cases = [_predicted_case(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
     gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_origins(a, b)])
     return SideBySide(names, cases, gated)
 
 
 def _times(runs: Sequence[Run]) -> dict[Key, float]:
-    """Seconds of each step: predicted where it is simulated, else the median of all samples."""
+    """Seconds of each step: predicted for a simulated step, else the median of all samples."""
     times_by_step: dict[Key, list[float]] = {}
     for run in runs:
         for case in run.cases:
@@ -267,13 +267,13 @@ def _times(runs: Sequence[Run]) -> dict[Key, float]:
 
 def _predicted_case(key: Key, a: dict[Key, float], b: dict[Key, float]) -> ComparedCase:
     if key not in a or key not in b:
-        return ComparedCase(*key, ALONE[MISSING if key in a else NEW], "the other side lacks it")
-    why = "a simulation predicts a time and no interval"
+        return ComparedCase(*key, ALONE[MISSING if key in a else NEW], "the other side lacks the case")
+    why = "a simulation predicts a time without an interval"
     return ComparedCase(*key, PREDICTED, why, PREDICTED, a_s=a[key], b_s=b[key], ratio=b[key] / a[key], num_launches=1)
 
 
 def _origins(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
-    """Where each side was simulated or measured, and on which figures its predictions are based."""
+    """The hardware of each side, simulated or measured, and the source of the predictions."""
     lines = []
     for letter, runs in (("A", a), ("B", b)):
         devices = {str(run.about.environment.device_name) for run in runs if run.is_simulated}
@@ -315,7 +315,7 @@ def blocks_of(comparison: SideBySide) -> list[Block]:
         notes += ONE_LAUNCH
         notes += [TAIL] if any(sentence.endswith(OF_LATENCIES) for sentence in gated.designs) else []
     if comparison.repeated:
-        reasons = Counter(case.why for case in comparison.repeated if case.verdict == NOT_TOLD and case.why)
+        reasons = Counter(case.why for case in comparison.repeated if case.verdict == NOT_DECIDED and case.why)
         untold = [f"{UNDECIDED} ({count}): {reason}" for reason, count in reasons.items()]
         blocks += [_repeated(comparison), *([Lines(tuple(untold))] if untold else [])]
         notes += gated.designs
@@ -372,11 +372,11 @@ def answer(comparison: SideBySide) -> tuple[str, str]:
     if not comparison.repeated:
         finding = f"INCONCLUSIVE: one launch per side gives no verdict on {count_text(len(cases), 'case')}."
         return f"{finding} Largest difference: {ratio}", launch_both
-    words = {SLOWER: SLOWER, FASTER: FASTER, WITHIN_NOISE: WITHIN_NOISE, NOT_TOLD: UNDECIDED}
+    words = {SLOWER: SLOWER, FASTER: FASTER, WITHIN_NOISE: WITHIN_NOISE, NOT_DECIDED: UNDECIDED}
     summary = ", ".join(f"{counts[verdict]} {word}" for verdict, word in words.items() if counts[verdict])
     if counts[SLOWER]:
         return f"FAIL: {summary}. Worst: {ratio}", launch_both
-    if counts[NOT_TOLD]:
+    if counts[NOT_DECIDED]:
         return f"INCONCLUSIVE: {summary}. Largest difference: {ratio}", launch_both
     least_sure = max(cases, key=lambda case: case.ratio_high)
     finding = (
@@ -407,7 +407,7 @@ def _repeated(comparison: SideBySide) -> Table:
 
     of, verdict = (
         ("<of", lambda case: case.of),
-        ("<verdict", lambda case: UNDECIDED if case.verdict == NOT_TOLD else case.verdict),
+        ("<verdict", lambda case: UNDECIDED if case.verdict == NOT_DECIDED else case.verdict),
     )
     columns: TableColumns = (CASE, of, A, B, RATIO, ("95 % interval", interval), verdict)
     notes = ["B compared with A; 5 % chance of any false verdict in the table"]

@@ -1,4 +1,4 @@
-"""Baseline and candidate to verdicts and an exit code, without reading or printing."""
+"""The gate: verdicts and an exit code for a baseline and a candidate, without reading files or printing."""
 
 import math
 from collections import Counter
@@ -46,18 +46,18 @@ from distbench.statistics.verdicts import (
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One metric of one case; a figure is None where there are too few launches for it.
+    """One metric of one case; a figure is None with too few launches.
 
     Args:
         verdict: "regression", "inconclusive", "improvement" or "pass".
         baseline_s: geometric mean over launches, seconds; likewise `candidate_s`.
         change: candidate over baseline, minus one; between `low` and `high`.
-        p: of "no slower", adjusted over the whole family.
-        tolerance: the change that is still no regression, the floor in seconds included.
-        detectable: the smallest true slowdown that would be found four times in five.
+        p: of the hypothesis "not slower", adjusted over the whole family.
+        tolerance: the largest change that is not a regression, including the floor in seconds.
+        detectable: the smallest true slowdown that is detected four times in five.
         num_launches: pairs, or launches of the smaller side.
-        num_more: further pairs, or launches a side, to settle an inconclusive one; None also where out of reach.
-        suspected: "regression" or "improvement" that was measured but is in doubt, or None.
+        num_more: further pairs, or launches per side, to decide an inconclusive metric; None also where out of reach.
+        suspected: a measured "regression" or "improvement" that is in doubt, or None.
     """
 
     metric: str
@@ -80,10 +80,10 @@ class CaseVerdict:
     """One case.
 
     Args:
-        scenario: the scenario, and what distinguishes the group of launches where it has several.
+        scenario: the scenario, and the distinguishing fields where it has several groups of launches.
         verdict: one of VERDICTS.
         paired: whether launches were compared in pairs.
-        metrics: one a metric, the one that decided first; empty where nothing was compared.
+        metrics: one per metric, the deciding metric first; empty where nothing was compared.
     """
 
     scenario: str
@@ -96,13 +96,13 @@ class CaseVerdict:
 
     @property
     def suspected(self) -> str | None:
-        """A change that was measured but is in doubt, the worst of all metrics."""
+        """A measured change that is in doubt, the worst of all metrics."""
         verdicts = {metric.suspected for metric in self.metrics}
         return REGRESSION if REGRESSION in verdicts else IMPROVEMENT if IMPROVEMENT in verdicts else None
 
     @property
     def excess(self) -> float:
-        """How much slower than its tolerance a metric was measured, as a share; the largest of all metrics."""
+        """The measured slowdown above the tolerance, as a share; the largest of all metrics."""
         return max((metric.change - metric.tolerance for metric in self.metrics), default=0.0)
 
     @property
@@ -121,8 +121,8 @@ class Gated:
         num_tests: in the family.
         num_not_run: cases that neither side ran (skipped or unsupported).
         num_too_few: cases with too few launches for a verdict.
-        designs: sentences on how each scenario's launches were compared.
-        stamps: fields that differ and were allowed to; `shown`: others that differ.
+        designs: sentences on the comparison of each scenario's launches.
+        stamps: fields that differ and may differ; `shown`: other differing fields.
         warnings: sentences about files and launches.
     """
 
@@ -150,7 +150,7 @@ class Gated:
         return sum(case.verdict in JUDGED for case in self.cases) - self.num_too_few
 
     def exit_code(self, strict: bool = False) -> int:
-        """0 pass, 1 regression, 3 inconclusive under `strict`, 4 incomparable, missing, invalid or nothing judged."""
+        """0: pass; 1: regression; 3: inconclusive under `strict`; 4: incomparable, missing, invalid or not judged."""
         counts = self.counts
         if counts.get(REGRESSION):
             return 1
@@ -173,11 +173,11 @@ class Gated:
 
     @property
     def why_nothing(self) -> str:
-        """Why no case could be judged; "" where one was."""
+        """The reason why no case has a verdict; "" where a case has one."""
         if self.num_judged:
             return ""
         compared = [case for case in self.cases if case.metrics]
-        return compared[0].reason if compared else "nothing was measured that could be compared"
+        return compared[0].reason if compared else "no measured case is comparable"
 
     def headline(self, strict: bool = False) -> str:
         """The outcome in one line: `PASS (27 of 30 cases decided): 3 inconclusive, 27 pass`."""
@@ -202,8 +202,8 @@ class CaseTable:
     """One side's launches of one group.
 
     Args:
-        values: case id to its value in each launch; None where the launch does not hold the case.
-        expected: case id to how many launches should hold it: those with parameters under which it was seen.
+        values: case id to its value in each launch; None where the launch lacks the case.
+        expected: case id to the number of launches that should have it: launches whose parameters include the case.
     """
 
     launches: Sequence[Launch]
@@ -224,7 +224,7 @@ class CaseTable:
         return cls(launches, values, expected)
 
     def failed(self, case_id: str) -> list[Value]:
-        """The case's values that are wrong, raised, timed out or aborted."""
+        """The case's values with status wrong, raised, timed out or aborted."""
         return [value for value in self._of(case_id) if value.status in FAILED]
 
     def num_ok(self, case_id: str) -> int:
@@ -232,7 +232,7 @@ class CaseTable:
         return sum(value.status == "ok" for value in self._of(case_id))
 
     def num_lacking(self, case_id: str) -> int:
-        """Launches that should hold the case and do not, skipped it or could not run it."""
+        """Launches that should have the case and lack it, skipped it or could not run it."""
         values = self._of(case_id)
         return self.expected.get(case_id, 0) - len(values) + sum(value.status in NOT_RUN for value in values)
 
@@ -249,7 +249,7 @@ class CaseTable:
         return [value for value in self.values.get(case_id, ()) if value is not None]
 
 
-# Cases that both sides measured: their differences, tested as one family, and the verdicts that follow.
+# Cases that both sides measured: their differences, tested as one family, and their verdicts.
 
 REASONS = {
     REGRESSION: "the {} is slower by more than the tolerance, and not by chance",
@@ -263,11 +263,11 @@ class MeasuredCases:
     """One group's cases that both sides measured, and their differences.
 
     Args:
-        differences: by metric, a row a case.
+        differences: by metric, one row per case.
         notes: case id to sentences.
-        doubt: why no change of this group counts, or "".
-        may_pass: False where foreign load differed, which also forbids a pass.
-        left_out: sentences on pairs of launches that are too far apart to be compared.
+        doubt: the reason why no change of this group counts, or "".
+        may_pass: False where foreign load differed, which also prevents a pass.
+        left_out: sentences on pairs of launches that differ too much for a comparison.
     """
 
     group: Group
@@ -288,7 +288,7 @@ def _measured(
     spans: Mapping[str, Span],
     options: Options,
 ) -> MeasuredCases:
-    """The differences of one group in these cases, and reasons to doubt them; `spans`: by run id."""
+    """The differences of one group in these cases, and reasons to doubt the differences; `spans`: by run id."""
     pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
     logs = {metric: [side.logarithms(case_ids, metric) for side in sides] for metric in METRICS}
     left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else []
@@ -298,12 +298,12 @@ def _measured(
     if not doubt and pairing.is_disturbed:
         doubt = f"{pairing.refusal}; run one after the other"
     elif not doubt and not pairing.interleaved and not options.dedicated:
-        doubt = f"{pairing.refusal}; interleave them, or give --dedicated"
+        doubt = f"{pairing.refusal}; alternate the launches, or give --dedicated"
     return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, not conflict, left_out)
 
 
 def _leave_out(group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pairing, options: Options) -> list[str]:
-    """Take outlying pairs out of `logs`, by nan; a sentence on each."""
+    """Replace outlying pairs in `logs` by nan; return a sentence on each pair."""
     base, new = list(pairing.baseline), list(pairing.candidate)
     differences = [right[:, new] - left[:, base] for left, right in logs.values()]
     outlying, sizes = outlying_pairs(differences, options.least_launches(paired=True))
@@ -335,7 +335,7 @@ def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairi
 
 
 def _judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
-    """Cases with times, judged as one family; how many tests it has, and how many cases have too few launches."""
+    """Cases with times, judged as one family; the number of its tests, and of cases with too few launches."""
     blocks = [[_block(of_group.differences[metric], metric, options) for metric in METRICS] for of_group in measured]
     results, num_tests = tested(list(chain.from_iterable(blocks)), options)
     remaining, cases, num_too_few = iter(results), list[CaseVerdict](), 0
@@ -352,13 +352,13 @@ def _judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[C
 
 
 def _block(difference: LogDifference, metric: str, options: Options) -> Block:
-    """With the logarithm of the slowdown that is still no regression, the floor in seconds included."""
+    """Add the logarithm of the largest slowdown that is not a regression, including the floor in seconds."""
     floor = options.floor_s / np.exp(difference.baseline)
     return Block(difference, np.log1p(np.maximum(options.tolerances[metric], floor)))
 
 
 def _case_of(case_id: str, metrics: Sequence[MetricVerdict], measured: MeasuredCases, least: int) -> CaseVerdict:
-    """A case is as bad as its worst metric; it is improved where one is and no other is in doubt."""
+    """A case's verdict is that of its worst metric; "improvement" if one metric improved and no other is in doubt."""
     verdict = next(word for word in JUDGED if word in [metric.verdict for metric in metrics])
     sign = 1 if verdict == IMPROVEMENT else -1
     ordered = sorted(
@@ -405,24 +405,24 @@ def _reason(metric: MetricVerdict, measured: MeasuredCases, least: int) -> str:
     if metric.verdict != INCONCLUSIVE:
         return REASONS[metric.verdict].format(metric.metric)
     if metric.num_launches < least:
-        words = ("pair", "pairs") if measured.pairing.interleaved else ("launch a side", "launches a side")
-        return f"{count_text(metric.num_launches, *words)}; no verdict below {least}"
+        words = ("pair", "pairs") if measured.pairing.interleaved else ("launch per side", "launches per side")
+        return f"{count_text(metric.num_launches, *words)}; a verdict needs at least {least}"
     if metric.suspected or not measured.may_pass:
         prefix = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
         return f"{prefix}{measured.doubt}"
-    return "neither a regression nor the lack of one is certain"
+    return "neither a regression nor its absence is certain"
 
 
 OF_LATENCIES = (
-    "times are latencies of a forward pass, of which a launch's mean and its fast end (p10, the 10th percentile) are "
-    "compared, and not its tail: distbench report prints p50, p90 and p99"
+    "times are latencies of a forward pass. The gate compares each launch's mean and 10th percentile (p10), not its "
+    "tail: distbench report prints p50, p90 and p99"
 )
 
 
 def gate(
     baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options, warnings: Sequence[str] = ()
 ) -> Gated:
-    """A verdict for every case of either side, the worst first; `warnings` are passed on.
+    """Return a verdict for every case of either side, the worst first, with the given `warnings`.
 
     Raises:
         UserError: a launch is on both sides.
@@ -433,7 +433,7 @@ def gate(
     cases: list[CaseVerdict] = []
     measured: list[MeasuredCases] = []
     designs: list[str] = []
-    # Each sentence once, with the labels of its groups.
+    # Each sentence appears once, with the labels of its groups.
     stamps: dict[str, list[str]] = {}
     shown_stamps: dict[str, list[str]] = {}
     spans = {**spans_of(baseline), **spans_of(candidate)}
@@ -441,7 +441,7 @@ def gate(
     unfinished = sum(not launch.complete for launch in candidate)
     sentences = [*warnings]
     if unfinished:
-        sentences.append(f"{unfinished} of {len(candidate)} candidate launches did not run to their end")
+        sentences.append(f"{unfinished} of {len(candidate)} candidate launches did not finish")
     sentences += _busy(baseline, candidate, options)
     for group in groups_of(baseline, candidate, options.allowed):
         sides = CaseTable.of(group.baseline), CaseTable.of(group.candidate)
@@ -483,7 +483,7 @@ def _badness(case: CaseVerdict) -> tuple[int, bool, float, str, str]:
 
 
 def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:
-    """That other processes took much of the machine on both sides alike, which widens every interval."""
+    """A warning about high load by other processes on both sides, which widens every interval."""
     sides = [
         [launch.foreign_load for launch in side if launch.foreign_load is not None] for side in (baseline, candidate)
     ]
@@ -493,33 +493,33 @@ def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Opti
     if min(before, after) <= options.load_share:
         return []
     used = f"{100 * before:.0f} % of the CPUs during the baseline and {100 * after:.0f} % during the candidate"
-    return [f"other processes used {used}; an idle machine finds smaller slowdowns with fewer launches"]
+    return [f"other processes used {used}; use an idle machine to detect smaller slowdowns with fewer launches"]
 
 
 def _designs(group: Group, pairing: Pairing, options: Options) -> tuple[str, list[str]]:
-    """How the group's launches were compared; and a warning where one side always ran second."""
+    """A sentence on the comparison of the group's launches, and a warning where one side always ran second."""
     if not pairing.interleaved:
         against = count_text(len(group.candidate), "launch", "launches")
-        sides = f"{len(group.baseline)} against {against}, compared unpaired: {pairing.refusal}"
+        sides = f"{len(group.baseline)} versus {against}, compared unpaired: {pairing.refusal}"
         is_trusted = options.dedicated and not pairing.is_disturbed
-        return sides + (" (--dedicated)" if is_trusted else "; so a slowdown is only warned about"), []
+        return sides + (" (--dedicated)" if is_trusted else "; a slowdown is a warning only"), []
     pairs = list(zip(pairing.baseline, pairing.candidate, strict=True))
     first = sum(group.baseline[base].started_at < group.candidate[new].started_at for base, new in pairs)
-    design = f"{count_text(len(pairs), 'pair')} of launches that took turns, the baseline first in {first}"
+    design = f"{count_text(len(pairs), 'pair')} of alternating launches, the baseline first in {first}"
     if pairing.num_left_out:
         design += f", {count_text(pairing.num_left_out, 'launch', 'launches')} left out"
     if len(pairs) < options.least_launches(paired=True) or 0 < first < len(pairs):
         return design, []
     second = f"the {'candidate' if first else 'baseline'} ran second in all {len(pairs)} pairs"
     return design, [
-        f"{second} and alone bears what a launch leaves behind for the next; draw each pair's order at random"
+        f"{second}, so only this side has the after-effects of another launch; use a random order in each pair"
     ]
 
 
 def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list[CaseVerdict]:
-    """Every case of a group that is on one side, or whose sides differ in a field that must agree."""
+    """Every case of a group that has one side only, or whose sides differ in a field that must agree."""
     if not group.conflicts and not group.baseline:
-        return [_alone(group.label, case_id, candidate, "in no baseline") for case_id in candidate.values]
+        return [_alone(group.label, case_id, candidate, "not in the baseline") for case_id in candidate.values]
     ids = dict.fromkeys((*baseline.values, *candidate.values)) or ("(no case)",)
     verdict, reason = MISSING, f"the candidate has no launch of {group.label}"
     if group.conflicts:
@@ -530,7 +530,7 @@ def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list
 def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerdict:
     if failed := candidate.failed(case_id):
         return CaseVerdict(label, case_id, INVALID, _failure(failed, candidate, "candidate"))
-    return CaseVerdict(label, case_id, NEW, f"{why}, so there is nothing to compare it with")
+    return CaseVerdict(label, case_id, NEW, f"{why}, so it cannot be compared")
 
 
 def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
@@ -542,7 +542,7 @@ def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
 def _settled(
     label: str, baseline: CaseTable, candidate: CaseTable
 ) -> tuple[list[CaseVerdict], list[str], dict[str, tuple[str, ...]]]:
-    """Cases whose verdict needs no times; those that need them, and notes on them. The rest was run on neither side."""
+    """Cases with a verdict that needs no times; cases to compare, and notes on them. Neither side ran the rest."""
     settled_cases: list[CaseVerdict] = []
     timed: list[str] = []
     notes: dict[str, tuple[str, ...]] = {}
@@ -552,7 +552,7 @@ def _settled(
         elif baseline.num_ok(case_id):
             timed.append(case_id)
             if lacking := baseline.num_lacking(case_id):
-                notes[case_id] = (f"{lacking} of {len(baseline.launches)} baseline launches lack it",)
+                notes[case_id] = (f"{lacking} of {len(baseline.launches)} baseline launches lack this case",)
     return settled_cases, timed, notes
 
 
@@ -573,7 +573,7 @@ def _untimed(label: str, case_id: str, baseline: CaseTable, candidate: CaseTable
 
 
 def _other_dtypes(settled_cases: list[CaseVerdict], allowed: Sequence[str]) -> list[CaseVerdict]:
-    """A missing and a new case that differ in nothing but their dtype are one case that cannot be compared."""
+    """Join a missing and a new case that differ only in dtype to one case that is not comparable."""
     if DTYPE in allowed:
         return settled_cases
     new = dict(without_dtype(case.case_id) for case in settled_cases if case.verdict == NEW)

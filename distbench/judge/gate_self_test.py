@@ -1,8 +1,9 @@
-"""The gate's rates of false alarms and of slowdowns found, on launches of unchanged code.
+"""The gate's rates of false alarms and of detected slowdowns, on launches of unchanged code.
 
-Windows of consecutive launches are taken as `distbench ab` would have launched them, from every start, with a coin for
-the order of each pair, and a slowdown is put into one case. So they contain the machine's drift, and the effect of each
-launch on the next one. Overlapping windows are not independent: a rate is only as certain as the launches allow.
+Each comparison uses a window of consecutive launches, from every possible start. As in `distbench ab`, the order of
+each pair is random. One case gets an artificial slowdown. So the comparisons contain the machine's drift, and the
+effect of each launch on the next. Overlapping windows are not independent, so the number of launches limits the
+precision of a rate.
 """
 
 import json
@@ -34,22 +35,22 @@ class Change(NamedTuple):
 
     Args:
         factor: of one case's candidate samples; None for a tail.
-        spoils: whether one launch of either side is SPOILED_FACTOR times slower in all cases.
+        spoils: whether one launch of one side is SPOILED_FACTOR times slower in all cases.
     """
 
     factor: float | None = 1.0
     spoils: bool = False
 
 
-BESIDE_SPOILED = ", one launch 3x slower"
+WITH_SPOILED = ", one launch 3x slower"
 CHANGES = {
     "none": Change(),
     "+10 %": Change(1.1),
     "+20 %": Change(1.2),
     "+50 %": Change(1.5),
     "tail": Change(None),
-    f"none{BESIDE_SPOILED}": Change(spoils=True),
-    f"+20 %{BESIDE_SPOILED}": Change(1.2, spoils=True),
+    f"none{WITH_SPOILED}": Change(spoils=True),
+    f"+20 %{WITH_SPOILED}": Change(1.2, spoils=True),
 }
 
 
@@ -66,16 +67,16 @@ class Rates:
     """One rule's outcomes in many comparisons with one change: numbers of comparisons.
 
     Args:
-        false_jobs: in which any unchanged case was called slower; `false_verdicts`: slower or faster.
-        found: in which the changed case was called slower; `passed`: a pass.
-        headed_pass: whose headline is PASS.
-        num_pairs: pairs of launches that were judged, summed.
+        false_jobs: with the verdict "slower" on an unchanged case; `false_verdicts`: slower or faster.
+        detected: with the verdict "slower" on the changed case; `passed`: a pass.
+        headed_pass: with the headline PASS.
+        num_pairs: judged pairs of launches, summed.
     """
 
     num_comparisons: int = 0
     false_jobs: int = 0
     false_verdicts: int = 0
-    found: int = 0
+    detected: int = 0
     passed: int = 0
     headed_pass: int = 0
     num_pairs: int = 0
@@ -88,7 +89,7 @@ class Rates:
         self.num_comparisons += 1
         self.false_jobs += bool((slower & is_unchanged).any())
         self.false_verdicts += bool(((slower | (verdicts == IMPROVEMENT)) & is_unchanged).any())
-        self.found += bool(slower[window.changed])
+        self.detected += bool(slower[window.changed])
         self.passed += bool(verdicts[window.changed] == PASS)
         self.headed_pass += trial.is_pass
         self.num_pairs += trial.num_pairs
@@ -100,8 +101,8 @@ class Window:
 
     Args:
         baseline: indexes of launches, in time order; likewise `candidate`, each next to its partner in time.
-        changed: row of the changed case; `factor` is that of its candidate samples, None for a tail.
-        seed: of the samples that a tail hits.
+        changed: row of the changed case; `factor` multiplies its candidate samples, None for a tail.
+        seed: of the choice of a tail's samples.
         spoiled: the launch that is SPOILED_FACTOR times slower in all cases, or None.
     """
 
@@ -113,7 +114,7 @@ class Window:
     spoiled: int | None = None
 
     def slowed(self, row: int, launch: int, samples_s: Floats) -> Floats:
-        """A candidate launch's samples of one case, changed if it is the changed case."""
+        """A candidate launch's samples of one case, with the change for the changed case."""
         if row != self.changed or self.factor == 1.0:
             return samples_s
         if self.factor is not None:
@@ -124,11 +125,11 @@ class Window:
 
 @dataclass
 class RecordedSeries:
-    """Launches of unchanged code, in the order in which they ran.
+    """Launches of unchanged code, in time order.
 
     Args:
         case_ids: the cases that every launch measured.
-        samples_s: seconds, [case][launch] to that launch's samples; empty where they come from a stored baseline.
+        samples_s: seconds, [case][launch] to that launch's samples; empty for a stored baseline.
         origin: machine, CPUs, torch, scheduler and commit, as JSON.
         values: [case][launch]; by default those of `samples_s`.
     """
@@ -144,15 +145,15 @@ class RecordedSeries:
 
     @property
     def num_launches(self) -> int:
-        """Launches in the series."""
+        """The number of launches."""
         return len(self.values[0])
 
     def num_starts(self, num_pairs: int) -> int:
-        """Launches at which a window of so many pairs can begin."""
+        """The number of possible first launches of a window of `num_pairs` pairs."""
         return max(self.num_launches - 2 * num_pairs + 1, 0)
 
     def window(self, number: int, num_pairs: int, change: Change, draw: np.random.Generator) -> Window:
-        """The window of a number, modulo the number of starts; orders and the changed case are drawn."""
+        """The window with a number (modulo the number of starts), with random orders and a random changed case."""
         first = number % self.num_starts(num_pairs) + 2 * np.arange(num_pairs)
         is_second = draw.integers(2, size=num_pairs)  # the candidate
         changed = int(draw.integers(len(self.case_ids)))
@@ -162,7 +163,7 @@ class RecordedSeries:
         return Window(*sides, changed, change.factor, seed, spoiled)
 
     def sides(self, window: Window) -> tuple[list[Launch], list[Launch]]:
-        """Baseline and candidate of a window as the gate takes them."""
+        """Baseline and candidate of a window, as input of the gate."""
         baseline = [self._launch(window, index, False) for index in window.baseline]
         return baseline, [self._launch(window, index, True) for index in window.candidate]
 
@@ -187,12 +188,12 @@ class RecordedSeries:
 
 
 def recorded(folder: Path) -> RecordedSeries:
-    """The launches below a folder that ran to their end, in time order, with the cases that all of them measured.
+    """The finished launches below a folder, in time order, with the cases that all launches measured.
 
     Run files of one `distbench run` are one launch.
 
     Raises:
-        UserError: fewer than MIN_LAUNCHES launches, or no case that all of them measured.
+        UserError: fewer than MIN_LAUNCHES launches, or no case that all launches measured.
     """
     invocations: dict[str, list[tuple[Launch, Run]]] = {}
     for run in map(read_run, run_files_in(folder)):
@@ -201,9 +202,7 @@ def recorded(folder: Path) -> RecordedSeries:
     finished.sort(key=lambda runs: min(launch.started_at for launch, _ in runs))
     if len(finished) < MIN_LAUNCHES:
         failed = f" that finished, and {num} that did not" if (num := len(invocations) - len(finished)) else ""
-        raise UserError(
-            f"{folder} holds {len(finished)} launches{failed}; record at least {MIN_LAUNCHES}, preferably 60"
-        )
+        raise UserError(f"{folder} has {len(finished)} launches{failed}; record at least {MIN_LAUNCHES}, preferably 60")
     measured = [
         {
             (launch.scenario, record["case"]["id"]): np.array(record["samples_s"])
@@ -246,9 +245,9 @@ def rates(
     Args:
         num_pairs: of launches in each comparison.
         change: one of CHANGES.
-        num_comparisons: more than there are starts take the same launches in another order.
+        num_comparisons: beyond the number of starts, the same launches are used in another order.
         seed: of orders and of the changed case; every rule sees the same comparisons.
-        rule: it may leave out the last pairs.
+        rule: the rule to test; it may leave out the last pairs.
     """
     draw, totals, num_starts = np.random.default_rng(seed), Rates(), series.num_starts(num_pairs)
     # A stride that visits all starts, far apart from one to the next.
@@ -263,10 +262,10 @@ OURS = "distbench gate"
 
 
 def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: int, rules: Mapping[str, Rule]) -> str:
-    """A row a rule, a column a change, in percent of comparisons; parameters as for `rates`.
+    """One row per rule, one column per change, in percent of comparisons; parameters as for `rates`.
 
     Args:
-        rules: by name; the gate's is OURS, and only it has passes.
+        rules: by name; the gate's name is OURS, and only the gate has passes.
     """
     changes = [name for name, change in CHANGES.items() if change.factor != 1.0]
     lines = [
@@ -274,14 +273,14 @@ def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: in
         f"launches: {num_comparisons} comparisons per column, in windows from {series.num_starts(num_pairs)} starts",
         "",
         "| rule | any false alarm | "
-        + " | ".join(f"{change} found" for change in changes)
-        + " | +20 % called a pass | +20 % headed PASS |",
+        + " | ".join(f"{change} detected" for change in changes)
+        + " | +20 % with verdict pass | +20 % with headline PASS |",
         "|:---|---:|" + "---:|" * (len(changes) + 2),
     ]
     for name, rule in rules.items():
         of = {change: rates(series, num_pairs, change, num_comparisons, seed, rule) for change in ("none", *changes)}
         none = of["none"]
-        cells = [percent(none.false_jobs, none), *(percent(of[change].found, of[change]) for change in changes)]
+        cells = [percent(none.false_jobs, none), *(percent(of[change].detected, of[change]) for change in changes)]
         slower = of["+20 %"]
         cells += [percent(count, slower) if name == OURS else "-" for count in (slower.passed, slower.headed_pass)]
         lines.append(f"| {' | '.join([name, *cells])} |")
@@ -289,5 +288,5 @@ def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: in
 
 
 def percent(count: int, of: Rates) -> str:
-    """So many of all comparisons, `12.5`; a dash where there were none."""
+    """A count in percent of all comparisons, `12.5`; a dash without comparisons."""
     return f"{100 * count / of.num_comparisons:.1f}" if of.num_comparisons else "-"

@@ -38,7 +38,7 @@ PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
 
 def baseline_page(path: Path) -> str:
-    """A stored baseline: provenance, and a row a case: its mean and 10th percentile, and their spread over launches."""
+    """A stored baseline: provenance, and per case its mean and 10th percentile with their spread over launches."""
     baseline = load_baseline(path)
     launches, facts = launches_of(baseline, str(path)), baseline.facts
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
@@ -126,7 +126,7 @@ def _of_unknown(gated: Gated, scenario: str) -> tuple[str, str]:
         return f"{why[:1].upper()}{why[1:]}", f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
     command = "distbench report CANDIDATE   (shows its failed cases)"
     if broken.verdict == MISSING:
-        command = f"distbench run {scenario} --results CANDIDATE   (measures what is missing)"
+        command = f"distbench run {scenario} --results CANDIDATE   (measures the missing cases)"
     if broken.verdict == INCOMPARABLE:
         field_name = broken.reason.partition(":")[0]
         command = f"distbench gate --allow-different {field_name} ...   (if the difference is intended)"
@@ -160,7 +160,7 @@ def _ratio(case: CaseVerdict) -> str:
 
 
 def markdown(gated: Gated, strict: bool = False) -> str:
-    """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded away."""
+    """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded."""
     finding, next_command = answer(gated, strict)
     blocks: list[Block] = [Heading(f"gate: {finding}", 1), Lines((next_command, _sides(gated), *_notes(gated)))]
     page = markdown_of([*blocks, *_tables(gated), *_bottom(gated), Lines(NOTES)])
@@ -234,7 +234,7 @@ def _interval_text(metric: MetricVerdict) -> str:
 
 
 def _bottom(gated: Gated) -> list[Block]:
-    """Why cases are inconclusive, and what passed or was left out."""
+    """The reasons of inconclusive cases, and the numbers of passed and skipped cases."""
     counts = Counter(case.reason for case in gated.cases if case.verdict == INCONCLUSIVE)
     lines = [f"inconclusive ({count}): {reason}" for reason, count in counts.items()]
     passed = [case for case in gated.cases if case.verdict == PASS]
@@ -247,7 +247,7 @@ def _bottom(gated: Gated) -> list[Block]:
 
 
 def _all_cases(case: CaseVerdict) -> str:
-    """One case, every metric, a line each: what is folded away."""
+    """One case for the folded part, one line per metric."""
     head = f"{case.verdict}: {case.scenario}: {case.case_id}"
     parts = [head if not case.reason else f"{head}: {case.reason}"]
     for metric in case.metrics:
@@ -262,7 +262,7 @@ def _change_text(metric: MetricVerdict) -> str:
 
 
 def _sentence(case: CaseVerdict) -> str:
-    """One case in one line, for annotations and JUnit: the change, how sure it is, and the reason of the verdict."""
+    """One case in one line, for annotations and JUnit: the change, its interval, and the reason of the verdict."""
     if not case.metrics:
         return f"{case.case_id}: {case.reason}"
     first = case.metrics[0]
@@ -300,7 +300,7 @@ def junit_text(gated: Gated, _: bool = False) -> str:
 
 
 def annotations(gated: Gated, strict: bool = False) -> str:
-    """GitHub's workflow commands, one a line, the worst first; the last of a level counts those left out."""
+    """GitHub's workflow commands, one per line, the worst first; the last of a severity counts those left out."""
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
     level_of = {**dict.fromkeys((REGRESSION, *BROKEN), "error"), INCONCLUSIVE: "error" if strict else "warning"}
     if gated.is_open:
@@ -314,7 +314,7 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     return "\n".join(lines)
 
 
-# As `--format` names them; the exact gate has the same in judge/communication_signature.py.
+# Names of `--format`; judge/communication_signature.py has those of the exact gate.
 FORMS: dict[str, Callable[[Gated, bool], str]] = {
     **{"table": text, "markdown": markdown},
     **{"json": json_text, "junit": junit_text, "github": annotations},

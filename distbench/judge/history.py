@@ -1,4 +1,4 @@
-"""Launches over time: a series per case, divided into levels at change points; as a table and as plots."""
+"""Launches over time: a series per case, split at change points; as a table and as plots."""
 
 import datetime
 import fnmatch
@@ -32,7 +32,7 @@ from distbench.statistics.change_points import (
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-OF_LATENCIES = "latencies of a forward pass, by their fast end (p10); changes of the tail (p90, p99) are not detected"
+OF_LATENCIES = "latencies of a forward pass (10th percentile); changes of the tail (p90, p99) are not detected"
 
 
 @dataclass(frozen=True)
@@ -41,9 +41,9 @@ class Point:
 
     Args:
         started_at: seconds since the epoch.
-        dirty: whether files differed from that commit.
-        seconds: the 10th percentile of its samples, which varies less between launches than their mean.
-        label: of its run, or "".
+        dirty: whether files differed from the commit.
+        seconds: the 10th percentile of the samples, which varies less between launches than the mean.
+        label: of the run, or "".
     """
 
     started_at: float
@@ -55,7 +55,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Level:
-    """Launches between two changes: first and one past the last of the series' points, and their median seconds."""
+    """Launches between two changes: indexes of the first point and past the last point, and their median seconds."""
 
     start: int
     stop: int
@@ -68,8 +68,8 @@ class Series:
 
     Args:
         points: oldest first.
-        levels: that the points fall into, in order.
-        is_tested: whether there are enough launches to detect a change.
+        levels: the segments of the points between changes, in order.
+        is_tested: whether the launches suffice to detect a change.
     """
 
     scenario: str
@@ -80,7 +80,7 @@ class Series:
 
     @property
     def changes(self) -> list[tuple[Point, float]]:
-        """The first point of each new level, and by what share it is slower (or faster, below 0)."""
+        """The first point after each change, and the change as a share (above 0: slower)."""
         return [
             (self.points[after.start], after.seconds / before.seconds - 1) for before, after in pairwise(self.levels)
         ]
@@ -89,7 +89,7 @@ class Series:
 def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], list[str]]:
     """A series for each case whose id or scenario matches the glob.
 
-    A scenario's launches are those that may be compared with its newest one.
+    A scenario's launches are those that are comparable with its newest launch.
 
     Returns:
         The series, those with the largest change first, and sentences on launches that were left out.
@@ -105,15 +105,17 @@ def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], l
     notes = [f"{left_out}: not the newest launch's machine, mesh or device"] if len(kept) < len(ordered) else []
     all_series: list[Series] = []
     for scenario in dict.fromkeys(launch.scenario for launch in kept):
-        series, sentences = _of_scenario(scenario, [one for one in kept if one.scenario == scenario], pattern)
+        of_scenario = [launch for launch in kept if launch.scenario == scenario]
+        series, sentences = _of_scenario(scenario, of_scenario, pattern)
         all_series, notes = [*all_series, *series], [*notes, *sentences]
-    scenarios = {one.scenario for one in all_series}
+    scenarios = {series.scenario for series in all_series}
     of_latencies = [
-        name for name in newest if name in scenarios and any(one.is_latency for one in newest[name].cases.values())
+        name for name in newest if name in scenarios and any(case.is_latency for case in newest[name].cases.values())
     ]
     if of_latencies:
         notes.append(f"{', '.join(of_latencies)}: {OF_LATENCIES}")
-    return sorted(all_series, key=lambda one: -max((abs(change) for _, change in one.changes), default=0.0)), notes
+    by_change = sorted(all_series, key=lambda each: -max((abs(change) for _, change in each.changes), default=0.0))
+    return by_change, notes
 
 
 def _matches(scenario: str, case_id: str, pattern: str) -> bool:
@@ -121,7 +123,7 @@ def _matches(scenario: str, case_id: str, pattern: str) -> bool:
 
 
 def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
-    """Launches oldest first, but those of a commit together, since `ab` has commits take turns."""
+    """Launches by time, with those of a commit together, since `ab` alternates between commits."""
     together: dict[tuple[Any, ...], list[Launch]] = {}
     for index, launch in enumerate(launches):
         commit = launch.facts.get("git_commit")
@@ -131,9 +133,9 @@ def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tuple[list[Series], list[str]]:
-    """The series of a scenario's cases that match, and the penalty of a change in words."""
-    ids = list(dict.fromkeys(one for launch in launches for one, value in launch.cases.items() if value.status == "ok"))
-    if not any(_matches(scenario, one, pattern) for one in ids):
+    """The series of a scenario's matching cases, and the penalty of a change in words."""
+    ids = list(dict.fromkeys(name for launch in launches for name, case in launch.cases.items() if case.status == "ok"))
+    if not any(_matches(scenario, case_id, pattern) for case_id in ids):
         return [], []
     by_commit = _by_commit(launches)
     values = [[launch.cases.get(case_id) for launch in by_commit] for case_id in ids]
@@ -150,14 +152,14 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
         typical = np.nanmedian(logs - middle, axis=0) + middle.mean()
         shown_rows.insert(0, (f"all {len(ids)} cases, the median", typical, points.shared))
     notes = [f"{scenario}: {sentence}" for sentence in _rule(points, len(ids), len(by_commit))]
-    if by_commit != [one for one in launches if one in by_commit]:
+    if by_commit != [launch for launch in launches if launch in by_commit]:
         notes.append(f"{scenario}: launches of one commit are shown together, although commits alternated")
     is_tested = not math.isnan(points.own_share)
     return [_series(scenario, case_id, row, cuts, by_commit, is_tested) for case_id, row, cuts in shown_rows], notes
 
 
 def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
-    """The share that a split must explain to be a change, as sentences."""
+    """Sentences on the penalty: the share of variation that a split must explain to be a change."""
     alone, shared = num_cases < MIN_CASES, points.shared_share
     few = f"{num_launches} launches cannot separate {{}} from the machine's drift; {MIN_BLOCKS * BLOCK} are needed"
     if math.isnan(points.own_share):
@@ -178,7 +180,7 @@ def _series(
     launches: Sequence[Launch],
     is_tested: bool,
 ) -> Series:
-    """One case's points and levels; `cuts` are the columns of `logs` at which a further level begins."""
+    """One case's points and levels; `cuts` are the columns of `logs` at which a level begins."""
     is_known = np.isfinite(logs)
     points = tuple(
         Point(
@@ -191,7 +193,7 @@ def _series(
         for launch, log in zip(launches, logs.tolist(), strict=True)
         if math.isfinite(log)
     )
-    # Columns to points: how many are known before each.
+    # Columns to points: the number of measured values before each column.
     bounds = [0, *(int(is_known[:cut].sum()) for cut in cuts), len(points)]
     seconds = [point.seconds for point in points]
     levels = (Level(*ends, float(np.exp(np.median(np.log(seconds[slice(*ends)]))))) for ends in pairwise(bounds))
@@ -205,7 +207,7 @@ STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<
 
 
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
-    """The cases whose time changed, the largest change first; the others, a line each; the answer."""
+    """The cases whose time changed, the largest change first; the other cases, one line each; the answer."""
     changed = [case_series for case_series in series if case_series.changes]
     steady = [case_series for case_series in series if not case_series.changes]
     blocks: list[Block] = [Heading(f"history: {count_text(len(series), 'case')}", 1)]
@@ -221,23 +223,23 @@ def text(series: Sequence[Series], notes: Sequence[str]) -> str:
 
 def answer(series: Sequence[Series]) -> tuple[str, str]:
     """The finding after its severity, and the next command."""
-    slower = [change for one in series for _, change in one.changes if change > 0]
-    changed = [one for one in series if one.changes]
+    slower = [change for each in series for _, change in each.changes if change > 0]
+    changed = [each for each in series if each.changes]
     cases = count_text(len(series), "case")
     if changed:
         point, change = max(changed[0].changes, key=lambda item: abs(item[1]))
         since = f"{times_text(1 + change, 'before')} since {' '.join(_origin(point))}"
         finding = f"{len(changed)} of {cases} changed. Largest change: {changed[0].case_id}: {since}"
         return f"{'FAIL' if slower else 'PASS'}: {finding}", _next_step(changed[0])
-    launches = count_text(max(len(one.points) for one in series), "launch", "launches")
+    launches = count_text(max(len(each.points) for each in series), "launch", "launches")
     launch_both = f"Next: distbench ab REF_A REF_B -- {series[0].scenario}"
-    if not any(one.is_tested for one in series):
+    if not any(each.is_tested for each in series):
         return f"UNKNOWN: {launches} of {cases} are too few to detect a change", f"{launch_both}   (compares revisions)"
     return f"PASS: no performance change in {cases} ({launches})", f"{launch_both}   (detects smaller changes)"
 
 
 def _next_step(series: Series) -> str:
-    """The command that decides whether the code made the largest change."""
+    """The command that shows whether the code caused the largest change."""
     levels = zip(pairwise(series.levels), series.changes, strict=True)
     (before_level, after_level), _ = max(levels, key=lambda item: abs(item[1][1]))
     before, after = series.points[before_level.stop - 1], series.points[after_level.start]
@@ -270,12 +272,12 @@ def _origin(point: Point) -> tuple[str, str]:
 
 
 def commit_text(point: Point) -> str:
-    """`1a2b3c4d`, with a `+` where files differed from it; `-` where it is not known."""
+    """`1a2b3c4d`, followed by `+` where files differed from the commit; `-` for an unknown commit."""
     return "-" if point.commit is None else point.commit[:SHORT_HASH] + ("+" if point.dirty else "")
 
 
 def draw(series: Sequence[Series], folder: Path) -> list[Path]:
-    """One figure a case; the paths. An OSError where the folder cannot be written."""
+    """Write one figure per case; return the paths. OSError where the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
         path_lists = [
@@ -285,7 +287,7 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
 
 
 def figure_of(series: Series) -> "Figure":
-    """A case's series: a point a launch, a line a level."""
+    """A case's series: one point per launch, one line per level."""
     figure, [axes] = new_figure(1, 9, 3.6)
     axes.plot(range(len(series.points)), [point.seconds for point in series.points], "o", color=GREY, markersize=4)
     for level in series.levels:

@@ -1,8 +1,8 @@
-"""Which launches are compared with which: launches whose environments agree, as pairs of neighbours in time where they
-took turns, else all of one side with all of the other.
+"""Pairing of launches whose environments agree: neighbours in time form pairs if the launches alternated. Otherwise all
+launches of one side are compared with all of the other.
 
-Machines drift: over half an hour more than most regressions. Launches that took turns saw the same drift, so the
-difference within a pair is free of it. Nothing has to declare that they took turns: their start and end times show it.
+Machines drift, over half an hour more than most regressions. Alternating launches have the same drift, so the
+difference within a pair does not contain it. Start and end times show whether launches alternated.
 """
 
 import re
@@ -28,8 +28,8 @@ class Group:
     """Launches of one scenario, oldest first, that are compared with each other.
 
     Args:
-        label: the scenario's name, and what differs from another group of the same scenario.
-        conflicts: sentences on fields that forbid the comparison; empty where it is allowed.
+        label: the scenario's name, and the fields that differ from the scenario's other groups.
+        conflicts: sentences on fields that prevent the comparison; empty without a conflict.
     """
 
     label: str
@@ -39,7 +39,7 @@ class Group:
 
 
 def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
-    """The fields that may differ, each once; a UserError for a name that is neither in MUST_AGREE nor "dtype"."""
+    """The fields that may differ, without duplicates; UserError for a name neither in MUST_AGREE nor "dtype"."""
     names = (*MUST_AGREE, DTYPE)
     for name in fields:
         if name not in names:
@@ -48,16 +48,16 @@ def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
 
 
 def groups_of(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: Sequence[str]) -> list[Group]:
-    """Launches of both sides put together by scenario and by all fields that must agree.
+    """Group the launches of both sides by scenario and by all fields that must agree.
 
-    Other launches of a scenario are one more group: with conflicts where they are on both sides.
+    Other launches of a scenario form one more group, with conflicts if both sides have such launches.
     """
     groups: list[Group] = []
     fields = [name for name in MUST_AGREE if name not in allowed]
     for scenario in dict.fromkeys(launch.scenario for launch in (*baseline, *candidate)):
         sides = [[launch for launch in side if launch.scenario == scenario] for side in (baseline, candidate)]
-        # Launches with the same parameters hold the same cases and are paired with each other. A scenario that has
-        # gained a parameter is still compared.
+        # Launches with the same parameters have the same cases and are paired. A scenario with a new parameter is
+        # still compared.
         by_variants = {launch.variants for launch in sides[0]} == {launch.variants for launch in sides[1]}
         left: dict[tuple[str, ...], list[Launch]] = {}
         right: dict[tuple[str, ...], list[Launch]] = {}
@@ -89,7 +89,7 @@ def _labels(scenario: str, firsts: Sequence[Launch]) -> list[str]:
 
 
 def differences(baseline: Sequence[Launch], candidate: Sequence[Launch], fields: Iterable[str]) -> list[str]:
-    """Sentences on those of `fields` whose values differ between the sides."""
+    """Sentences on the `fields` whose values differ between the sides."""
     sentences = []
     for name in fields:
         left, right = (sorted({_text(launch.facts.get(name)) for launch in side}) for side in (baseline, candidate))
@@ -106,25 +106,25 @@ def _text(value: Any) -> str:
 
 
 def without_dtype(case_id: str) -> tuple[str, str | None]:
-    """The id with its dtype blanked, and the dtype: `collective/f32[256]/x` is `collective/?[256]/x` in f32."""
+    """The id without its dtype, and the dtype: `collective/?[256]/x` and `f32` for `collective/f32[256]/x`."""
     match = _DTYPE_IN_ID.search(case_id)
     return (_DTYPE_IN_ID.sub("?", case_id, count=1), match[1]) if match else (case_id, None)
 
 
-INTERLEAVED_SHARE = 0.75  # of the smaller side's launches that must have a neighbour on the other side
-# Between the launches of a pair: time for a build, but not for more drift than during the launches themselves.
+INTERLEAVED_SHARE = 0.75  # of the smaller side's launches must have a neighbour on the other side
+# The gap within a pair may include a build, but not more drift than during the launches themselves.
 MAX_GAP_S = 600.0
-MAX_GAP_LAUNCHES = 3.0  # or so many times the longer launch of the two
+MAX_GAP_LAUNCHES = 3.0  # or this multiple of the longer launch
 CLOCK_S = 1.0  # shorter overlaps do not count: clocks are set back, and some tools write whole seconds
-TURNS = "the launches did not take turns, and machines drift"
+NOT_ALTERNATING = "the launches did not alternate, and machines drift"
 
 
 @dataclass(frozen=True)
 class Span:
-    """When one launch ran.
+    """The time span of one launch.
 
     Args:
-        name: the launch's.
+        name: of the launch.
         start: seconds since the epoch, 0 where unknown; likewise `end`.
     """
 
@@ -134,12 +134,12 @@ class Span:
 
     @property
     def is_known(self) -> bool:
-        """Whether both ends are known, and in order."""
+        """Whether start and end are known and in order."""
         return 0 < self.start <= self.end
 
 
 def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:
-    """When each launch of one side ran, by run id: one command that ran several scenarios is one launch here."""
+    """The time span of each launch of one side, by run id; one command with several scenarios counts as one launch."""
     together: dict[str, list[Launch]] = {}
     for launch in launches:
         together.setdefault(launch.invocation_id or launch.run_id, []).append(launch)
@@ -152,13 +152,13 @@ def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:
 
 @dataclass(frozen=True)
 class Pairing:
-    """How two sides' launches go together.
+    """The pairs of two sides' launches.
 
     Args:
         baseline: indexes of the baseline's launches, one per pair, or all of them.
-        candidate: likewise, partners in the same order.
-        num_left_out: launches without a neighbour on the other side, left out of the pairs.
-        refusal: why they are compared unpaired; "" where they took turns.
+        candidate: likewise, in the same order.
+        num_left_out: launches without a neighbour on the other side, which are in no pair.
+        refusal: why launches are compared unpaired; "" where they alternated.
         is_disturbed: whether two launches of different sides ran at the same time.
     """
 
@@ -170,29 +170,29 @@ class Pairing:
 
     @property
     def interleaved(self) -> bool:
-        """Whether launches took turns."""
+        """Whether launches alternated."""
         return not self.refusal
 
 
 def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
-    """Neighbours in time as pairs, where that is how the launches were run."""
+    """Neighbours in time as pairs, where the launches alternated."""
     sides = (baseline, candidate)
-    # A launch that was killed has no end, so it is unknown what it disturbed: no pair contains it.
+    # A killed launch has no end, so its disturbance is unknown: no pair contains it.
     timeline = sorted(
         (span.start, side, index) for side in (0, 1) for index, span in enumerate(sides[side]) if span.is_known
     )
     overlap = _overlap(*([span for span in side if span.is_known] for side in sides))
     pairs, far = _neighbours(sides, timeline)
-    # One pair alone is also what two blocks, all of A and then all of B, have where they meet.
+    # A single pair also occurs between two blocks, all of A and then all of B.
     least = max(2, INTERLEAVED_SHARE * min(map(len, sides)))
     if overlap is None and len(pairs) >= least:
         left, right = zip(*pairs, strict=True)
         return Pairing(left, right, len(baseline) + len(candidate) - 2 * len(pairs))
-    refusal = overlap or TURNS
+    refusal = overlap or NOT_ALTERNATING
     if overlap is None and len(pairs) + len(far) >= least:
         refusal = f"at least {min(far) / 60:.0f} min lie between launches of the two sides, and machines drift"
     elif overlap is None and len(timeline) < len(baseline) + len(candidate):
-        refusal = "when some launches began or ended is not recorded, so that they cannot be paired"
+        refusal = "some launches have no recorded start or end, so they cannot be paired"
     everyone = tuple(range(len(baseline))), tuple(range(len(candidate)))
     return Pairing(*everyone, refusal=refusal, is_disturbed=overlap is not None)
 
@@ -228,7 +228,7 @@ def _overlap(baseline: Sequence[Span], candidate: Sequence[Span]) -> str | None:
 
 
 def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifference:
-    """The difference within pairs where launches took turns, else that of two independent samples.
+    """The difference within pairs where launches alternated, else the difference of two independent samples.
 
     The sides are logarithms, each [tests, launches]; nan where a launch lacks the value.
     """

@@ -1,4 +1,4 @@
-"""Which rank, host or link is slow: each is compared with the median of comparable ones, pass by pass."""
+"""Detection of slow ranks, hosts and links: each is compared with the median of comparable ones, pass by pass."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -18,7 +18,7 @@ from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_e
 
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
 SMALL_BYTES = 4096  # messages up to this size show latency
-MIN_LIKE = 4  # fewest comparable things among which one can be an outlier
+MIN_LIKE = 4  # an outlier needs at least this many comparable items
 Ranks = tuple[int, ...]
 
 
@@ -28,7 +28,7 @@ class ComparisonGroup:
 
     Args:
         quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
-        level: of pairs: where their ranks are; of groups: their mesh dim.
+        level: of pairs: the location of their ranks; of groups: their mesh dim.
         members: the ranks of each.
         times_s: shape (passes, members).
         size_bytes: of a message; 0 for computing.
@@ -52,21 +52,21 @@ class LinkRun:
 
     Args:
         hosts: each rank's host, in rank order.
-        alike: what was measured.
-        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs that do not record it.
-        is_relative: whether times are over those of an earlier run.
-        segments: host and interface to the TCP segments that its ranks sent in the first pass, and to those sent again.
+        groups: the measured times, by quantity, level and size.
+        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs without this record.
+        is_relative: whether times are divided by those of an earlier run.
+        segments: host and interface to the TCP segments sent by its ranks in the first pass, and those sent again.
     """
 
     hosts: tuple[str, ...]
-    alike: tuple[ComparisonGroup, ...]
+    groups: tuple[ComparisonGroup, ...]
     devices: tuple[str, ...] = ()
     is_relative: bool = False
     segments: Mapping[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
 
 
 def link_run_of(run: Run) -> LinkRun | None:
-    """The links that a run measured; None where it measured none, or not enough to compare."""
+    """The links that a run measured; None without enough links to compare."""
     cases = [case for case in run.cases if case["case"].get("kind") == "links" and case["status"] == "ok"]
     timed_cases = [(case["case"].get("params") or {}, _by_pass(case)) for case in cases]
     complete_cases = [
@@ -106,9 +106,9 @@ def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> di
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
-    """Times over those of an earlier run, which should be alike even where links are not.
+    """Times divided by those of an earlier run; these ratios should agree even between links of different speed.
 
-    What only one of the runs has is left out.
+    Items that only one of the runs has are left out.
 
     Raises:
         UserError: the runs have other ranks on their hosts, or nothing in common.
@@ -118,18 +118,18 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
         here = f"{count_text(len(links.hosts), 'rank')} on {count_text(len(set(links.hosts)), 'host')}"
         there = f"{len(earlier.hosts)} on {len(set(earlier.hosts))}"
         raise UserError(f"this run has {here}, the earlier run {there}; give a run with the same ranks on each host")
-    earlier_groups = {(group.quantity, group.level, group.size_bytes, group.members): group for group in earlier.alike}
+    earlier_groups = {(group.quantity, group.level, group.size_bytes, group.members): group for group in earlier.groups}
     groups = []
-    for group in links.alike:
+    for group in links.groups:
         if before := earlier_groups.get((group.quantity, group.level, group.size_bytes, group.members)):
             groups.append(replace(group, times_s=group.times_s / np.exp(before.logs.mean(axis=0))))
     if not groups:
         raise UserError("the earlier run has no case of this run; give a run with the same sizes")
-    return replace(links, alike=(*_few_together(groups),), is_relative=True)
+    return replace(links, groups=(*_few_together(groups),), is_relative=True)
 
 
 def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup]:
-    """Pairs of different levels as one kind where each level has too few: relative times are alike at all levels."""
+    """Join pairs of all levels where each level has too few: relative times are comparable across levels."""
     few: dict[tuple[str, int], list[ComparisonGroup]] = {}
     for group in groups:
         if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE:
@@ -142,7 +142,7 @@ def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
-    """Each rank's median of each pass, seconds, shape (passes, ranks); of a burst of products, for each of them."""
+    """Each rank's median per pass, seconds, shape (passes, ranks); per product for a burst of products."""
     rows = case.get("ranks_by_pass") or [case.get("rank_median_s") or []]
     if any(not row or len(row) != len(rows[0]) for row in rows):
         return None
@@ -164,27 +164,27 @@ def _columns(
             key = GROUPS, str(params.get("mesh_dim") or ""), size_bytes
             yield key, members, times[:, list(members)].max(axis=1)
         elif len(members) == 2:
-            # A round of several levels has none of its own.
+            # A round with several levels has no level of its own.
             where = "within a host" if hosts[members[0]] == hosts[members[1]] else "across hosts"
             quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
             key = quantity, str(params.get("level") or where), size_bytes
             yield key, members, times[:, list(members)].max(axis=1)
 
 
-# Hosts, ranks, pairs and groups are each compared with the median of comparable ones in each pass.
+# Hosts, ranks, pairs and groups are compared with the median of comparable ones in each pass.
 
 MIN_RANKS_OF_HOST, MIN_PAIRS_OF_HOST = 2, 3
 THRESHOLD = 0.2  # smaller slowdowns are not reported
-# Of a host's ranks and pairs, or pairs between two hosts, this share may be as fast as others where the rest are slow.
+# In a slow host, or between two slow hosts, this share of ranks and pairs may be as fast as elsewhere.
 MAX_LIKE_OTHERS = 0.1
 TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
-# Of a fit by least absolute deviations: how often it is weighted again, and the residual that counts as none.
+# Fit by least absolute deviations: the number of iterations, and the residual that counts as 0.
 ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 
 
 class Effects(NamedTuple):
-    """Things of one kind and quantity: logarithms of times over the median of comparable ones."""
+    """Items of one kind and quantity: logarithms of times over the median of comparable items."""
 
     kind: str
     quantity: str
@@ -196,9 +196,9 @@ class Effects(NamedTuple):
 
 
 def _of_hosts(links: LinkRun) -> Iterator[Effects]:
-    """Each host by how nearly all of its ranks compute, compared with the middle host, of two with the faster one."""
+    """Each host by the computing of nearly all its ranks, compared with the median host (of two: the faster one)."""
     names = list(dict.fromkeys(links.hosts))
-    for group in links.alike:
+    for group in links.groups:
         places = [[at for at, (rank, *_) in enumerate(group.members) if links.hosts[rank] == name] for name in names]
         if group.quantity != COMPUTE or len(names) < 2 or min(map(len, places)) < MIN_RANKS_OF_HOST:
             continue
@@ -207,7 +207,7 @@ def _of_hosts(links: LinkRun) -> Iterator[Effects]:
         middle = np.median(by_host, axis=1) if len(names) > 2 else by_host[:, int(by_host.mean(axis=0).argmin())]
         members = tuple(tuple(group.members[at][0] for at in of_host) for of_host in places)
         effects = _effects_of(HOST, COMPUTE, "", members, by_host - middle[:, None])
-        # How ranks of one host scatter limits how far hosts that are alike may be apart.
+        # The scatter of ranks on one host limits the difference between equally fast hosts.
         within = [logs[:, of_host].mean(axis=0).var(ddof=1) / len(of_host) for of_host in places]
         host_offsets = [(logs[:, of_host] - middle[:, None]).mean(axis=0) for of_host in places]
         error = np.sqrt(effects.error**2 + float(np.median(within)))
@@ -215,11 +215,11 @@ def _of_hosts(links: LinkRun) -> Iterator[Effects]:
 
 
 def _of_host_links(links: LinkRun) -> Iterator[Effects]:
-    """Each host by nearly all links within it; compared with an earlier run also each two hosts by those between them.
+    """Each host by nearly all links within it; relative to an earlier run also each pair of hosts by its links.
 
-    Nearly all, since one slow rank is in half of them.
+    "Nearly all", since a single slow rank is part of half the links.
     """
-    by_size = sorted(links.alike, key=lambda group: (group.quantity, group.size_bytes))
+    by_size = sorted(links.groups, key=lambda group: (group.quantity, group.size_bytes))
     for (quantity, _), groups in groupby(by_size, key=lambda group: (group.quantity, group.size_bytes)):
         logs_by_pair: dict[Ranks, Floats] = {}
         for group in groups if quantity in (LATENCY, BANDWIDTH) else ():
@@ -230,7 +230,7 @@ def _of_host_links(links: LinkRun) -> Iterator[Effects]:
         if not links.is_relative:
             of = {hosts: pairs for hosts, pairs in of.items() if len(hosts) == 1}
             of = of if all(len(pairs) >= MIN_PAIRS_OF_HOST for pairs in of.values()) else {}
-        # The scatter of pairs that belong together needs more pairs than there are sets of them.
+        # The scatter within sets of pairs needs more pairs than sets.
         if len(of) > 1 and sum(map(len, of.values())) > len(of):
             yield from _of_host_pairs(quantity, of, logs_by_pair)
 
@@ -254,17 +254,17 @@ def _of_host_pairs(
 
 
 def _of_nearly_all(parts: Sequence[Floats]) -> Floats:
-    """How slow nearly all parts of each thing are; a few slow parts do not make the thing slow."""
+    """The slowdown of nearly all parts of each item; a few slow parts do not make the item slow."""
     return np.array([np.quantile(centers, MAX_LIKE_OTHERS, method="lower") for centers in parts])
 
 
 def _of_ranks(links: LinkRun) -> Iterator[Effects]:
-    """Each rank's own speed, and what it adds to its pairs."""
-    for group in links.alike:
+    """Each rank's own speed, and its effect on its pairs."""
+    for group in links.groups:
         if group.quantity == COMPUTE and len(group.members) >= MIN_LIKE:
             yield _effects_of(RANK, COMPUTE, "", group.members, _from_median(group.logs))
     for quantity in (LATENCY, BANDWIDTH):
-        groups = [group for group in links.alike if group.quantity == quantity and len(group.members) >= MIN_LIKE]
+        groups = [group for group in links.groups if group.quantity == quantity and len(group.members) >= MIN_LIKE]
         pairs = [pair for group in groups for pair in group.members]
         counts = Counter(chain.from_iterable(pairs))
         if len(counts) >= MIN_LIKE and min(counts.values()) >= MIN_LIKE - 1:
@@ -276,19 +276,19 @@ def _of_ranks(links: LinkRun) -> Iterator[Effects]:
 
 
 def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ranks: Sequence[int]) -> Floats:
-    """Return what each rank adds to its pairs' logarithms in each pass, shape (passes, ranks), up to a constant.
+    """Return each rank's effect on its pairs' logarithms in each pass, shape (passes, ranks), up to a constant.
 
-    A pair's logarithm is fitted to its level and to the effects of both ranks. The median of a level is no reference
-    where about half of its pairs have a slow rank, as with one slow rank on each of two hosts. A link that is slow
-    itself, and a pair of two slow ranks, which is as slow as one of them, are left out by their weights: those of
-    least absolute deviations, by iterated least squares, from the mean over the passes.
+    A pair's logarithm is the sum of its level's effect and the effects of both ranks. The median of a level is not a
+    valid reference where about half of its pairs have a slow rank, as with one slow rank on each of two hosts. The fit
+    minimises absolute deviations by iterated least squares, with weights from the mean over the passes. So a slow link,
+    and a pair of two slow ranks (as slow as a pair with one), have little weight.
 
     Args:
         logs: shape (passes, pairs).
         pairs, levels: of each column, its ranks and the number of its level.
-        ranks: all of them.
+        ranks: all ranks.
     """
-    # Three unknowns of each pair: of its two ranks, and of its level.
+    # Three unknowns per pair: the effects of its two ranks and of its level.
     unknowns = np.column_stack([np.searchsorted(ranks, pairs), len(ranks) + np.asarray(levels)])
     weights = np.ones(len(pairs))
     for _ in range(ROUNDS_OF_FIT):
@@ -298,7 +298,7 @@ def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ra
 
 
 def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Floats:
-    """Return the unknowns of each row by weighted least squares; of those that are not determined, the least ones."""
+    """Return the unknowns of each row by weighted least squares; the minimum-norm solution where underdetermined."""
     size = int(unknowns.max()) + 1
     normal, right = np.zeros((size, size)), np.zeros((size, len(logs)))
     for column in unknowns.T:
@@ -312,7 +312,7 @@ def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Float
 def _of_links(
     group: ComparisonGroup, explained_ranks: set[tuple[int, str]], explained: set[tuple[Ranks, str]]
 ) -> Iterator[Effects]:
-    """Pairs and groups, without those that slow ranks (`explained_ranks`) or hosts (`explained`) make slow."""
+    """Pairs and groups, except those slow because of slow ranks (`explained_ranks`) or hosts (`explained`)."""
     kept = [
         at
         for at, members in enumerate(group.members)
@@ -326,7 +326,7 @@ def _of_links(
 
 
 def _from_median(logs: Floats) -> Floats:
-    """Logarithms over the median of their pass; shape (passes, things)."""
+    """Logarithms over the median of their pass; shape (passes, items)."""
     return np.asarray(logs - np.median(logs, axis=1)[:, None])
 
 
@@ -335,21 +335,21 @@ def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...]
     num_passes = len(against)
     center = against.mean(axis=0)
     spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
-    # A variance of few passes is itself uncertain: that of comparable things counts as so many more of them.
+    # A variance of few passes is itself uncertain: the variance of comparable items counts as additional passes.
     variances, freedom = against.var(axis=0, ddof=1), num_passes - 1
     moderated = moderated_variance(freedom * variances, float(np.median(variances)), freedom)
-    # Scatter by noise alone is in the errors already; the scatter of few things shows nothing.
+    # The errors already contain scatter by noise; the scatter of few items has no information.
     scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
     return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
 
 
-# Ranks, hosts and links that are slower than comparable ones, by how much, and how sure that is.
+# Ranks, hosts and links that are slower than comparable ones, with the slowdown and its significance.
 #
 # A rank, host or link is compared with the median of comparable ones within each pass: a common slowdown cancels.
-# Its time over that median, as a logarithm, is an estimate with two errors: its own over the passes, and how far
-# comparable ones scatter (median absolute deviation). It is reported where Student's t puts it above the threshold at a
-# family-wise level of 5 % (Holm; hosts, ranks, and links with groups have a third of it each).
+# The logarithm of the ratio is an estimate with two errors: its own over the passes, and the scatter of comparable ones
+# (median absolute deviation). A slowdown is reported if Student's t puts it above the threshold at a family-wise level
+# of 5 % (Holm; hosts, ranks, and links with groups have a third of it each).
 
 LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
 
@@ -362,9 +362,9 @@ class Outlier:
         kind: RANK, HOST, HOSTS (the links between two), LINK or GROUP.
         ranks: its ranks.
         host: their host, or hosts.
-        quantity: in which it is slow.
+        quantity: the slow quantity.
         slowdown, low, high: ratio to comparable ones, with the bounds of its 95 % interval.
-        level: where its pairs' ranks are.
+        level: the location of its pairs' ranks.
     """
 
     kind: str
@@ -379,15 +379,15 @@ class Outlier:
 
 @dataclass(frozen=True)
 class LinkVerdict:
-    """What is slow in a run.
+    """The slow ranks, hosts and links of a run.
 
     Args:
         outliers: slowest first.
-        num_compared: ranks, links and groups that were compared.
+        num_compared: number of compared ranks, links and groups.
         num_passes: of the run.
-        detectable: by quantity, the slowdown that is detected four times in five.
-        why_not: why nothing could be compared; "" where it could.
-        too_few: links that were left out, being too few of their kind: how many, and where.
+        detectable: by quantity, the slowdown that is detected four times in five, as a ratio.
+        why_not: the reason without a comparison, or "".
+        too_few: links left out, since their kind has too few: their number and location.
     """
 
     outliers: tuple[Outlier, ...]
@@ -399,8 +399,8 @@ class LinkVerdict:
 
 
 def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
-    """Return what is slower than comparable ones by more than `threshold` (0.2: takes 1.2 times as long)."""
-    num_passes, why = min(len(group.times_s) for group in links.alike), ""
+    """Return items that are slower than comparable ones by more than `threshold` (0.2: 1.2x slower)."""
+    num_passes, why = min(len(group.times_s) for group in links.groups), ""
     if num_passes < MIN_PASSES:
         few = f"{count_text(num_passes, 'pass', 'passes')} {'is' if num_passes == 1 else 'are'} too few"
         why = f"{few}; measure with --passes {MIN_PASSES} or more"
@@ -422,13 +422,13 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     explained_ranks = {
         (outlier.ranks[0], quantity)
         for outlier in slow_ranks
-        # A rank that computes or sends slowly makes all of its links and groups slow.
+        # A rank with slow computing or sending makes all of its links and groups slow.
         for quantity in (
             (LATENCY, BANDWIDTH, GROUPS) if outlier.quantity in (COMPUTE, BANDWIDTH) else (outlier.quantity,)
         )
     }
     explained = {(pair, outlier.quantity) for outlier in slow_hosts for pair in _pairs_of(outlier, links)}
-    link_effects = [effects for group in links.alike for effects in _of_links(group, explained_ranks, explained)]
+    link_effects = [effects for group in links.groups for effects in _of_links(group, explained_ranks, explained)]
     outliers = [*slow_hosts, *slow_ranks, *_named(link_effects, threshold, links)]
     outliers.sort(key=lambda outlier: -outlier.slowdown)
     return LinkVerdict(
@@ -439,7 +439,7 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
         too_few=tuple(
             dict.fromkeys(
                 f"{len(group.members)} {group.level or 'of all'}"
-                for group in links.alike
+                for group in links.groups
                 if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE
             )
         ),
@@ -447,16 +447,16 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
 
 
 def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
-    """The pairs within a slow host, or between two hosts whose links are."""
+    """The pairs within a slow host, or between two hosts with slow links."""
     slow_hosts = {links.hosts[rank] for rank in slow.ranks}
     if slow.quantity == COMPUTE or len(slow_hosts) != (2 if slow.kind == HOSTS else 1):
         return []
-    pairs = [pair for group in links.alike if group.quantity == slow.quantity for pair in group.members]
+    pairs = [pair for group in links.groups if group.quantity == slow.quantity for pair in group.members]
     return [pair for pair in pairs if {links.hosts[rank] for rank in pair} == slow_hosts]
 
 
 def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
-    """Those of all things of these kinds that are surely above the threshold, by Holm's correction."""
+    """Items of these kinds that are significantly above the threshold, by Holm's correction."""
     tests = [(effects, at) for effects in family for at in range(len(effects.members))]
     p = [
         stdtr(effects.freedom, (np.log1p(threshold) - effects.center) / np.maximum(effects.error, 1e-12))
@@ -475,7 +475,7 @@ def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
 
 
 def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:
-    """By quantity, the slow-down at which a thing of median error would be found four times in five."""
+    """By quantity, the slowdown at which an item of median error is detected four times in five."""
     num_tests = sum(len(effects.members) for effects in family)
     slowdowns: dict[str, float] = {}
     for effects in family:

@@ -1,4 +1,4 @@
-"""The links of a run: the verdict in sentences, the ranking, matrices of times and rates, heat maps."""
+"""Text and figures of a run's links: the verdict, the ranking, matrices of times and rates, heat maps."""
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -40,12 +40,12 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-# Segments sent again, as a share and as a number, from which a host's network loses packets.
+# Retransmitted segments, as a share and as a number, above which a host gets a warning about lost packets.
 MAX_LOSS, LEAST_AGAIN = 0.001, 20
 MAX_NAMED, MAX_MATRIX = 4, 16
-MAX_SHOWN = 10.0  # a check that detects only larger slowdowns than this detects nothing
-UNNOTICED = 2.0  # a check that does not detect this slowdown is not conclusive
-# Fields of the environment, as a header has them.
+MAX_SHOWN = 10.0  # a larger detectable slowdown is reported as "too noisy"
+UNNOTICED = 2.0  # a check that cannot detect this slowdown is not conclusive
+# Fields of the environment in a run file's header.
 DRIVEN_BY = ("device", "device_name", "backend", "torch", *DRIVER_FIELDS)
 SLOW_IN = {LATENCY: "small messages", BANDWIDTH: "large messages", GROUPS: "all_reduce", COMPUTE: "computing"}
 PLURALS = {RANK: "ranks", HOST: "hosts", HOSTS: "pairs of hosts", LINK: "links", GROUP: "groups"}
@@ -53,7 +53,7 @@ Pair = tuple[int, int]
 
 
 def _name_of(outlier: Outlier, links: LinkRun) -> str:
-    """`rank 5 (on b)`, with its accelerator where it has one; `host b`, `hosts a and b`, `link 2-7 (on a and b)`."""
+    """`rank 5 (on b)`, with its accelerator if any; `host b`, `hosts a and b`, `link 2-7 (on a and b)`."""
     if outlier.kind in (HOST, HOSTS):
         return f"{outlier.kind} {outlier.host}"
     where = [f"on {outlier.host}"] if len(set(links.hosts)) > 1 else []
@@ -64,7 +64,7 @@ def _name_of(outlier: Outlier, links: LinkRun) -> str:
 
 
 class LinksVerdict(NamedTuple):
-    """The verdict in sentences, whether anything is slow, whether that could be decided, and the next command."""
+    """The verdict in sentences, whether anything is slow, whether the check is conclusive, and the next command."""
 
     lines: tuple[str, ...]
     is_slow: bool
@@ -73,7 +73,7 @@ class LinksVerdict(NamedTuple):
 
 
 def link_lines(run: Run) -> Iterator[str]:
-    """The verdict for the first screen; nothing where no links were measured."""
+    """The verdict for the first screen; empty for a run without links."""
     if verdict := judged(run):
         yield from loss_lines(run)
         yield from verdict.lines
@@ -81,22 +81,22 @@ def link_lines(run: Run) -> Iterator[str]:
 
 
 def loss_lines(run: Run) -> Iterator[str]:
-    """Warnings about hosts that lose packets: TCP sends packets again, so a lossy link may look fast."""
+    """Warnings about hosts that lose packets: TCP retransmits packets, so a lossy link may look fast."""
     links = link_run_of(run)
     for (host, interface), (sent, again) in links.segments.items() if links else ():
         if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
-            share = f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments sent again)"
+            share = f"{100 * again / sent:.1f} % of its packets ({again:,} of {sent:,} TCP segments retransmitted)"
             yield (
                 f"warning: host {host} loses {share} on {interface}. Run `ip -s link` and "
-                f"`ethtool -S {interface}` there; check its cable and switch port"
+                f"`ethtool -S {interface}` on that host; check its cable and switch port"
             )
 
 
 def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
-    """The verdict, or that on changes since an earlier run; None where no links were measured.
+    """The verdict, or the verdict on changes since an earlier run; None for a run without links.
 
     Raises:
-        UserError: the earlier run measured other links, or none.
+        UserError: the earlier run measured no links, or other links.
     """
     if (links := link_run_of(run)) is None:
         return None
@@ -126,7 +126,7 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
-    """Warnings about other hosts, versions or drivers of the earlier run; ranks are compared by number."""
+    """Warnings about different hosts, versions or drivers of the earlier run; ranks are compared by number."""
     names = [list(dict.fromkeys(links.hosts)) if (links := link_run_of(side)) else [] for side in (earlier, run)]
     if names[0] != names[1]:
         then, now = (f"host{'s' * (len(hosts) > 1)} {listed(hosts, MAX_NAMED)}" for hosts in names)
@@ -160,7 +160,7 @@ def _detectable(verdict: LinkVerdict) -> str:
 
 
 def link_tables(run: Run) -> list[Table]:
-    """What each pair reached, and the ranking with the verdict."""
+    """The result of each pair, and the ranking with the verdict."""
     if (links := link_run_of(run)) is None or (judgement := judged(run)) is None:
         return []
     verdict = verdict_of(links)
@@ -175,7 +175,7 @@ def link_tables(run: Run) -> list[Table]:
 
 
 def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
-    """Each pair's median, rank by rank, where they fit a screen; slow links have a mark."""
+    """Each pair's median as a matrix of ranks, if it fits a screen; slow links have a mark."""
     if len(links.hosts) > MAX_MATRIX:
         return
     for quantity, title in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
@@ -200,7 +200,7 @@ def _pair_values(links: LinkRun, quantity: str, is_relative: bool = False) -> di
     """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds; or the logarithm of its time over
     the median of comparable pairs."""
     values: dict[Pair, float] = {}
-    for group in links.alike:
+    for group in links.groups:
         if group.quantity == quantity:
             of_group = np.median(group.times_s, axis=0)
             if is_relative:
@@ -212,22 +212,22 @@ def _pair_values(links: LinkRun, quantity: str, is_relative: bool = False) -> di
 
 
 def _slow_pairs(verdict: LinkVerdict, quantity: str) -> set[Pair]:
-    """Links that are outliers themselves."""
+    """Links that are outliers by themselves, not through a slow rank or host."""
     of = [outlier.ranks for outlier in verdict.outliers if outlier.kind == LINK and outlier.quantity == quantity]
     return {(first, second) for first, second in of}
 
 
-# Of seconds or GB/s: what a unit is called, and how many of it there are.
+# Units for values in seconds or GB/s: name and factor.
 UNITS = {BANDWIDTH: (("GB/s", 1.0), ("MB/s", 1e3)), LATENCY: (("ms", 1e3), ("\u00b5s", 1e6))}
 WHAT = {BANDWIDTH: "Large messages: algbw each way", LATENCY: "Small messages: time each way"}
-# Ratio to comparable links: where colour begins, and where it is full.
+# Ratios to comparable links at which the colour begins and is full.
 PALEST, DARKEST = 1.0, 3.0
-PALE = 0.4  # how opaque the colour of links without a verdict is
-MAX_HOSTS = 16  # whose names fit beside an axis
+PALE = 0.4  # opacity of links without a significant difference
+MAX_HOSTS = 16  # the names of more hosts do not fit next to an axis
 
 
 def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
-    """(name, figure) of a run's links; nothing where it measured none."""
+    """(name, figure) of a run's links; empty for a run without links."""
     links = link_run_of(run)
     if links is None:
         return
@@ -242,7 +242,7 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     bar = figure.colorbar(image, ax=axes, shrink=0.7, pad=0.02, extend="max")
     ticks = (1, 1.5, 2, 3)
     bar.set_ticks(np.log(ticks).tolist(), labels=[f"{tick:g}x" for tick in ticks])
-    bar.set_label("time over that of comparable links")
+    bar.set_label("time relative to comparable links")
     bar.outline.set_visible(False)  # type: ignore[operator]
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
     numbers = f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}"
@@ -251,7 +251,7 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
 
 
 def _found(verdict: LinkVerdict, links: LinkRun) -> str:
-    """`slow: rank 5 (on b), 2x in large messages`; of several, the names."""
+    """`slow: rank 5 (on b), 2x in large messages`; only the names of several."""
     slow = verdict.outliers
     if not slow:
         return "no slow rank or link"
@@ -267,13 +267,13 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
     slow = LinearSegmentedColormap.from_list("slow", ["#FFFFFF", style.ORANGE, style.RED])
     colors = slow.with_extremes(bad=style.GRID)
     ratios = _square(_pair_values(links, quantity, is_relative=True), count)
-    # Pale: values that may be chance are shown, but do not catch the eye.
+    # Pale: differences that may be chance are visible but not prominent.
     opaque = np.where(_is_named(verdict, quantity, count) | np.isnan(ratios), 1.0, PALE)
     image = axes.imshow(
         ratios, cmap=colors, vmin=np.log(PALEST), vmax=np.log(DARKEST), aspect="equal", alpha=opaque.tolist()
     )
     _frames(axes, links, verdict, quantity)
-    # The unit in which the middle pair is no fraction.
+    # The unit in which the median pair's value is at least 1.
     middle = float(np.median(list(pairs.values())))
     unit, scale = next(((name, by) for name, by in UNITS[quantity] if middle * by >= 1), UNITS[quantity][-1])
     axes.set_title(f"{WHAT[quantity]} ({unit})", fontweight="normal", pad=24 if len(set(links.hosts)) > 1 else 6)
@@ -288,7 +288,7 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
 
 
 def _square(pairs: dict[Pair, float], count: int) -> Floats:
-    """Values by row and column, each pair's in both of its places."""
+    """Values by row and column; each pair's value is in both of its cells."""
     values = np.full((count, count), np.nan)
     for (first, second), value in pairs.items():
         values[first, second] = values[second, first] = value
@@ -296,7 +296,7 @@ def _square(pairs: dict[Pair, float], count: int) -> Floats:
 
 
 def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
-    """Where a pair is that is named itself, or through one of its ranks."""
+    """Cells of pairs that are in the verdict, by themselves or by one of their ranks."""
     mask = np.zeros((count, count), dtype=bool)
     for outlier in (outlier for outlier in verdict.outliers if outlier.quantity == quantity):
         if outlier.kind == RANK:
@@ -309,7 +309,7 @@ def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tu
 
 
 def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -> None:
-    """Round the row and the column of a slow rank, round the two places of a slow link; lines between hosts."""
+    """Draw frames around the row and column of a slow rank and the cells of a slow link, and lines between hosts."""
     from matplotlib.patches import Rectangle
 
     count, places = len(links.hosts), []
@@ -328,7 +328,7 @@ def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -
 
 
 def _name_ranks(axes: "Axes", hosts: Sequence[str]) -> None:
-    """Ranks at the ticks of both axes, and the hosts beside them where they fit."""
+    """Label both axes with ranks, and next to them with hosts where these fit."""
     step = max(len(hosts) // MAX_MATRIX, 1)
     ticks = range(0, len(hosts), step)
     spans = [(name, list(ranks)) for name, ranks in groupby(range(len(hosts)), key=lambda rank: hosts[rank])]

@@ -1,4 +1,4 @@
-"""From a request to finished run files: make the jobs, start the ranks, watch them, say what became of them."""
+"""Launch of a request: make its jobs, start and watch the ranks, and report the result of each."""
 
 from distbench.launch.job_request import Request, jobs_of, jobs_of_entries
 from distbench.launch.rank_processes import RankProcesses

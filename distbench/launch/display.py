@@ -16,7 +16,7 @@ class Display:
     """Shows the progress of one scenario; this one shows nothing."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Take in one event of the ranks, as records/progress.py lists them."""
+        """Show one event of the ranks; records/progress.py lists them."""
 
 
 class Plain(Display):
@@ -28,7 +28,7 @@ class Plain(Display):
         self._done = self._total = 0
 
     def event(self, event: dict[str, Any]) -> None:
-        """Count, and print a line when the last one is old enough."""
+        """Count, and print a line if enough time has passed since the previous line."""
         if event["event"] == "caution":
             self._line(f"caution: {event['text']}")
         # Ranks that are started again send the same plan.
@@ -48,7 +48,7 @@ class Plain(Display):
 
     def _line(self, text: str) -> None:
         self._last = self._now()
-        # A log that is full, or whose reader has left, must not stop the run.
+        # A full log, or a closed pipe, must not stop the run.
         with contextlib.suppress(OSError):
             print(printable(f"{self._scenario}: {text}"), file=self._stream, flush=True)
 
@@ -77,11 +77,11 @@ class Live(Display):
                 self._counts_turns, total = True, event["num_passes"] * event["num_cases"]
                 self._progress.update(self._task, total=total, completed=event["number"] * event["num_cases"])
             case "done" | "turn":
-                # The number of turns of a pair whose planners take turns is not known.
+                # The number of samples is unknown for a pair of planners that alternate.
                 if event["event"] == "done" or self._counts_turns:
                     self._progress.advance(self._task)
             case "end":
-                # Cases that were planned and not needed, or measured before a run was resumed, do not count.
+                # Cases that were planned and not needed, or measured before the run was resumed, do not count.
                 took = self._progress.tasks[self._task].completed
                 self._progress.update(self._task, description=self._scenario, samples="", total=took)
 
@@ -89,7 +89,7 @@ class Live(Display):
 def progress_on(console: Any) -> Any:
     """Return a rich Progress on a rich Console, None for standard error: bar, count, time left, then the case.
 
-    The text is cut where the screen ends, and so never takes the place of the columns before it.
+    The text is cut at the screen's edge, so it never replaces the columns before it.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -107,7 +107,7 @@ def progress_on(console: Any) -> Any:
 
 @contextlib.contextmanager
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
-    """The display that fits where standard error goes; one that shows nothing where `quiet`."""
+    """The display for this standard error: a bar, lines, or nothing where `quiet`."""
     if quiet or sys.stderr is None:
         yield Display()
     elif not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""Why a launch ended as it did, from the files of the ranks and of their launcher."""
+"""The cause of a failed launch, from the files of the ranks and of their launcher."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ MAX_ERROR = 300  # characters
 
 
 class _Failure(Struct):
-    """What a rank writes as it fails; `at`: seconds since the epoch."""
+    """The record that a rank writes when it fails; `at`: seconds since the epoch."""
 
     kind: Annotated[str, among(FAILURES)]
     message: str
@@ -29,7 +29,7 @@ class _Failure(Struct):
 
 @dataclass(frozen=True)
 class Cause:
-    """Why a launch failed, in one sentence, and the rank that failed first, where known.
+    """The cause of a failed launch in one sentence, and the rank that failed first, where known.
 
     `kind` is one of FAILURES, or "killed" or "hung"; the user can fix "user" and "storage".
     """
@@ -40,7 +40,7 @@ class Cause:
 
     @property
     def user_can_fix(self) -> bool:
-        """Whether the user can fix it."""
+        """Whether the user can fix the cause."""
         return self.kind in ("user", "storage")
 
 
@@ -48,7 +48,7 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
     """Return the first failure of a launch whose launcher, or only rank, ended with a non-zero exit code.
 
     Args:
-        log: what that process printed; by default the launcher's.
+        log: output of that process; by default the launcher's.
     """
     log = log or log_dir / LAUNCH_LOG
     failures = []
@@ -64,7 +64,7 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
     text = ""
     with contextlib.suppress(OSError):
         text = log.read_text(encoding="utf-8", errors="replace")
-    # The launcher names the first rank that failed.
+    # The launcher's log has the first rank that failed.
     if match := re.search(r"^rank (\d+) ended with exit code (-?\d+)$", text, re.MULTILINE):
         rank = int(match[1])
         return Cause(
@@ -79,7 +79,7 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
 def exit_text(exit_code: int) -> str:
     """Return how a process ended, such as `was killed by SIGKILL`; a negative code is a signal's."""
     if exit_code >= 0:
-        return f"ended with exit code {exit_code}" + ("" if exit_code else " before all was done")
+        return f"ended with exit code {exit_code}" + ("" if exit_code else " before its work was done")
     try:
         return f"was killed by {signal.Signals(-exit_code).name}"
     except ValueError:

@@ -1,4 +1,4 @@
-"""A request, checked and turned into jobs: one per scenario. Nothing is started here."""
+"""Requests: checked, and converted to one job per scenario. This module starts no process."""
 
 import itertools
 import os
@@ -17,11 +17,11 @@ from distbench.spec.mesh import mesh_size
 from distbench.spec.printable_text import count_text
 from distbench.spec.versions import installed_torch
 
-# The profile of `distbench calibrate`; scenarios with the tag use it without --profile where it fits.
+# The profile of `distbench calibrate`; scenarios with the tag use it without --profile where it is valid.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
-# Scenarios that measure the mesh and not a model on it.
+# Scenarios that measure the mesh, not a model on it.
 MESH_TAGS = {"calibrate", "laboratory"}
-# Scenarios whose model no CPU runs in reasonable time.
+# Scenarios with a model too large for CPUs.
 REAL_SIZE_TAG = "real-size"
 
 
@@ -36,13 +36,13 @@ class Request:
         device: a name out of DEVICES, or None for an accelerator where there is one.
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
-        passes, budget_s, check: as Settings have them; budget_s is None for the default.
+        passes, budget_s, check: fields of Settings; budget_s is None for the default.
         log_dir: folder for ranks' logs, or None for one next to each run file.
-        timeout_s, started_at, trace_paths, label, chosen: as a Job has them.
-        profile: file of a cost profile, for planners that need one and for predictions; None: the profile.json here for
-            scenarios tagged "profile", where it fits, and none for others.
-        full_mesh: the scenario's own mesh with quick sizes too: where no rank is started, ranks cost nothing.
-        shapes_only: no tensor has values, so that models of any size work.
+        timeout_s, started_at, trace_paths, label, chosen: fields of Job.
+        profile: file of a cost profile, for planners that need one and for predictions. None: scenarios tagged
+            "profile" use the current folder's profile.json where it is valid, others use no profile.
+        full_mesh: the scenario's own mesh also with quick sizes, for commands that start no ranks.
+        shapes_only: tensors have no values, so that models of any size work.
     """
 
     targets: tuple[str, ...]
@@ -70,7 +70,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     """Return one job per scenario, all checked before the first is started.
 
     Raises:
-        UserError: an unknown scenario, axis or value, a mesh or profile that does not fit, or no torch that does.
+        UserError: an unknown scenario, axis or value, or an unsuitable mesh, profile or torch.
     """
     if request.chosen:
         CaseChoice(request.chosen)
@@ -87,11 +87,11 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
         raise UserError(f"{problem} is visible here; use --device cpu, or `distbench doctor`")
     large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
     if large and not is_accelerator(device) and not request.shapes_only:
-        problem = f"{large[0]} is a model at its real size, which no CPU runs in reasonable time"
+        problem = f"{large[0]} is a model at its real size, too large for CPUs"
         raise UserError(f"{problem}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
     invocation_id, jobs = unique_stem(request.started_at), []
     for entry in entries:
-        # A parameter of --set that some of the scenarios lack is for the others.
+        # A parameter of --set need not exist in all of the scenarios.
         other_params = {name for other_entry in entries for name in other_entry.params} - set(entry.params)
         choices = tuple(text for text in request.choices if text.partition("=")[0] not in other_params)
         jobs.append(_job(replace(request, device=device, choices=choices), entry, joined, invocation_id, facts))
@@ -138,8 +138,8 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
 
 
 def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
-    """One folder per run; where another launcher started the ranks, each has its own in the folder of their launch
-    (`ranks/hosts.py` joins those of several names of one launch)."""
+    """One folder per run; with another launcher, one per rank in the folder of its launch
+    (`ranks/hosts.py` joins the folders of several names of one launch)."""
     option = "--log-dir" if request.log_dir else "--results"
     alone = _resolved((request.log_dir or beside) / run_name, option)
     if not joined:
@@ -147,7 +147,7 @@ def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, jo
     launch_folder = (request.log_dir or request.out / "logs") / f"{joined.launch}-{scenario}"
     folder = _resolved(launch_folder, option) if joined.launch else alone
     rank_folder = folder / f"rank{joined.rank}"
-    # A step of a job may run the command again.
+    # One step of a Slurm job may run the command several times.
     again = (folder / f"again{number}" / rank_folder.name for number in itertools.count(1))
     return next(candidate for candidate in itertools.chain([rank_folder], again) if not candidate.exists())
 
@@ -170,29 +170,33 @@ def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
 def _profile_for(
     request: Request, entry: Entry, mesh: Mapping[str, int], device: str, hosts: Sequence[str]
 ) -> tuple[Path | None, str]:
-    """The profile of --profile, or of the current folder where the scenario uses one; and a note for the user."""
+    """The file of --profile, or of the current folder where the scenario uses a profile; and a note for the user."""
     if request.profile:
         check_profile(request.profile, mesh, device, hosts)
     if request.profile or PROFILE_TAG not in entry.tags:
         return request.profile, ""
     advice = "`distbench calibrate` would add the calibrated planner and predictions"
     if not OWN_PROFILE.is_file():
-        return None, f"no profile is given and there is no {OWN_PROFILE} here; {advice}"
+        return None, f"no profile was given, and this folder has no {OWN_PROFILE}; {advice}"
     try:
         check_profile(OWN_PROFILE, mesh, device, hosts)
     except UserError as error:
-        return None, f"no profile is given and the one here does not fit ({error}); {advice}"
-    return OWN_PROFILE, f"plans and predicts by ./{OWN_PROFILE}"
+        return (
+            None,
+            f"no profile was given, and this folder's {OWN_PROFILE} is not valid for the run ({error}); {advice}",
+        )
+    return OWN_PROFILE, f"plans and predictions use ./{OWN_PROFILE}"
 
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Sequence[str]) -> None:
-    """Refuse a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
+    """Reject a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
     from distbench.planning.cost_profile import load_profile, profile_on
 
     profile = load_profile(path)
     backend = DEVICES[device].backend
     if profile.backend != backend:
-        raise UserError(f"profile {path} is of {profile.backend}, this run is on {backend}; calibrate on {backend}")
+        problem = f"profile {path} was measured on {profile.backend}, and this run uses {backend}"
+        raise UserError(f"{problem}; calibrate on {backend}")
     try:
         profile_on(profile, mesh, hosts)
     except UserError as error:
@@ -200,10 +204,10 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Seque
 
 
 def mesh_for(entry: Entry, given: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
-    """Return the mesh of a job: the given one, where it multiplies to the ranks, or the scenario's fitted to them.
+    """Return the mesh of a job: the given mesh if its size matches the ranks, else the scenario's, fitted to them.
 
-    A mesh dim that the scenario declares and --mesh leaves out has size 1, since a model's plan names it; a scenario
-    that measures the mesh itself does not have it.
+    A mesh dim that the scenario declares and --mesh omits has size 1, since a model's plan uses its name. A scenario
+    that measures the mesh itself omits that mesh dim.
     """
     num_devices = device_count(device) if is_accelerator(device) else 0
     ranks = joined.world_size if joined else num_devices
@@ -214,9 +218,9 @@ def mesh_for(entry: Entry, given: Mapping[str, int] | None, device: str, joined:
     num_ranks = mesh_size(mesh)
     problem = f"mesh {format_mesh(mesh)} needs {num_ranks} ranks"
     if joined and num_ranks != joined.world_size:
-        raise UserError(f"{problem}, the launcher started {ranks}; give sizes that multiply to {ranks}")
+        raise UserError(f"{problem}, and the launcher started {ranks}; give sizes that multiply to {ranks}")
     if not joined and is_accelerator(device) and num_ranks > num_devices:
         devices = count_text(num_devices, f"{device.upper()} device")
         advice = f"give sizes that multiply to at most {num_devices}, or --device cpu"
-        raise UserError(f"{problem}, this machine has {devices}; {advice}")
+        raise UserError(f"{problem}, and this machine has {devices}; {advice}")
     return mesh

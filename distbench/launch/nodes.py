@@ -1,4 +1,4 @@
-"""One `distbench run` on many nodes: its command, by torchrun, started once on each node, or by TorchX."""
+"""One `distbench run` on many nodes: by torchrun, started once on each node, or by TorchX."""
 
 import contextlib
 import itertools
@@ -18,35 +18,35 @@ from distbench.processes import start_supervised, stop_supervised
 from distbench.spec import UserError
 from distbench.spec.printable_text import cut
 
-END_TIMEOUT_S = 15.0  # for ranks that end their run files
+END_TIMEOUT_S = 15.0  # for ranks to complete their run files
 # Options by name, with their short form, which --nodes and --ranks-per-node replace.
 COUNTS = {
     "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--standalone": ""},
     "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
     "torchx": {"--j": "-j"},
 }
-OWN_COUNTS = "how many nodes and ranks there are is said by --nodes and --ranks-per-node; leave it out"
+OWN_COUNTS = "--nodes and --ranks-per-node set the number of nodes and ranks; leave this option out"
 PORT = 29500
-# With one of these torchrun knows which node this is, or finds out.
+# With one of these options torchrun determines this node's rank.
 _NODE_OPTIONS = ("node-rank", "rdzv-endpoint")
-# Seconds after which a node that waits prints so: torchrun itself waits for minutes without a word.
+# Seconds after which a waiting node prints a line: torchrun itself waits for minutes without any output.
 TOLD_AFTER_S, POLL_S = 20.0, 0.5
-# The first line of Python's traceback; that of a rank's stands behind the rank's name.
+# The first line of Python's traceback; in a rank's traceback the rank's name precedes it.
 _TRACEBACK = "Traceback (most recent call last):"
 _READ_S = 5.0
 
 
 @dataclass(frozen=True)
 class NodeLaunch:
-    """What is to be launched, and on how many nodes.
+    """A command to launch, and the number of nodes.
 
     Args:
-        arguments: the words after `distbench run`, without those that name nodes.
+        arguments: the arguments of `distbench run`, without the options of nodes.
         num_nodes, ranks_per_node: both at least 1; the mesh multiplies to their product.
-        device: type of device that each rank takes one of.
+        device: type of device; each rank uses one.
         out: results folder, which all nodes share.
-        name: for the job, from what is measured.
-        extra: further words for the launcher.
+        name: of the job, from the scenarios.
+        extra: further arguments for the launcher.
         timeout_s: seconds without progress after which ranks are ended.
     """
 
@@ -61,32 +61,32 @@ class NodeLaunch:
 
     @property
     def command(self) -> list[str]:
-        """What each rank runs: this Python, and the command."""
+        """The command of each rank: this Python, and distbench's command."""
         return [sys.executable, "-m", "distbench", "run", *self.arguments]
 
 
 def launcher_here() -> str:
-    """Return Slurm where its commands are, else torchrun."""
+    """Return Slurm where its commands are installed, else torchrun."""
     return "slurm" if shutil.which("sbatch") else "torchrun"
 
 
 def require_program(name: str, launcher: str, advice: str, path: str | None = None) -> None:
-    """Raise UserError where a launcher's program is not on `path`, by default this process's."""
+    """Raise UserError if a launcher's program is not on `path`, by default this process's."""
     if not shutil.which(name, path=path):
         others = ", ".join(candidate for candidate in COUNTS if candidate != launcher)
-        problem = f"--launcher {launcher} needs the program {name}, which is not here"
+        problem = f"--launcher {launcher} needs the program {name}, which is not installed on this host"
         raise UserError(f"{problem}; {advice}, or use {others}")
 
 
 def refuse_words(options: Mapping[str, str], words: Sequence[str], why: str) -> None:
-    """Refuse words of --launcher-args that are one of the options, which launchers also take shortened.
+    """Reject words of --launcher-args that are one of the options; launchers also accept shortened options.
 
     Args:
         options: long name to short name, empty for none.
         why: the end of the sentence.
 
     Raises:
-        UserError: there is such a word.
+        UserError: one of the words is such an option.
     """
     for word in words:
         option = word.partition("=")[0].replace("_", "-")
@@ -104,15 +104,15 @@ def run_here(
 ) -> int:
     """Run a launcher to its end, with this process's streams; return its exit code, 130 after Ctrl-C.
 
-    Processes that it started end with it, and it ends with this process.
+    The launcher's processes end with the launcher, and the launcher ends with this process.
 
     Args:
-        command, environment: of its process.
-        watch: called with that on a thread of its own.
-        stderr: subprocess.PIPE where the watch reads its standard error; None for this process's.
+        command, environment: of the launcher's process.
+        watch: called with that process, on a thread of its own.
+        stderr: subprocess.PIPE where the watch reads the launcher's standard error; None for this process's.
 
     Raises:
-        UserError: it cannot be started.
+        UserError: the launcher cannot be started.
     """
     try:
         process = start_supervised(command, environment=environment, grace_s=END_TIMEOUT_S, stderr=stderr)
@@ -132,13 +132,13 @@ def run_here(
 
 
 def _torchrun_words(launch: NodeLaunch, where: Sequence[str]) -> list[str]:
-    """torchrun's command for one node; `where` names the node and the address at which they meet."""
+    """torchrun's command for one node; `where` has the options for the node's rank and the rendezvous address."""
     counts = [f"--nnodes={launch.num_nodes}", f"--nproc-per-node={launch.ranks_per_node}"]
     return [launch.command[0], "-m", "torch.distributed.run", *counts, *where, *launch.command[1:]]
 
 
 def torchrun_lines(launch: NodeLaunch) -> str:
-    """Return the command of each node for a shell; HOST stands for the name or address of the first."""
+    """Return the command of each node for a shell; replace HOST by the first node's name or address."""
     if launch.extra:
         return shlex.join(_torchrun_words(launch, launch.extra))
     lines = ["HOST=first-node"]
@@ -150,23 +150,25 @@ def torchrun_lines(launch: NodeLaunch) -> str:
 
 
 def run_by_torchrun(launch: NodeLaunch, say: Callable[[str], None]) -> int:
-    """Run this node's part; return its exit code.
+    """Run torchrun on this node; return its exit code.
 
     Raises:
-        UserError: of several nodes, the options do not name this one or their address, or the nodes cannot meet there.
+        UserError: with several nodes, this node's rank or the rendezvous address is missing or not valid.
     """
     refuse_words(COUNTS["torchrun"], launch.extra, OWN_COUNTS)
     options, address, num_nodes = _options(launch.extra), address_in(launch.extra), launch.num_nodes
     rank = options.get("node-rank")
     if rank is not None and not (rank.isascii() and rank.isdecimal() and int(rank) < num_nodes):
-        raise UserError(f"--node-rank {rank} is none of {num_nodes} nodes; give each one of 0 to {num_nodes - 1}")
+        raise UserError(
+            f"--node-rank {rank} is not valid for {num_nodes} nodes; give each its own, 0 to {num_nodes - 1}"
+        )
     if num_nodes > 1 and not options.keys() & set(_NODE_OPTIONS):
         example = "--launcher-args '--node-rank 0 --master-addr HOST --master-port 29500'"
-        problem = f"torchrun on {num_nodes} nodes is started once on each, and was not told which this is"
+        problem = f"torchrun on {num_nodes} nodes needs this node's rank, and is started once on each node"
         raise UserError(f"{problem}; add {example} with each node's rank, or see --dry-run for the commands")
     if num_nodes > 1 and not address:
-        problem = f"torchrun on {num_nodes} nodes was told that this is node {rank}, and not where they meet"
-        raise UserError(f"{problem}; add --master-addr HOST to --launcher-args, HOST being node 0")
+        problem = f"torchrun on {num_nodes} nodes needs the address of node 0"
+        raise UserError(f"{problem}; add --master-addr HOST to --launcher-args, with node 0 as HOST")
     require_host(address.rpartition(":")[0])
     if address and "rdzv-endpoint" not in options and options.get("node-rank", "0") == "0":
         require_own(address)
@@ -179,14 +181,14 @@ def run_by_torchrun(launch: NodeLaunch, say: Callable[[str], None]) -> int:
 
 
 class _Watch:
-    """Prints when a node has waited long for the others, which torchrun does not; ends it after the run's timeout."""
+    """Reports a node that waits long for the others, since torchrun does not; ends it after the run's timeout."""
 
     def __init__(self, address: str, launch: NodeLaunch, say: Callable[[str], None]) -> None:
         self.given_up = ""
         self._address, self._launch, self._say = address, launch, say
 
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Return when torchrun has started ranks, which print for themselves, or has ended."""
+        """Return when torchrun has started ranks, which report their own waiting, or has ended."""
         began, is_shown = time.monotonic(), False
         while process.poll() is None and not _has_children(process.pid):
             waited_s = time.monotonic() - began
@@ -195,21 +197,21 @@ class _Watch:
                 self._say(f"distbench: {self._why(waited_s)}")
             if waited_s >= self._launch.timeout_s:
                 self.given_up = self._why(waited_s)
-                process.kill()  # it has no ranks, and would end with a traceback
+                process.kill()  # torchrun has no ranks yet, and would end with a traceback
                 return
             time.sleep(POLL_S)
 
     def _why(self, waited_s: float) -> str:
         waited = f"torchrun has waited {waited_s:.0f} s"
         if why := why_no_answer(self._address):
-            advice = "--master-addr must be the first node, whose port is open to the others"
-            return f"{waited} here, and nothing answers at {self._address} ({why}); {advice}"
-        meeting = f"{self._launch.num_nodes} nodes to meet at {self._address}, which answers"
-        return f"{waited} here for {meeting}; start the command on each of them"
+            advice = "--master-addr must be the first node, with its port open to the others"
+            return f"{waited} on this node, and {self._address} does not respond ({why}); {advice}"
+        meeting = f"{self._launch.num_nodes} nodes at {self._address}, which responds"
+        return f"{waited} on this node for {meeting}; start the command on each node"
 
 
 def _has_children(pid: int) -> bool:
-    """Whether a process has started others; True where the system does not say."""
+    """Whether a process has children; True where the system does not list them."""
     children = []
     with contextlib.suppress(OSError):
         children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -217,7 +219,7 @@ def _has_children(pid: int) -> bool:
 
 
 def address_in(words: Sequence[str]) -> str:
-    """Return the `HOST:PORT` at which torchrun's nodes meet, out of its words; "" where they name none."""
+    """Return the `HOST:PORT` of torchrun's rendezvous from its arguments; "" without one."""
     options = _options(words)
     host, port = options.get("master-addr", ""), options.get("master-port", "")
     if endpoint := options.get("rdzv-endpoint"):
@@ -239,11 +241,11 @@ def _options(words: Sequence[str]) -> dict[str, str]:
     return options
 
 
-# TorchX, which reaches Kubernetes, AWS Batch, Docker and others: its component dist.ddp runs torchrun on each node.
+# TorchX submits to Kubernetes, AWS Batch, Docker and others; its component dist.ddp runs torchrun on each node.
 
 
 def torchx_words(launch: NodeLaunch) -> list[str]:
-    """Return `torchx run ...`: of the further words, those before `--` are for `torchx run`, others for dist.ddp.
+    """Return `torchx run ...`: further words before `--` are for `torchx run`, later ones for dist.ddp.
 
     Source: TorchX 0.7, `torchx run --help` and the component dist.ddp.
     """
@@ -264,12 +266,12 @@ def torchx_line(launch: NodeLaunch) -> str:
 
 
 def run_by_torchx(launch: NodeLaunch, say: Callable[[str], None]) -> int:
-    """Submit, follow the log to the end; return torchx's exit code.
+    """Submit the job and follow its log to the end; return torchx's exit code.
 
-    A scheduler of this host finds torchrun beside this Python, whether or not a shell's path has it.
+    A scheduler on this host finds torchrun next to this Python, whether or not the shell's path includes it.
 
     Raises:
-        UserError: torchx is not here.
+        UserError: torchx is not installed.
     """
     refuse_words(COUNTS["torchx"], launch.extra, OWN_COUNTS)
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath)])
@@ -281,12 +283,12 @@ def run_by_torchx(launch: NodeLaunch, say: Callable[[str], None]) -> int:
         other = "choose another of its schedulers by --launcher-args '--scheduler NAME'"
         say(f"distbench: torchx failed ({cut(complaint.last)}); {other}, or see --dry-run for the command")
     elif code:
-        say(f"torchx ended with {code}; what was finished is in {launch.out}, where the job sees this folder")
+        say(f"torchx ended with exit code {code}; finished cases are in {launch.out}, if the job shares this folder")
     return code
 
 
 class _Complaint:
-    """Shows torchx's standard error without tracebacks, of which the last line is kept."""
+    """Shows torchx's standard error without tracebacks, and keeps the last line of the traceback."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.last, self.is_read = "", threading.Event()

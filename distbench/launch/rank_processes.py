@@ -15,16 +15,16 @@ from distbench.spec.mesh import mesh_size
 
 
 class RankProcesses:
-    """The processes of the ranks of some jobs, in their order.
+    """The rank processes of some jobs, in the order of the jobs.
 
-    Jobs that follow one another and have as many ranks, on the same device, share a launch: the launcher is started
-    for the first of them, and forks the ranks of each of the others as soon as its file is written. A launch that ends
-    before is started again with the jobs that are left.
+    Consecutive jobs with the same number of ranks and the same device share a launch. The launcher is started for the
+    first job, and forks the ranks of each further job as soon as that job's file is written. A launch that ends early
+    is started again with the remaining jobs.
 
     Args:
-        jobs: all of them; their log folders must not change but for a relaunch.
-        joined: the launch this process is a rank of, or None to start the ranks here.
-        module: what a rank runs: a Python file, or -m and a module (tests put a mutant here).
+        jobs: all jobs; their log folders must not change except for a relaunch.
+        joined: the launch that this process is a rank of, or None to start the ranks on this host.
+        module: the program of a rank: a Python file, or -m and a module (tests pass a mutant).
     """
 
     def __init__(self, jobs: Sequence[Job], joined: Joined | None, module: tuple[str, ...]) -> None:
@@ -42,24 +42,24 @@ class RankProcesses:
 
     @property
     def pid(self) -> int:
-        """Of the supervisor of the launcher, or of the only rank here."""
+        """The pid of the supervisor of the launcher, or of the only rank on this host."""
         return self._process.pid if self._process else 0
 
     @property
     def exit_code(self) -> int | None:
-        """Of the launcher, or of the only rank here; None while it or a process that it started runs."""
+        """The exit code of the launcher, or of the only rank on this host; None while any process of it runs."""
         return self._process.poll() if self._process else None
 
     @property
     def are_kept(self) -> bool:
-        """Whether the ranks wait for another job when this one has ended."""
+        """Whether the ranks wait for another job after this one."""
         return bool(self._expected)
 
     def begin(self, job: Job) -> None:
-        """Have a job run, whose file is written, by ranks that wait for it or new ones.
+        """Run a job, whose file is written, on waiting ranks or new ones.
 
         Raises:
-            UserError: this machine starts no more processes.
+            UserError: the machine's limit on processes is reached.
             OSError: the log folder cannot be written.
         """
         path = Path(job.log_dir) / JOB_FILE
@@ -80,7 +80,7 @@ class RankProcesses:
         return list(takewhile(lambda other: (mesh_size(other.mesh), other.device) == needs, self._jobs[place + 1 :]))
 
     def _start(self, job: Job, paths: Sequence[Path]) -> None:
-        """Start the launcher, or the only rank here."""
+        """Start the launcher, or the only rank on this host."""
         log_dir, joined = Path(job.log_dir), self.joined
         if joined:
             command = [sys.executable, *self._module, *map(str, paths)]
@@ -98,7 +98,7 @@ class RankProcesses:
                 )
             except OSError as error:
                 problem = f"the ranks cannot be started ({error})"
-                raise UserError(f"{problem}; see `ulimit -a` for what this shell allows") from error
+                raise UserError(f"{problem}; see `ulimit -a` for this shell's limits") from error
 
     def stop(self) -> None:
         """End the launch if it still runs, and all processes that the ranks started."""

@@ -1,4 +1,4 @@
-"""Who the ranks are (started here, or by torchrun or srun, whose rank this process is), and how they meet."""
+"""Rendezvous: detect whether torchrun or srun started this process as a rank, and check the ranks' address."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from distbench.records.machine import slug
 from distbench.spec import UserError
 from distbench.spec.printable_text import printable
 
-# Below the ports that Linux hands out by itself (ip_local_port_range).
+# Below Linux's ephemeral ports (ip_local_port_range).
 FIRST_PORT, NUM_PORTS, PORTS_A_STEP = 20_000, 10_000, 101
 MAX_NODES = 1 << 16
 
@@ -26,8 +26,8 @@ class Joined:
 
     Args:
         variables: rank variables to set for the worker.
-        address: `HOST:PORT` where the ranks meet.
-        launch: a name of the launch, equal for its ranks on this host and fit for a folder; "" where it has none.
+        address: `HOST:PORT` of the rendezvous.
+        launch: a name of the launch, equal for its ranks on this host and valid as a folder's name; "" without one.
     """
 
     rank: int
@@ -41,16 +41,16 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
     """Return the launch that this process is a rank of, or None where distbench must launch ranks.
 
     Raises:
-        UserError: rank variables that no launcher sets: some are missing, are no numbers, or make no sense.
+        UserError: rank variables that no launcher sets: some are missing, not numbers, or contradictory.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         if missing := [name for name in ("RANK", "WORLD_SIZE") if not environ.get(name)]:
-            raise UserError(f"of RANK and WORLD_SIZE, which launchers set, {missing[0]} is missing; set or unset both")
+            raise UserError(f"{missing[0]} is missing, and launchers set RANK and WORLD_SIZE; set or unset both")
         variables = {}
     elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and num_tasks(environ) != "1":
         variables = _srun(environ)
     else:
-        # A step of one task is somebody's shell (`srun --pty`), or a node to start ranks on.
+        # A step of one task is a user's shell (`srun --pty`), or a node to start ranks on.
         return None
     settings = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
     try:
@@ -58,22 +58,22 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
     except ValueError as error:
         raise UserError(f"rank variables are set but are not numbers ({error}); unset RANK and WORLD_SIZE") from error
     if not 0 <= rank < world_size:
-        problem = f"RANK={rank} is no rank of WORLD_SIZE={world_size}, which has 0 to {world_size - 1}"
+        problem = f"RANK={rank} is not valid for WORLD_SIZE={world_size}, which has ranks 0 to {world_size - 1}"
         raise UserError(f"{problem}; set both as a launcher does, or unset them")
     if not 0 < port < 1 << 16:
-        raise UserError(f"MASTER_PORT={port} is no port; set one from 1 to 65535")
+        raise UserError(f"MASTER_PORT={port} is not a valid port; set one from 1 to 65535")
     return Joined(rank, world_size, variables, f"{settings['MASTER_ADDR']}:{port}", _launch_of(environ))
 
 
 def _launch_of(environ: Mapping[str, str]) -> str:
-    """Slurm's job and step; else the torchrun that started this process, which is one a host."""
+    """Slurm's job and step; else the torchrun process that started this process, one per host."""
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
         return slug(f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
     if "TORCHELASTIC_RUN_ID" in environ:
-        # The run's own id is "none" unless it was given, and may be given again; a pid and when it began are unique.
+        # torchrun's run id is "none" by default, and may be given twice; a pid with its start time is unique.
         launcher, began = os.getppid(), "0"
         with contextlib.suppress(OSError, IndexError):
-            # proc(5): the 22nd field, of which the second may hold blanks.
+            # proc(5): the 22nd field; the second field may contain blanks.
             began = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
         return slug(f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{launcher}-{began}")
     return ""
@@ -96,14 +96,14 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def slurm_port(environ: Mapping[str, str]) -> int:
-    """Return the port of a step: jobs that share a node, and steps of one job at the same time, have others."""
+    """Return the port of a step; concurrent jobs on a node, and concurrent steps of a job, get different ports."""
     ids = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     job, step = (int(number) if number.isdecimal() else 0 for number in ids)
     return FIRST_PORT + (job + PORTS_A_STEP * step) % NUM_PORTS
 
 
 def tasks_on_node(environ: Mapping[str, str]) -> int:
-    """Return this step's tasks on this node; SLURM_STEP_TASKS_PER_NODE is `"4(x2),3"` for nodes of 4, 4 and 3."""
+    """Return this step's tasks on this node; SLURM_STEP_TASKS_PER_NODE is `"4(x2),3"` for nodes with 4, 4 and 3."""
     tasks_text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts = [
         int(count)
@@ -124,32 +124,32 @@ def first_host(nodelist: str) -> str:
 
 
 def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> list[str]:
-    """Return the command that starts the ranks of some jobs here, each running a program (`worker.rank_launcher`)."""
+    """Return the command that starts the ranks of some jobs on this host (`worker.rank_launcher`)."""
     return [sys.executable, "-m", "distbench.worker.rank_launcher", str(num_ranks), *program, *map(str, job_files)]
 
 
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the ranks: ours, rank variables, and threads so that ranks share a host's CPUs."""
+    """Return the environment of the ranks: this process's, rank variables, and each rank's share of CPU threads."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cpus // max(num_ranks_here, 1)))
     return {**os.environ, "OMP_NUM_THREADS": threads, **extra}
 
 
-# Name servers may need a moment, right after a node came up.
+# Name servers may need some time right after a node starts.
 RESOLVE_S = 5.0
-# For an answer of Slurm's controller, while ranks wait; and for its commands in general.
+# Time limits of Slurm's commands: while ranks wait, and in general.
 ASK_S, COMMAND_TIMEOUT_S = 10.0, 60.0
-# After which a rank that waits for the others prints so; they may have begun later, and import torch more slowly.
+# Seconds after which a rank prints that it waits: other ranks may start later, and import torch more slowly.
 TOLD_AFTER_S, CONNECT_S = 15.0, 3.0
 
 
 def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
-    """Return the launch with an address that resolves; torch would wait for another one in silence.
+    """Return the launch with an address that resolves; torch would wait silently for an address that does not.
 
-    A name of Slurm's that no name server knows becomes the address by which Slurm itself reaches that node.
+    A Slurm node name that does not resolve is replaced by the address that Slurm itself uses for the node.
 
     Raises:
-        UserError: its name did not resolve within `wait_s` seconds; or this is rank 0, and the others would not reach
-            it there.
+        UserError: the name did not resolve within `wait_s` seconds, or this is rank 0 and the other ranks could not
+            reach it at the address.
     """
     host, _, port = joined.address.rpartition(":")
     is_slurms = "SLURM_JOB_ID" in os.environ and "MASTER_ADDR" not in os.environ
@@ -157,7 +157,7 @@ def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
         return replace(joined, variables={**joined.variables, "MASTER_ADDR": address}, address=f"{address}:{port}")
     require_host(host, wait_s)
     settings = {**os.environ, **joined.variables}
-    # Under torchrun it is torchrun that listens there.
+    # Under torchrun, torchrun itself listens at that address.
     if joined.rank == 0 and host and "MASTER_PORT" in settings and "TORCHELASTIC_RUN_ID" not in settings:
         require_own(joined.address)
     return joined
@@ -178,15 +178,15 @@ def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
             return
         except (OSError, UnicodeError) as error:
             if time.monotonic() >= until:
-                problem = f"MASTER_ADDR={host} is no name or address that this host knows ({error})"
-                raise UserError(f"{problem}; set it to the first node's address, alike for all ranks") from error
+                problem = f"MASTER_ADDR={host} does not resolve on this host ({error})"
+                raise UserError(f"{problem}; set it to the first node's address for all ranks") from error
         time.sleep(RESOLVE_S / 10)
 
 
 def require_own(address: str) -> None:
     """Raise UserError where data sent to `HOST:PORT` does not arrive here, or another process listens there.
 
-    A name need not be this host's own: a device in between may forward the data.
+    The address may belong to another device that forwards the data.
     """
     host, _, port = address.rpartition(":")
     is_dualstack = socket.has_dualstack_ipv6()
@@ -194,7 +194,7 @@ def require_own(address: str) -> None:
     try:
         server = socket.create_server(("", int(port)), family=family, dualstack_ipv6=is_dualstack)
     except OSError as error:
-        problem = f"port {port} of this host cannot be had ({os.strerror(error.errno or 0)})"
+        problem = f"port {port} of this host is not available ({os.strerror(error.errno or 0)})"
         advice = "give all ranks another MASTER_PORT (torchrun: --master-port)"
         raise UserError(f"ranks cannot meet at {address}: {problem}; {advice}") from error
     with server:
@@ -205,13 +205,13 @@ def require_own(address: str) -> None:
             with socket.create_connection((host, int(port)), CONNECT_S), server.accept()[0]:
                 return
         except OSError as error:
-            problem = f"ranks cannot meet at {address}: that is not this host, where rank 0 is, and what is sent there"
-            advice = "MASTER_ADDR (torchrun: --master-addr) must be an address of rank 0's host"
-            raise UserError(f"{problem} does not arrive here ({error}); {advice}") from error
+            problem = f"ranks cannot meet at {address}: data sent to that address does not reach this host ({error})"
+            advice = "MASTER_ADDR (torchrun: --master-addr) must be an address of this host, which has rank 0"
+            raise UserError(f"{problem}; {advice}") from error
 
 
 def _is_local(host: str) -> bool:
-    """Whether one of a name's addresses is this host's: only those can be bound."""
+    """Whether one of a name's addresses belongs to this host; only such addresses can be bound."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, _, _, (address, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
@@ -221,16 +221,16 @@ def _is_local(host: str) -> bool:
 
 
 def address_by_slurm(node: str) -> str:
-    """Return the address by which Slurm reaches a node; "" where Slurm has none."""
+    """Return the address by which Slurm reaches a node; "" without one."""
     _, output, _ = ask_slurm("scontrol", "show", "node", "--oneliner", node, timeout_s=ASK_S)
-    # A comment of the site's behind the address may hold what looks like one.
+    # A site's comment after the address may contain text that looks like an address.
     return next((part.partition("=")[2] for part in output.split() if part.startswith("NodeAddr=")), "")
 
 
 def ask_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int, str, str]:
     """Run one of Slurm's commands; return its exit code, output and standard error. Never raises."""
     try:
-        # Fields of a job that users and sites write need not be text.
+        # Fields of a job that users and sites write may not be valid UTF-8.
         done = subprocess.run(
             command, capture_output=True, timeout=timeout_s, check=False, encoding="utf-8", errors="replace"
         )
@@ -240,14 +240,14 @@ def ask_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int,
 
 
 class Meeting:
-    """Prints once, on the first rank of each host, that it waits for the others; nothing in a launch of our own."""
+    """Prints once, on the first rank of each host, that the rank waits; nothing in a launch by distbench itself."""
 
     def __init__(self, joined: Joined | None) -> None:
         local_rank = (joined.variables if joined else {}).get("LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
         self._joined = joined if joined and joined.address and local_rank == "0" else None
 
     def waited(self, seconds: float) -> None:
-        """Print, if it is time to."""
+        """Print once the time has come."""
         joined = self._joined
         if joined is None or seconds <= TOLD_AFTER_S:
             return
@@ -255,14 +255,14 @@ class Meeting:
         sentence = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
         if error := why_no_answer(joined.address):
             advice = "MASTER_ADDR must be the host of rank 0, and its MASTER_PORT open to the others"
-            sentence = f"{sentence}, and nothing answers there ({error}); {advice}"
+            sentence = f"{sentence}, and this address does not respond ({error}); {advice}"
         else:
-            sentence = f"{sentence}, and goes on waiting; something answers there"
+            sentence = f"{sentence}, and continues to wait; this address responds"
         print(printable(f"distbench: {sentence}"), file=sys.stderr, flush=True)
 
 
 def why_no_answer(address: str) -> str:
-    """Return why nothing answers at `HOST:PORT`; "" where something does."""
+    """Return why `HOST:PORT` does not respond; "" where it responds."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()

@@ -1,4 +1,4 @@
-"""A job to its end: ranks launched, launched again after a case that broke them; run files closed and resumed."""
+"""Execution of one job: launch and relaunch of its ranks; completion and resumption of its run file."""
 
 import contextlib
 import itertools
@@ -31,18 +31,18 @@ NUM_NAMED = 3
 
 
 class JobRecord:
-    """The attempts of one job so far, and the cases that broke them, each with its row in the run file at once."""
+    """The attempts of one job, and the cases that broke them; each such case gets its row in the run file at once."""
 
     def __init__(self, job: Job, joined: Joined | None, display: Display) -> None:
         self._job, self._joined, self._display = job, joined, display
         self._run_file = Path(job.run_file)
-        # None where not all ranks are ours: their use of the CPUs cannot be told from that of others.
+        # None with another launcher: the CPU use of its ranks cannot be separated from that of other processes.
         self._cpu_use = None if joined else CpuUse.now()
         self._began_s = time.monotonic()
         self.num_attempts = 0
         self.last = Attempt()
         self.lost: list[tuple[Case, str]] = []
-        # The rows of a run that is resumed count too.
+        # The rows of a resumed run count too.
         self.num_by_status = Counter(self._rows().values() if job.done_ids else ())
         self.spent_s: Counter[str] = Counter()
         self.measuring_s = 0.0
@@ -50,19 +50,19 @@ class JobRecord:
 
     @property
     def status(self) -> str:
-        """The last attempt's; also "complete" where the last case of all broke it."""
+        """The last attempt's status; also "complete" where the very last case broke it."""
         is_last = self.num_left == 0 and self.last.pass_number == 0
         return "complete" if is_last and self.last.lost_case else self.last.status
 
     @property
     def num_left(self) -> int | None:
-        """Cases that have no row; None where the ranks never counted them."""
+        """The number of cases without a row; None where the ranks never counted them."""
         total = self.last.num_cases
         return None if total is None else total - sum(self.num_by_status.values())
 
     @property
     def message(self) -> str:
-        """One sentence for the user; empty where all went well."""
+        """One sentence for the user; empty without a problem."""
         if not self.lost:
             return self.summary
         lost_cases = listed([f"{case.id}: {why}" for case, why in self.lost], NUM_NAMED, "; ", "; and {} more")
@@ -70,7 +70,7 @@ class JobRecord:
 
     @property
     def summary(self) -> str:
-        """The same for the footer, whose file has a row for each case that broke an attempt."""
+        """The sentence for the footer; the file has a row for each case that broke an attempt."""
         cause = self.last.cause.message
         if not self.lost:
             return cause
@@ -78,7 +78,7 @@ class JobRecord:
         relaunches = self.num_attempts - 1
         not_run = f"{count_text(self.num_left or 0, 'case')} not run"
         if self.num_left and self._joined:
-            after = f"{not_run}: ranks that another launcher started are not started again"
+            after = f"{not_run}: distbench does not restart ranks of another launcher"
         elif self.num_left:
             after = f"{not_run} after {count_text(relaunches, 'relaunch', 'relaunches')}"
         elif relaunches:
@@ -88,7 +88,7 @@ class JobRecord:
         return f"{count_text(len(self.lost), 'case')} broke the launch{also} ({after})"
 
     def add(self, ended: Attempt) -> None:
-        """Count an attempt that ended, and give the case that broke it its row."""
+        """Count an attempt that ended, and write the row of the case that broke it."""
         self.num_attempts += 1
         self.last = replace(ended, num_cases=ended.num_cases or self.last.num_cases)
         self.num_by_status.update(ended.num_by_status)
@@ -111,7 +111,7 @@ class JobRecord:
         record = CaseResult(case, status, error=ended.cause.message).to_record()
         if written_status is not None:
             if not ended.lost_case:
-                return  # interrupted: the passes it has count
+                return  # interrupted: the case's finished passes count
             outcome = {name: record[name] for name in ("status", "error")}
             record = {"type": "pass", "case_id": case.id, "number": ended.pass_number, **outcome}
             self.num_by_status[written_status] -= 1
@@ -132,14 +132,14 @@ class JobRecord:
         self.last = replace(self.last, status=status, cause=cause)
 
     def goes_on(self) -> bool:
-        """Whether the cases after the one that was lost will run in a new attempt."""
+        """Whether the cases after the lost case run in a new attempt."""
         lost_case = self.last.lost_case
         within = self.num_attempts <= self._job.settings.max_relaunches
         is_left = self.num_left or self.last.pass_number
         return bool(lost_case and not self._joined and within and is_left and lost_case.id in self._rows())
 
     def close_run_file(self) -> None:
-        """Write the footer; a full disk keeps what it has."""
+        """Write the footer; on a full disk the existing lines remain."""
         if not self._run_file.exists():
             return
         now, wall_s = CpuUse.now(), time.monotonic() - self._began_s
@@ -161,7 +161,7 @@ class JobRecord:
         try:
             append(self._run_file, footer)
         except OSError:
-            # The progress file has been read: its space is the footer's.
+            # The progress file has been read, so the footer may use its space.
             with contextlib.suppress(OSError):
                 os.truncate(Path(self._job.log_dir) / FILE_NAME, 0)
                 append(self._run_file, footer)
@@ -182,9 +182,9 @@ class JobOutcome:
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
         message: one sentence, or empty.
-        none_chosen: one sentence where the user's choice of cases leaves none.
-        is_storage_full: whether a folder took no more, as it will for other jobs.
-        warning: one sentence on an event that changes no result.
+        none_chosen: one sentence where the user's choice matches no case.
+        is_storage_full: whether a folder was full; other jobs would fail too.
+        warning: one sentence on an event that does not affect the results.
     """
 
     job: Job
@@ -198,7 +198,7 @@ class JobOutcome:
 
     @property
     def exit_code(self) -> int:
-        """0 every case ok or skipped, 1 some case not, 2 the user can fix it, 130 interrupted."""
+        """0: every case ok or skipped; 1: some case not ok; 2: the user can fix the cause; 130: interrupted."""
         if self.status == "interrupted":
             return 130
         if self.user_can_fix:
@@ -208,27 +208,27 @@ class JobOutcome:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the job cannot work as the user declared it."""
+        """Whether the job fails because of the user's declaration."""
         return self.user_can_fix and not self.is_storage_full
 
 
 def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...] = MODULE) -> JobOutcome:
-    """`launch_on` for a job on its own; the arguments are those of it and of `RankProcesses`."""
+    """Run a single job by `launch_on`; the arguments are those of `launch_on` and `RankProcesses`."""
     with RankProcesses([job], joined, module) as ranks:
         return launch_on(ranks, job, display)
 
 
 def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
-    """Run one job to its end, whatever that is; the run file is closed with a footer.
+    """Run one job to its end or failure; the run file is closed with a footer.
 
-    A case that kills or hangs a rank, or that one rank alone fails, becomes a row, and new ranks run the cases after it
-    (at most `Settings.max_relaunches` times; never for ranks of another launcher). Signals that ask to stop end it as
-    "interrupted", in whatever order and number they come.
+    A case that kills or hangs a rank, or that one rank alone fails, gets a row, and new ranks run the cases after it
+    (at most `Settings.max_relaunches` times; never for ranks of another launcher). Stop signals end the job as
+    "interrupted", in any order and number.
 
     Args:
-        ranks: the processes of this job's ranks and those of others.
-        job: the next of theirs.
-        display: is given every event.
+        ranks: the rank processes of this job and of other jobs.
+        job: the next job of `ranks`.
+        display: receives every event.
 
     Raises:
         UserError: the results or log folder cannot be written.
@@ -245,21 +245,21 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     with noted_stop() as stop:
         try:
             record.add(attempt(job, ranks, display, stop))
-            while record.goes_on() and not stop.asked:
+            while record.goes_on() and not stop.is_requested:
                 record.add(attempt(_relaunched(job, record), ranks, display, stop))
         except OSError as error:
             record.end("failed", Cause("storage", cannot_be_written(error, Path(job.log_dir))))
         except UserError as error:
             record.end("failed", Cause("user", str(error)))
-        if stop.asked and record.status != "complete":
+        if stop.is_requested and record.status != "complete":
             record.end("interrupted", Cause("", "interrupted"))
         if reporting_rank == 0:
             record.close_run_file()
     # Under another launcher rank 0 alone counts rows.
     counts = dict(record.num_by_status) if reporting_rank == 0 else {}
-    # A stop that comes too late for this job keeps others from starting.
-    status = "interrupted" if stop.asked else record.status
-    message = record.message or ("interrupted after its last case" if stop.asked else "")
+    # A stop signal that comes too late for this job prevents the next jobs.
+    status = "interrupted" if stop.is_requested else record.status
+    message = record.message or ("interrupted after its last case" if stop.is_requested else "")
     left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
     warning = too_long(record.cut_logs)
     if logs := moved_logs(job):
@@ -274,7 +274,7 @@ def _starting_now(job: Job, **changes: Any) -> Job:
 
 
 def _relaunched(job: Job, record: JobRecord) -> Job:
-    """The same job for new ranks: the cases that have a row left out, logs in a folder of their own."""
+    """The same job for new ranks: without the cases that have a row, and with a new folder for logs."""
     log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
     again = _starting_now(left_of(job), log_dir=str(log_dir))
     log_dir.mkdir()
@@ -288,37 +288,38 @@ def job_left_of(file: Path) -> Job:
     The footer, and the row of the case that the interruption cut short, are removed from the file.
 
     Raises:
-        UserError: the run is complete, has no row yet, was made on several hosts or another machine, or of another
-            commit, scenario file or torch.
+        UserError: the run is complete, has no row yet, or was measured on several hosts, on another machine, or with
+            another commit, scenario file or torch.
     """
     run = read_run(file)
     facts = host_facts()
     try:
         job = Job.from_record({**(run.header.get("job") or {}), "environment": facts})
     except ValueError as error:
-        wrong = f"run file {file} does not say how it was made in words of this distbench ({error})"
+        wrong = f"the settings in run file {file} are not valid for this version of distbench ({error})"
         raise UserError(f"{wrong}; measure again") from error
     if len(set(run.about.environment.hosts or ())) > 1:
-        problem = "it was measured on several hosts, and --resume starts ranks on this one alone"
-        raise UserError(f"--resume {file}: {problem}; what it has counts, measure the rest with --nodes and -k")
+        problem = "it was measured on several hosts, and --resume starts ranks on this host only"
+        raise UserError(f"--resume {file}: {problem}; its cases remain valid, measure the rest with --nodes and -k")
     then = run.about.environment
     facts_then_and_now = {
         "the machine": (then.machine, facts["machine"]),
         "the commit": (then.git_commit, facts["git_commit"]),
-        # The installed package may lack the suffix that names a build.
+        # The installed package may lack the suffix of a build.
         "torch": (str(then.torch).partition("+")[0], installed_torch().partition("+")[0]),
         "the scenario file": (job.file_digest, digest_of(Path(job.file)) or f"gone ({job.file})"),
     }
     for name, (was, now) in facts_then_and_now.items():
         if was and was != now:
-            now_is = "not known" if now is None else now
-            raise UserError(f"--resume {file}: {name} was {was}, now it is {now_is}; go back to that, or measure anew")
+            now_is = "unknown" if now is None else now
+            advice = "restore the former state, or measure again without --resume"
+            raise UserError(f"--resume {file}: {name} was {was}, and is now {now_is}; {advice}")
     footer = run.footer or {}
     if footer.get("status") == "complete" and not footer.get("num_not_run"):
         cases_text = "its one case" if len(run.cases) == 1 else f"each of its {len(run.cases)} cases"
-        raise UserError(f"--resume {file}: nothing is left to run, {cases_text} has a row")
+        raise UserError(f"--resume {file}: no case is left to run, since {cases_text} has a row")
     if all(map(_was_cut_short, run.cases)):
-        raise UserError(f"--resume {file}: no case of it was finished; run it anew")
+        raise UserError(f"--resume {file}: it has no finished case; run it again without --resume")
     lines = file.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if _counts(line)]
     if len(kept) < len(lines):

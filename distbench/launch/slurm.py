@@ -1,4 +1,4 @@
-"""Slurm: a batch job that is written, submitted and followed, or srun inside an allocation."""
+"""Slurm: write, submit and follow a batch job, or run srun inside an allocation."""
 
 import os
 import re
@@ -15,43 +15,43 @@ from distbench.spec.errors import INTERRUPTED
 from distbench.spec.file_io import unique_stem
 from distbench.spec.printable_text import count_text
 
-# Words of sbatch for something else than one job whose output is shown; with --chdir, results would be elsewhere.
+# Options of sbatch that distbench's single followed job does not support; --chdir would move the results.
 NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
 ONE_JOB = (
     "distbench submits one job and shows its output; leave it out, or give the file that --dry-run shows to sbatch "
     "yourself"
 )
-# Not one of Slurm's words: its controller does not say.
+# Not a state of Slurm: its controller does not respond.
 UNANSWERED = "UNANSWERED"
 # Slurm's words for a job that is over, of squeue(1), JOB STATE CODES; each version has further ones for what is not.
 OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 OVER |= {"REVOKED", "TIMEOUT", ""}
-# Why a job waits that will wait for ever unless somebody changes it, of squeue(1), JOB REASON CODES.
+# Reasons of jobs that would wait forever, of squeue(1), JOB REASON CODES.
 IN_VAIN = {
     "PartitionNodeLimit": "its partition has fewer nodes; give fewer --nodes, or another partition",
-    "PartitionTimeLimit": "its partition gives no job so much time; give less with --launcher-args '--time=MINUTES'",
-    "BadConstraints": "no node is as asked for; change --launcher-args",
-    "InvalidAccount": "there is no such account; give one with --launcher-args '--account=NAME'",
-    "InvalidQOS": "there is no such quality of service; give one with --launcher-args '--qos=NAME'",
-    "AccountNotAllowed": "its partition takes no such account; give another one with --launcher-args '--account=NAME'",
-    "QOSNotAllowed": "there it may not have that quality of service; give another with --launcher-args '--qos=NAME'",
-    "DependencyNeverSatisfied": "what it depends on has failed; leave --dependency out",
-    **dict.fromkeys(("AssocMaxNodePerJobLimit", "QOSMaxNodePerJobLimit"), "no job of yours gets so many --nodes"),
+    "PartitionTimeLimit": "its time exceeds the partition's limit; give less with --launcher-args '--time=MINUTES'",
+    "BadConstraints": "no node meets its constraints; change --launcher-args",
+    "InvalidAccount": "the account is not valid; give another with --launcher-args '--account=NAME'",
+    "InvalidQOS": "the quality of service is not valid; give another with --launcher-args '--qos=NAME'",
+    "AccountNotAllowed": "its partition rejects the account; give another with --launcher-args '--account=NAME'",
+    "QOSNotAllowed": "its partition rejects the quality of service; give another with --launcher-args '--qos=NAME'",
+    "DependencyNeverSatisfied": "a job that it depends on has failed; leave --dependency out",
+    **dict.fromkeys(("AssocMaxNodePerJobLimit", "QOSMaxNodePerJobLimit"), "your limit of nodes per job is lower"),
     **dict.fromkeys(
         ("AssocMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit"),
-        "no job of yours gets so much time; give less with --launcher-args '--time=MINUTES'",
+        "your limit of time per job is lower; give less with --launcher-args '--time=MINUTES'",
     ),
 }
-# What may be done about a reason that may pass.
+# Advice on reasons that may pass.
 ADVICE = {
-    "PartitionConfig": "its partition may never have so many nodes or CPUs; Ctrl-C cancels it",
-    "JobHeldUser": "it is held, as asked for; `scontrol release {job_id}` lets it begin",
-    "JobHeldAdmin": "whoever runs this cluster holds it; ask there",
+    "PartitionConfig": "its partition may never have that many nodes or CPUs; Ctrl-C cancels the job",
+    "JobHeldUser": "its options hold it; `scontrol release {job_id}` starts it",
+    "JobHeldAdmin": "an administrator of this cluster holds it; contact them",
     "ReqNodeNotAvail": "a node that it needs is down or reserved",
 }
 WHY = {
-    "TIMEOUT": "its time limit was over; give it more with --launcher-args '--time=MINUTES'",
-    "NODE_FAIL": "a node was lost; Slurm's own log says which (scontrol show job {job_id})",
+    "TIMEOUT": "it reached its time limit; give more with --launcher-args '--time=MINUTES'",
+    "NODE_FAIL": "a node was lost; `scontrol show job {job_id}` shows the node",
     "CANCELLED": "it was cancelled",
     "OUT_OF_MEMORY": "a node had no memory left",
     "PREEMPTED": "another job took its nodes",
@@ -65,10 +65,10 @@ class JobState:
     """The state of a job.
 
     Args:
-        word: Slurm's own, such as RUNNING; "" where it no longer knows the job.
-        exit_code: of the script, once it has ended.
-        reason: why it waits, or why it ended, in Slurm's words.
-        begins: when Slurm expects it to begin; "" where it does not say.
+        word: Slurm's state, such as RUNNING; "" where Slurm no longer lists the job.
+        exit_code: of the script, after its end.
+        reason: the reason for waiting or ending, in Slurm's words.
+        begins: the start time that Slurm expects; "" without one.
     """
 
     word: str
@@ -78,7 +78,7 @@ class JobState:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended, however."""
+        """Whether the job has ended, with or without success."""
         return self.word in OVER
 
     @property
@@ -87,32 +87,32 @@ class JobState:
         return self.reason.partition(",")[0]
 
 
-# Seconds between two looks at a job: often while a user waits for it to begin, seldom after a minute.
+# Seconds between two queries of a job: short in the first minute, while a user waits for the start.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
 AT_ONCE_S = 5.0
-# Seconds between two lines on a job that waits; and for a node's file to be seen here: NFS may take a minute.
+# Seconds between two lines on a waiting job; and until a node's file is visible on this host: NFS may take a minute.
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
 JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
-LAST_OWN_CODE = 3  # exit codes up to it: a rank's command has printed why
-# Slurm's reason where a node could not even open the output file.
+LAST_OWN_CODE = 3  # with exit codes up to 3, a rank's command has printed the cause
+# Slurm's reason where a node could not open the output file.
 NOT_BEGUN = "JobLaunchFailure"
-# Ranks end by themselves when one is lost; the rank that writes the run file must not be killed with it.
+# Ranks end by themselves when a rank is lost; Slurm must not kill the rank that writes the run file.
 PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
 
 
 def slurm_script(launch: NodeLaunch) -> str:
-    """Return the batch file. Each rank is a task of one srun; ranks meet at the first node's address, since its name
-    need not resolve on all.
+    """Return the batch file. Each rank is a task of one srun. Ranks meet at the first node's address, since its name
+    may not resolve on all nodes.
 
     Raises:
         UserError: a further word has several lines.
     """
-    # A batch file has one option per line, and would run the next line.
+    # A batch file has one option per line; sbatch would run the next line as a command.
     if word := next((word for word in launch.extra if set(word) & set("\r\n")), ""):
-        raise UserError(f"--launcher-args {word!r}: a word of several lines; leave it out")
+        raise UserError(f"--launcher-args {word!r} has several lines; leave it out")
     options = [
         f"--job-name={launch.name}",
-        # What was measured before a node was lost is in the run file, and must not be measured again.
+        # Cases measured before a node was lost are in the run file, and must not be measured again.
         "--no-requeue",
         f"--nodes={launch.num_nodes}",
         f"--ntasks-per-node={launch.ranks_per_node}",
@@ -135,7 +135,7 @@ def slurm_script(launch: NodeLaunch) -> str:
 
 
 def slurm_text(launch: NodeLaunch) -> str:
-    """Return what `run_by_slurm` would start: srun within an allocation, else the batch file."""
+    """Return the command or file of `run_by_slurm`: srun within an allocation, else the batch file."""
     if "SLURM_JOB_ID" not in os.environ:
         return slurm_script(launch)
     variables = [f"{name}={value}" for name, value in _meeting_of(os.environ).items()]
@@ -143,26 +143,26 @@ def slurm_text(launch: NodeLaunch) -> str:
 
 
 def has_gpus() -> bool | None:
-    """Return whether some node of this cluster has GPUs; None where Slurm does not answer at once."""
+    """Return whether a node of this cluster has GPUs; None where Slurm does not respond at once."""
     code, output, _ = ask_slurm("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)
     return None if code else "gpu" in output.lower()
 
 
 def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
-    """Run in the allocation that this shell has, or submit a job and follow it to its end; return the exit code.
+    """Run in this shell's allocation, or submit a job and follow it to its end; return the exit code.
 
     Raises:
-        UserError: Slurm is not here, or does not take the job.
+        UserError: Slurm is not installed, or rejects the job.
     """
     refuse_words(COUNTS["slurm"], launch.extra, OWN_COUNTS)
     if "SLURM_JOB_ID" in os.environ:
-        require_program("srun", "slurm", "start this where Slurm's commands are")
+        require_program("srun", "slurm", "start distbench on a host with Slurm's commands")
         num_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
         if num_nodes.isdecimal() and launch.num_nodes > int(num_nodes):
             problem = f"--nodes {launch.num_nodes}: this allocation has {count_text(int(num_nodes), 'node')}"
-            raise UserError(f"{problem}; give at most as many, or start this outside of it for a job of its own")
+            raise UserError(f"{problem}; give at most {num_nodes}, or start distbench outside of the allocation")
         return run_here(srun_words(launch), {**os.environ, **_meeting_of(os.environ)})
-    require_program("sbatch", "slurm", "start this on a login node")
+    require_program("sbatch", "slurm", "start distbench on a login node")
     refuse_words(NOT_FOLLOWED, launch.extra, ONE_JOB)
     folder = (launch.out / "slurm").resolve()
     stem = unique_stem(time.time(), launch.name)
@@ -178,15 +178,15 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
         state = _follow(job_id, log, say)
     except KeyboardInterrupt:
         code, _, complaint = ask_slurm(*_of_job("scancel", job_id))
-        done = f"could not be cancelled ({complaint}), and may go on" if code else "is cancelled"
-        say(f"Slurm job {job_id} {done}; what it measured is in {launch.out}")
+        done = f"could not be cancelled ({complaint}), and may continue" if code else "is cancelled"
+        say(f"Slurm job {job_id} {done}; finished cases are in {launch.out}")
         raise
     if state.word == PENDING:
         ask_slurm(*_of_job("scancel", job_id))
-        raise UserError(f"Slurm would never begin job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
+        raise UserError(f"Slurm would never start job {job_id} ({state.reason}): {IN_VAIN[state.why]}")
     if _is_missing(log, 0 if state.reason == NOT_BEGUN else OUTPUT_S):
-        problem = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} is not here"
-        say(f"{problem}: a node may not see that folder; give a --results that all nodes and this one share")
+        problem = f"Slurm job {job_id} ended ({state.word}, {state.reason}), and {log} does not exist on this host"
+        say(f"{problem}; give a --results folder that this host and all nodes share")
         return state.exit_code if state.word == "FAILED" and state.reason == "NonZeroExitCode" else 1
     return _end(job_id, state, launch.out, say)
 
@@ -199,20 +199,20 @@ def srun_words(launch: NodeLaunch) -> list[str]:
 
 
 def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Variables of the address at which ranks of this allocation meet."""
+    """Environment variables of the rendezvous address of this allocation's ranks."""
     hosts = ask_slurm("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
     address = address_by_slurm(hosts[0]) if hosts else ""
     return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
 
 
 def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
-    """The job's number, with `;CLUSTER` behind it where Slurm reports which of several clusters took it."""
-    # Slurm replaces %j and the like, in folders' names too.
+    """The job's number, followed by `;CLUSTER` where Slurm reports one of several clusters."""
+    # Slurm replaces patterns such as %j, also in names of folders.
     code, output, complaint = ask_slurm("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
     job_ids = JOB_ID.findall(output)  # a site may have sbatch print other lines
     if code or not job_ids:
         why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
-        raise UserError(f"sbatch refuses {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
+        raise UserError(f"sbatch rejects {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
     if complaint:
         say(complaint)
     number, cluster = job_ids[-1]
@@ -220,17 +220,17 @@ def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
 
 
 def _of_job(command: str, job_id: str, *words: str) -> list[str]:
-    """A command of Slurm about a job, to the cluster that has it."""
+    """Arguments of a Slurm command about a job, with the job's cluster."""
     number, _, cluster = job_id.partition(";")
     return [command, *([f"--clusters={cluster}"] if cluster else []), *words, number]
 
 
 def state_of(job_id: str) -> JobState:
-    """Return a job's state by `scontrol show job`, which knows a job for minutes after its end (MinJobAge)."""
+    """Return a job's state by `scontrol show job`, which lists a job for minutes after its end (MinJobAge)."""
     code, output, complaint = ask_slurm(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
     if code:
         return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
-    fields = dict(reversed(FIELD.findall(output)))  # a comment behind them may hold what looks like one
+    fields = dict(reversed(FIELD.findall(output)))  # a later comment may contain text that looks like a field
     status, _, number = fields.get("ExitCode", "0:0").partition(":")
     exit_code = int(status) if status.isdigit() else 1
     if not exit_code and number.isdigit() and int(number):
@@ -240,7 +240,7 @@ def state_of(job_id: str) -> JobState:
 
 
 def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
-    """Show a job's output until it is over, or would wait for ever."""
+    """Show a job's output until the job ends, or would wait forever."""
     began, num_shown, last_reason, shown_s = time.monotonic(), 0, "", 0.0
     while True:
         state = state_of(job_id)
@@ -257,22 +257,19 @@ def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
 
 def _why_waiting(job_id: str, state: JobState, waited_s: float) -> str:
     if state.word == UNANSWERED:
-        problem = f"Slurm does not answer ({state.reason})"
-        return (
-            f"{problem}; job {job_id} goes on without, if it runs, and is asked for again. Its run file grows as long "
-            "as it runs"
-        )
+        problem = f"Slurm does not respond ({state.reason})"
+        return f"{problem}; distbench retries. Job {job_id} is not affected. While the job runs, its run file grows"
     after = f" for {waited_s / 60:.0f} min" if waited_s > LATER_S else ""
-    begins = f"; Slurm expects to begin it at {state.begins}" if state.begins else ""
+    begins = f"; Slurm expects to start it at {state.begins}" if state.begins else ""
     advice = f" ({ADVICE[state.why].format(job_id=job_id.partition(';')[0])})" if state.why in ADVICE else ""
     return f"Slurm job {job_id} waits{after}: {state.reason}{advice}{begins}"
 
 
 def _show(log: Path, num_shown: int, say: Callable[[str], None]) -> int:
-    """Print the lines that are complete since `num_shown` bytes; the number of bytes that were shown by now."""
+    """Print the complete lines after `num_shown` bytes; return the number of bytes printed so far."""
     try:
         with log.open("rb") as file:
-            # A job that was queued again begins a new file.
+            # A job that was queued again writes a new file.
             num_shown = num_shown if log.stat().st_size >= num_shown else 0
             file.seek(num_shown)
             news = file.read()
@@ -288,9 +285,9 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
     kept = f"finished cases are kept in {out}"
     if state.word in ("COMPLETED", "FAILED", ""):
         if not state.word:
-            say(f"Slurm does not know job {job_id} any more; see {out} for what it measured")
+            say(f"Slurm no longer lists job {job_id}; finished cases are in {out}")
         elif state.exit_code > LAST_OWN_CODE and state.exit_code != INTERRUPTED:
-            say(f"Slurm job {job_id} ended with {state.exit_code}, as srun says above; {kept}")
+            say(f"Slurm job {job_id} ended with exit code {state.exit_code}, see srun's message above; {kept}")
         return state.exit_code
     why = WHY.get(state.word, f"{state.word}, {state.reason}").replace("{job_id}", job_id.partition(";")[0])
     say(f"Slurm ended job {job_id}: {why}; {kept}")
@@ -298,7 +295,7 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
 
 
 def _is_missing(log: Path, wait_s: float) -> bool:
-    """Whether a job that is over left no output here, even after a while for a disk that nodes share."""
+    """Whether an ended job's output is missing on this host, after a delay for a disk that nodes share."""
     until = time.monotonic() + wait_s
     while not log.exists():
         if time.monotonic() > until:

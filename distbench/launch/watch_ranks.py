@@ -1,4 +1,4 @@
-"""One attempt of a job: start its ranks, follow them, and end them where they hang; folders of logs."""
+"""One attempt of a job: start its ranks, follow them, and end hung ranks; folders of logs."""
 
 import contextlib
 import os
@@ -22,7 +22,7 @@ from distbench.spec.job import JOB_FILE
 
 POLL_S = 0.1
 STACKS_WAIT_S = 0.5
-PROBE_BYTES = 8192  # more than a rank needs to say why it failed
+PROBE_BYTES = 8192  # more than a rank's record of its failure
 MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # of each log
 
 
@@ -30,7 +30,7 @@ MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # of each log
 
 
 def make_folders(job: Job) -> None:
-    """Make the folders of logs and of the run file, and write the job; an OSError where that cannot be."""
+    """Create the folders of logs and of the run file, and write the job; OSError where a folder is not writable."""
     log_dir, folder = Path(job.log_dir), Path(job.run_file).parent
     log_dir.mkdir(parents=True, exist_ok=True)
     job.save(log_dir / JOB_FILE)
@@ -39,7 +39,7 @@ def make_folders(job: Job) -> None:
 
 
 def why_unwritable(job: Job) -> str:
-    """Return one sentence on the folder that takes no more, full or gone; empty where both do."""
+    """Return one sentence on a full or missing folder; empty where both are writable."""
     for folder in (Path(job.run_file).parent, Path(job.log_dir)):
         try:
             _try_to_write(folder)
@@ -49,7 +49,7 @@ def why_unwritable(job: Job) -> str:
 
 
 def cannot_be_written(error: OSError, where: Path) -> str:
-    """Return one sentence; `where` is for an error that names no file, as a full disk's does not."""
+    """Return one sentence; `where` is used for an error without a file's name, such as that of a full disk."""
     return f"{error.filename or where} cannot be written: {error.strerror or error}"
 
 
@@ -65,9 +65,9 @@ def _try_to_write(folder: Path) -> None:
 
 
 def moved_logs(job: Job) -> Path | None:
-    """Return the folder next to rank 0's to which this rank moved its logs; None where they were not moved.
+    """Return the folder, next to rank 0's, to which this rank moved its logs; None where they were not moved.
 
-    The link that it left, and a folder of links, are removed.
+    The link in the old place, and a folder of links, are removed.
     """
     log_dir = Path(job.log_dir)
     if not log_dir.is_symlink():
@@ -80,10 +80,10 @@ def moved_logs(job: Job) -> Path | None:
 
 
 def _shorten_logs(log_dir: Path) -> dict[Path, int]:
-    """Cut each log that has grown beyond MAX_LOG_BYTES to its beginning; the bytes that were removed from each.
+    """Cut each log larger than MAX_LOG_BYTES to its first KEPT_LOG_BYTES; return the bytes removed per log.
 
-    The ranks append, so that what they print next, such as a traceback, follows the beginning. A model that prints in
-    each step would fill the disk otherwise.
+    The ranks append, so their next output, such as a traceback, follows. Otherwise a model that prints in each step
+    would fill the disk.
     """
     removed = {}
     for path in log_dir.glob("*.log"):
@@ -95,13 +95,13 @@ def _shorten_logs(log_dir: Path) -> dict[Path, int]:
 
 
 def too_long(cut_logs: Mapping[Path, int]) -> str:
-    """Return one sentence on logs that were cut; empty where none was."""
+    """Return one sentence on logs that were cut; empty without one."""
     if not cut_logs:
         return ""
     longest = max(cut_logs, key=lambda path: cut_logs[path])
     more = f" ({len(cut_logs)} logs were cut)" if len(cut_logs) > 1 else ""
-    problem = f"{longest} grew too long: {cut_logs[longest] / 1e6:,.0f} MB were taken out of it{more}"
-    return f"{problem}; print less in the model, as printing is a part of what was timed"
+    problem = f"{longest} grew too long, and {cut_logs[longest] / 1e6:,.0f} MB of it were removed{more}"
+    return f"{problem}; print less in the model, since the measured times include printing"
 
 
 # One attempt of a job.
@@ -109,19 +109,19 @@ def too_long(cut_logs: Mapping[Path, int]) -> str:
 
 @dataclass
 class Attempt:
-    """One launch, and what its ranks reported.
+    """One launch, and the reports of its ranks.
 
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
-        num_cases: of the whole job, None before the ranks counted them.
-        is_meeting: whether the reporting rank waits for the others.
-        pass_number: the pass that the running case was in.
-        spent_s: seconds of rank 0 by what they were spent on.
-        measuring_s: its seconds from when it opened the first case to when it closed the last one.
-        last_event_s: when the last event came, seconds, monotonic.
-        none_chosen: where the user's choice leaves no case: how many there are, and a few of their ids.
-        cut_logs: bytes that were removed from each log that grew too long.
-        has_left: whether all ranks of this job have ended well while their launch continues.
+        num_cases: of the whole job; None before the ranks counted them.
+        is_meeting: whether the reporting rank waits for the other ranks.
+        pass_number: the running case's pass.
+        spent_s: seconds of rank 0 per activity.
+        measuring_s: rank 0's seconds from opening the first case to closing the last case.
+        last_event_s: time of the last event, seconds, monotonic.
+        none_chosen: where the user's choice matches no case: the number of cases, and a few of their ids.
+        cut_logs: bytes removed from each overlong log.
+        has_left: whether all ranks of this job have ended successfully while their launch continues.
     """
 
     status: str = "complete"
@@ -141,12 +141,12 @@ class Attempt:
 
     @property
     def lost_case(self) -> Case | None:
-        """The case that broke the launch, where one did: not the user, the storage, or a failure outside of cases."""
+        """The case that broke the launch; None for a user's error, full storage, or a failure outside of cases."""
         broke = self.status in ("failed", "timeout") and not self.cause.user_can_fix
         return self.running if broke else None
 
     def note(self, event: dict[str, Any]) -> None:
-        """Take in one event."""
+        """Update this attempt by one event."""
         self.last_event_s = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
         self.measuring_s = event.get("measuring_s", self.measuring_s)
@@ -171,13 +171,13 @@ class Attempt:
 
 
 def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Attempt:
-    """Have the ranks run a job and follow them to its end.
+    """Run a job on the ranks and follow them to its end.
 
-    After that no process continues but those of a launch whose ranks wait for their next job. `stop` says that the user
-    wants an end; the job's log folder holds `job.json` and nothing of another launch.
+    Afterwards no process continues, except those of a launch whose ranks wait for their next job. `stop` is set when
+    the user stops the command. The job's log folder contains `job.json` and no file of another launch.
 
     Raises:
-        UserError: this machine starts no more processes.
+        UserError: the machine's limit on processes is reached.
         OSError: the log folder cannot be written.
     """
     log_dir = Path(job.log_dir)
@@ -186,7 +186,7 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
         this_attempt = Attempt("")
         try:
             this_attempt.status = _follow(ranks, reader, this_attempt, display, job, stop)
-            # On a full disk ranks can report neither progress nor why they failed.
+            # On a full disk, ranks can report neither progress nor the cause of a failure.
             why = why_unwritable(job) if this_attempt.status in ("timeout", "failed") else ""
             if this_attempt.status == "timeout":
                 ask_for_stacks(log_dir, ranks.pid)
@@ -202,10 +202,10 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
             if not (this_attempt.status == "complete" and ranks.are_kept):
                 ranks.stop()
         this_attempt.cut_logs.update(_shorten_logs(log_dir))
-        # Events between the last look and the end say which case was running.
+        # Events between the last look and the end show the running case.
         _take_in(reader, this_attempt, display)
     if this_attempt.status == "complete" and not this_attempt.reached_end:
-        # A scenario that ends its process with exit code 0 must not pass as complete.
+        # A scenario that ends its process with exit code 0 must not count as complete.
         ranks.stop()
         rank = ranks.joined.rank if ranks.joined else None
         processes = "the ranks" if rank is None else f"rank {rank}"
@@ -232,8 +232,8 @@ def _follow(
             return "complete" if exit_code == 0 else "failed"
         if ranks.are_kept and attempt.has_left:
             return "complete"
-        # A launcher that is gone, with its host's last message or by a kill, can end no rank any more.
-        if stop.asked or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
+        # A launcher that has ended or was killed cannot end its ranks.
+        if stop.is_requested or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
             return "interrupted"
         silent_s = time.monotonic() - attempt.last_event_s
         if attempt.is_meeting:
@@ -246,7 +246,7 @@ def _follow(
 def _why_hung(job: Job, joined: Joined | None, attempt: Attempt) -> str:
     if joined and attempt.is_meeting:
         problem = f"rank {joined.rank} waited {job.timeout_s:g} s at {joined.address} for the other ranks"
-        return f"{problem}, in vain; start all {joined.world_size} with the same MASTER_ADDR and MASTER_PORT"
+        return f"{problem}; start all {joined.world_size} ranks with the same MASTER_ADDR and MASTER_PORT"
     if attempt.reached_end:
         return f"the launch did not end for {job.timeout_s:g} s after its last case; its logs are in {job.log_dir}"
     between = "set-up" if attempt.num_cases is None else "the launch"
@@ -255,13 +255,13 @@ def _why_hung(job: Job, joined: Joined | None, attempt: Attempt) -> str:
 
 
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:
-    """Have every rank that still runs write its stacks to its log.
+    """Make every running rank write its stacks to its log.
 
     Args:
-        launcher: the pid of the process that started them, or of the only rank.
+        launcher: the pid of the process that started the ranks, or of the only rank.
     """
     for path in log_dir.glob("rank*.pid"):
-        # A full disk leaves a pid's file empty.
+        # On a full disk a pid's file is empty.
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.read_text())
             if _is_rank_of(launcher, pid):
@@ -270,10 +270,10 @@ def ask_for_stacks(log_dir: Path, launcher: int) -> None:
 
 
 def _is_rank_of(launcher: int, pid: int) -> bool:
-    """Whether a process is our child or descends from it; the pid of a rank that ended may be of any process by now."""
+    """Whether a process is our child or descends from it; another process may have the pid of an ended rank."""
     while pid not in (launcher, 0):
         try:
-            # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
+            # proc(5): "pid (name) state ppid ..."; the name may contain any character, also closing brackets.
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             return False

@@ -1,1 +1,1 @@
-"""Communication of a step: each collective with its owner, and when it began and ended."""
+"""Communication of a step: each collective with its owner, begin and end."""

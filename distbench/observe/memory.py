@@ -205,7 +205,7 @@ def memory_counters(step: TrainingStep, context: RankContext) -> dict[str, Any]:
 
 
 def prediction_of(step: TrainingStep, of_compiled: bool = False) -> tuple[int | None, str | None]:
-    """Return the predicted peak of this rank in bytes, or why there is none; the step must have run before.
+    """Return the predicted peak of this rank in bytes, or the reason without one; the step must have run before.
 
     `of_compiled` predicts the peak of a compiled step, too, as if it were not compiled.
     """

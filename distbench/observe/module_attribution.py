@@ -209,10 +209,10 @@ def communications_of(
     """Return every collective of one call, in the order of issue; all ranks of a real group must call this together.
 
     Args:
-        call: what to run, once; it stamps the end of each phase. A first run also sets things up: run it before.
+        call: the function to run once; it stamps the end of each phase. Run it before, since a first run does set-up.
         phases: names of its stamps; without any, one phase named "call".
         plan: has the mesh dims of tensor and context parallel.
-        model: the model whose modules own the collectives, if there is one.
+        model: the model whose modules own the collectives, if any.
     """
     communications: list[Communication] = []
     with (

@@ -113,8 +113,8 @@ def _summary(setting: Setting, advice: Advice) -> Table:
         notes.append(DIRECT_NOTE)
     if "greedy" in advice.plans and any("[" in str(state) for state in (advice.source, advice.target)):
         notes.append(ORDER_NOTE)
-    columns = ("<planner", "time", "collectives", "sent by a rank", "peak", "received/bound", "<")
-    return Table("Plans", columns, rows, notes, optional=("peak", "received/bound", "sent by a rank"))
+    columns = ("<planner", "time", "collectives", "sent per rank", "peak", "received/bound", "<")
+    return Table("Plans", columns, rows, notes, optional=("peak", "received/bound", "sent per rank"))
 
 
 def _summary_row(advice: Advice, planner: str) -> tuple[str, ...]:
@@ -152,8 +152,8 @@ def _steps(advice: Advice) -> Table:
             continue
         breaks.add(len(rows))
         rows += _step_rows(plan)
-    columns = ("<planner", "<step", "<layout", "sent by a rank", "time", "peak")
-    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}), ("peak", "sent by a rank"))
+    columns = ("<planner", "<step", "<layout", "sent per rank", "time", "peak")
+    return Table("Steps", columns, rows, notes, frozenset(breaks - {0}), ("peak", "sent per rank"))
 
 
 def _step_rows(plan: Plan) -> list[tuple[str, ...]]:
@@ -179,7 +179,7 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
         reasons = {why for advice in ranking.advices for name, why in advice.missing.items() if name in TORCH_PLANNERS}
         lines.append(f"{ranking.num_unasked} pairs have no path by torch: {sorted(reasons)[0]}.")
     rows = [_ranking_row(advice) for advice in ranking.advices[:MAX_ROWS]]
-    notes = ["greedy/best: DTensor's default's predicted time over the best's. Bytes sent are those of one rank."]
+    notes = ["greedy/best: predicted time of DTensor's default over the best planner's. Bytes sent are per rank."]
     if direct_line(setting) is None and any("direct" in advice.plans for advice in ranking.advices):
         notes.append(DIRECT_NOTE)
     if setting.profile is None:
@@ -188,7 +188,7 @@ def ranking_text(setting: Setting, ranking: PairRanking, torch: TorchAnswers) ->
         notes.insert(0, f"... {more} more rows: --format json")
     sent = tuple(f"{planner} sends" for planner in PLANNERS)
     columns = ("<source", "<target", "bound", *PLANNERS, "greedy/best", "<use", *sent)
-    table = Table("Most striking first", columns, rows, notes, optional=(*reversed(sent), "bound", "greedy/best"))
+    table = Table("Largest difference first", columns, rows, notes, optional=(*reversed(sent), "bound", "greedy/best"))
     return text_of([Heading("All pairs", 1), Lines(tuple(lines)), table])
 
 

@@ -160,7 +160,7 @@ def relative_error(line: Line, samples: Sequence[Sample]) -> float:
 
 
 def _over_measured(line: Line, samples: Sequence[Sample]) -> Floats:
-    predicted = [line.seconds(one.payload_bytes, one.num_copies, one.num_messages) for one in samples]
+    predicted = [line.seconds(sample.payload_bytes, sample.num_copies, sample.num_messages) for sample in samples]
     return np.array(predicted) / [sample.seconds for sample in samples]
 
 
@@ -210,7 +210,7 @@ class Profile:
     hosts: tuple[str, ...] = ()  # each rank's, in rank order; empty where unknown, as in older files
 
     def line(self, op: str, mesh_dim: str, group_size: int) -> Line | None:
-        """Return the line of an op over a mesh dim of this many ranks; None if there is none."""
+        """Return the line of an op over a mesh dim of this many ranks; None without such a line."""
         return self._by_key.get((op, mesh_dim, group_size))
 
     @cached_property

@@ -57,9 +57,9 @@ class Drawing:
 
     @property
     def left_out_note(self) -> str:
-        """Sentence on the tensor dims left out, after a space; "" if there are none."""
+        """Sentence on the tensor dims left out, after a space; "" without such tensor dims."""
         names = ", ".join(map(str, self.left_out))
-        return f" Not drawn: tensor dim {names}, whole on every rank." if names else ""
+        return f" Not drawn: tensor dim {names}, replicated on every rank." if names else ""
 
 
 def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
@@ -67,13 +67,13 @@ def drawing_of(setting: Setting, plan: Plan, max_ranks: int) -> Drawing | str:
     mesh_shape, shape = setting.problem.mesh_shape, setting.problem.shape
     cells = list(product(*(range(size) for size in mesh_shape)))
     if len(cells) > max_ranks:
-        return f"Not drawn: {len(cells)} ranks, of which at most {max_ranks} fit."
+        return f"Not drawn: {len(cells)} ranks, at most {max_ranks} fit."
     sharded = {dim for state in plan.states for dim, order in enumerate(state.orders) if order}
     # Unsharded tensor dims are added up to two, so that a plan over one tensor dim still looks like the tensor.
     unsharded = [dim for dim in range(setting.tensor_ndim) if dim not in sharded]
     dims = tuple(sorted([*sharded, *unsharded[: max(MAX_DRAWN_DIMS - len(sharded), 0)]]))
     if len(dims) > MAX_DRAWN_DIMS:
-        return f"Not drawn: the path cuts {len(dims)} tensor dims, of which at most {MAX_DRAWN_DIMS} fit on paper."
+        return f"Not drawn: the path cuts {len(dims)} tensor dims, at most {MAX_DRAWN_DIMS} fit."
     scenes = []
     for state, step in zip(plan.states, (None, *plan.steps), strict=True):
         boxes = [box_of(state, shape, mesh_shape, cell) for cell in cells]
@@ -102,8 +102,8 @@ def diagram_of(drawing: Drawing) -> str:
     panels = [_panel(scene, drawing.sizes) for scene in drawing.scenes]
     arrows = [_text_arrow(step.text) for step in drawing.plan.steps]
     down = f"tensor dim {drawing.dims[0]} downwards, " if len(drawing.dims) > 1 else ""
-    across = f"tensor dim {drawing.dims[-1]} across; in a block the ranks that hold it"
-    parts = ", a+b those that hold parts of a sum" if drawing.has_partials else ""
+    across = f"tensor dim {drawing.dims[-1]} across; each block shows its ranks"
+    parts = ", a+b for ranks with parts of a sum" if drawing.has_partials else ""
     head = f"The path of {drawing.plan.planner}: {down}{across}{parts}.{drawing.left_out_note}"
     return "\n".join([*wrap(head, width_here()), "", *_side_by_side(panels, arrows)])
 
@@ -178,7 +178,7 @@ def check_picture(path: Path) -> None:
     if path.suffix not in SUFFIXES:
         raise UserError(f"picture {path} ends with {path.suffix or 'no suffix'!r}; name it .png or .svg")
     if not path.parent.is_dir():
-        raise UserError(f"picture {path} cannot be written: there is no folder {path.parent}; make it first")
+        raise UserError(f"picture {path} cannot be written: folder {path.parent} does not exist; create it first")
 
 
 def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
@@ -199,8 +199,8 @@ def save_picture(setting: Setting, advice: Advice, path: Path) -> str:
     try:
         _save(setting, rows, path)
     except OSError as error:
-        raise UserError(f"picture {path} cannot be written ({error.strerror}); choose another place") from error
-    return f"Picture: {path}, {' and '.join(plan.planner for plan in plans)}, a panel for each step."
+        raise UserError(f"picture {path} cannot be written ({error.strerror}); give another path") from error
+    return f"Picture: {path}, {' and '.join(plan.planner for plan in plans)}, one panel per step."
 
 
 def _save(setting: Setting, rows: Sequence[Drawing], path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What `distbench redistribute` was given, as a setting and pairs of layouts, and torch's paths for them."""
+"""Input of `distbench redistribute`: the tensor, mesh and prices, pairs of layouts, and torch's paths for them."""
 
 import math
 import re
@@ -109,7 +109,7 @@ def _mesh(text: str, profile: Profile | None) -> dict[str, int]:
     if "=" in text:
         return parse_mesh(text)
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*)*", text):
-        raise UserError(f"mesh {text!r} is neither sizes nor names; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
+        raise UserError(f"mesh {text!r} is not valid; write --mesh 2x4 or --mesh dp_shard=2,tp=4")
     sizes = [mesh_dim_size(size, text) for size in text.split("x")]
     if len(sizes) > len(MESH_DIMS):
         raise UserError(f"mesh {cut(text)!r} has {len(sizes)} mesh dims; give at most {len(MESH_DIMS)}")
@@ -235,9 +235,11 @@ def ask_torch(setting: Setting, pairs: Sequence[tuple[State, State]], budget_s: 
         record = {"unsupported": str(error)}
     if reason := record.get("unsupported"):
         return TorchAnswers(None, dict.fromkeys(TORCH_PLANNERS, (TorchPath(None, reason),) * len(pairs)))
-    not_asked = {"error": "not planned: the time limit was reached"}
+    timed_out = {"error": "not planned: the time limit was reached"}
     paths = {
-        name: tuple(TorchPath((one or not_asked).get("path"), (one or not_asked).get("error", "")) for one in answers)
+        name: tuple(
+            TorchPath((answer or timed_out).get("path"), (answer or timed_out).get("error", "")) for answer in answers
+        )
         for name, answers in record["paths"].items()
     }
     return TorchAnswers(record["torch"], paths, record["no_zero_fill"])

@@ -23,7 +23,7 @@ from distbench.spec.placements import BASELINE, PLANNERS, TORCH_PLANNERS
 
 # Planners whose predictions are this close count as equal, and the one that is simplest to use wins.
 EQUAL_SHARE = 0.02
-# One of ours must be predicted faster than torch's own path by this share to be recommended. Smaller measured gains
+# distbench's planners are recommended if predicted faster than torch's path by this share. Smaller measured gains
 # were noise or losses: of 96 pairs at 1 MB and above (gloo, 2x4 and 2x2x2), six were slower than the better one of
 # torch's two planners (by 1.5 to 11 %), and these were predicted 1 to 6 % faster.
 LEAVING_SHARE = 0.10
@@ -43,7 +43,7 @@ def choose(predicted_s: Mapping[str, float]) -> str:
 
 
 def _fastest(predicted_s: Mapping[str, float]) -> str | None:
-    """Return the first planner whose time equals the minimum; None if there are none."""
+    """Return the first planner whose time equals the minimum; None without planners."""
     limit = min(predicted_s.values(), default=0.0) * (1 + EQUAL_SHARE)
     return next((name for name, value in predicted_s.items() if value <= limit), None)
 
@@ -121,7 +121,7 @@ class Advice:
     missing: Mapping[str, str]  # planner to the reason why it has no plan
     least_bytes: (
         int | None
-    )  # least number that the rank that lacks most must receive; None for Partial, or too many ranks
+    )  # minimum number that the rank with most missing elements must receive; None for Partial, or too many ranks
 
     @property
     def use(self) -> Plan:
@@ -179,7 +179,7 @@ def _stepwise(setting: Setting, planner: str, path: str, states: tuple[State, ..
 
 
 def _direct_plan(setting: Setting, source: State, target: State) -> Plan | str:
-    """Return one exchange instead of a path (two from a partial), or why there is none."""
+    """Return one exchange instead of a path (two from a partial), or the reason without an exchange."""
     if setting.num_ranks > MAX_DIRECT_RANKS:
         return f"not planned: more than {MAX_DIRECT_RANKS} ranks"
     if target.partials:

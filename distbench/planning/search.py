@@ -341,7 +341,7 @@ def cheapest_route(
     `peak_cap_bytes`. `zero_fill`: torch makes P(sum) of a shard if the target has it.
 
     Raises:
-        NoPath: the cap forbids every path, or there is none.
+        NoPath: no path exists, or the cap forbids every path.
     """
     searcher = _searcher_for(problem, model, source, target, peak_cap_bytes, zero_fill)
     graph = searcher.graph
@@ -356,7 +356,7 @@ def cheapest_route(
 
 
 def least_peak_route(problem: Problem, model: MeshCost, source: State, target: State, zero_fill: bool = False) -> Route:
-    """Return the cheapest of the paths with the least peak; NoPath if there is none.
+    """Return the cheapest of the paths with the least peak; NoPath without a path.
 
     A path's peak is a bottleneck: Dijkstra's search, with the larger of two instead of their sum.
     """

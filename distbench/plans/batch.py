@@ -33,7 +33,7 @@ class Batch:
 
     @property
     def first(self) -> torch.Tensor:
-        """The first tensor with a tensor dim. Raises UserError if there is none."""
+        """The first tensor with a tensor dim. Raises UserError without such a tensor."""
         first_tensor = next((tensor for _, tensor in tensors_of(self.tree) if tensor.ndim), None)
         if first_tensor is None:
             raise UserError(
@@ -68,7 +68,7 @@ class Batch:
         if self.dims is not None:
             return ""
         if isinstance(self.tree, list) and all(isinstance(item, Mapping | list | tuple) and item for item in self.tree):
-            return "; in a list of samples, the tensors of each sample are split: stack them, batch first"
+            return "; in a list of samples, the tensors of each sample are split: stack the samples, batch first"
         split = self.split_dims
         unsplit = [name for name, tensor in tensors_of(self.tree) if tensor.ndim and name not in split]
         if not unsplit:
@@ -101,7 +101,7 @@ class Batch:
                     raise UserError(f"{option} splits {name} on tensor dim {tensor_dim}, its shape is {shape}")
                 split_dims[name] = tensor_dim % len(shape)
         if not split_dims:
-            raise UserError(f"{option}={dims!r} splits no tensor of the batch; name one to its tensor dim")
+            raise UserError(f"{option}={dims!r} splits no tensor of the batch; map a tensor's name to its tensor dim")
         return split_dims
 
     def part(self, index: int, count: int, device: torch.device) -> Any:
@@ -178,7 +178,7 @@ def loss_of(scenario: Scenario, model: Any, batch: Any, keep: Callable[[Any], No
     keep(output)
     if scenario.loss is not None:
         return _scalar(scenario.loss(output, targets), f"loss ({place_of(scenario.loss)})")
-    who = f"the model ({name_of(model)}), as no loss is given,"
+    who = f"without a loss, the model ({name_of(model)})"
     advice = "; give loss=(output, targets) -> scalar or call=(model, batch) -> scalar"
     value = output
     while not hasattr(value, "loss") and isinstance(value, tuple | list) and value:

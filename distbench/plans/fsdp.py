@@ -1,4 +1,4 @@
-"""DDP or FSDP2 applied to a model: units, mesh, shard placements, and gradients that are averaged by hand."""
+"""DDP or FSDP2 applied to a model: units, mesh, shard placements, and averaging of gradients that FSDP ignores."""
 
 import functools
 import inspect

@@ -184,7 +184,9 @@ def _built_with_values(
             return model
         if num_parameters > MOST_DRAWN:
             problem = f"build_model ({place_of(build_model)}) makes {of_parameters[0]} of parameters"
-            raise UserError(f"{problem}, which have no values in a model of {num_parameters:,}; make it of constants")
+            raise UserError(
+                f"{problem}, which have no values in a model of {num_parameters:,}; compute it from constants"
+            )
         return build_model()  # type: ignore[no-any-return]
 
 
@@ -319,7 +321,7 @@ def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = Tru
 
 
 def unregistered(built: Blueprint) -> str:
-    """Half sentence on modules in a plain list or dict, whose parameters get no memory; "" if there are none."""
+    """Half sentence on modules in a plain list or dict, whose parameters get no memory; "" without such modules."""
     registered = set(built.modules.values())
     for name, module in built.modules.items():
         for attribute, value in vars(module).items():
@@ -370,8 +372,8 @@ def _require_tied(names: Mapping[str, str], first: Mapping[str, str], where: str
         if other_name != was:
             raise UserError(
                 f"parameter {other_name} is shared with {was} in the model that build_model made, and the parallel "
-                f"model{where} has two, as when a TP style or an FSDP unit has only one of its holders; lay out both "
-                "alike, or untie them (tie_word_embeddings=False in transformers)"
+                f"model{where} has two, as when a TP style or an FSDP unit has only one of its holders; give both the "
+                "same layout, or untie them (tie_word_embeddings=False in transformers)"
             )
 
 
@@ -427,7 +429,7 @@ def materialise(model: nn.Module, context: RankContext, built: Blueprint, device
             if name not in added:
                 raise UserError(
                     f"the parallel model has a buffer {name!r} that build_model did not make and that has no values; "
-                    "make it in build_model, or with a device of its own"
+                    "make it in build_model, or with an explicit device"
                 )
             buffer.copy_(added[name])
     place_attributes(model, built, context.device)

@@ -208,7 +208,7 @@ def _on_whole_mesh(name: str, tensor: Any, context: RankContext) -> Any:
     if len(placement_of) < tensor.device_mesh.ndim or not placement_of.keys() <= set(context.mesh_dims):
         problem = f"spmd_mesh requires parameters on the mesh {'x'.join(context.mesh_dims)} or mesh dims of it"
         raise UserError(
-            f"{problem}, {name} is on {'x'.join(placement_of) or 'a mesh without names'}; use the mesh that is given"
+            f"{problem}, {name} is on {'x'.join(placement_of) or 'a mesh without names'}; use the given mesh"
         )
     placements = [placement_of.get(mesh_dim, Replicate()) for mesh_dim in context.mesh_dims]
     shape, stride = tensor.shape, tuple(tensor.stride())
@@ -359,7 +359,7 @@ def why_not(backend: str, device: torch.device) -> str | None:
         return None if find_spec("triton") else "triton is not installed"
     names = [name for name in (os.environ.get("CXX"), "g++", "clang++", "c++") if name]
     if not any(shutil.which(name) for name in names):
-        return f"there is no C++ compiler ({', '.join(names)}); install one, or use backend aot_eager"
+        return f"no C++ compiler is installed ({', '.join(names)}); install one, or use backend aot_eager"
     include = Path(sysconfig.get_path("include"))
     has_header = (include / "Python.h").is_file()
-    return None if has_header else f"there is no Python.h in {include}; install Python's development files"
+    return None if has_header else f"{include} has no Python.h; install Python's development files"

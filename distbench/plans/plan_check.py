@@ -281,7 +281,7 @@ def _ddp_problems(model: nn.Module, plan: ParallelPlan, context: RankContext) ->
     if not present(ddp.mesh_dims, context):
         yield f"DDP replicates over {', '.join(ddp.mesh_dims)}, the mesh has only {', '.join(context.mesh_dims)}"
     if plan.fsdp is not None:
-        yield "ddp and fsdp both take care of gradients; for both at once use FsdpPlan(replicate_dims=...)"
+        yield "ddp and fsdp both reduce gradients; for both at once use FsdpPlan(replicate_dims=...)"
     if plan.tp is not None or plan.shard_params or plan.ep:
         instead = "use FsdpPlan(mesh_dims=(), replicate_dims=...)"
         yield f"ddp averages plain parameters, and tp, ep and shard_params make DTensors; {instead}"
@@ -358,12 +358,12 @@ def _parts_that_do_not_fit(plan: ParallelPlan) -> Iterator[str]:
     }
     for name, (part, instead) in parts.items():
         if part:
-            yield f"a pipeline does not go together with {name} here; {instead}"
+            yield f"a pipeline cannot be combined with {name} here; {instead}"
     # torch's stage_backward_input searches module.parameters() for the weights, which differ from those that forward
     # used once FSDP2 has freed them.
     splits = SCHEDULES[pipeline.schedule].splits_backward
     if plan.fsdp is not None and splits and plan.fsdp.reshard_after_forward is not False:
-        less = f"schedule {pipeline.schedule} has backward in parts, which loses gradients of what FSDP2 frees"
+        less = f"schedule {pipeline.schedule} splits backward, which loses gradients of parameters that FSDP2 frees"
         yield f"{less} after forward; use FsdpPlan(reshard_after_forward=False), 1f1b or interleaved_1f1b"
     if plan.compile is not None and splits:
         yield f"torch does not compile stages of schedule {pipeline.schedule}, whose backward is in parts; use 1f1b"
@@ -488,9 +488,9 @@ def _undividable_batch(batch: Batch, plan: ParallelPlan, context: RankContext) -
     for length, name in lengths.items():
         detail = ", ".join(filter(None, (name if len(lengths) > 1 else "", batch.place)))
         if length % num_parts:
-            what = f"a batch of {length}{f' ({detail})' if detail else ''} cannot be split"
+            problem = f"a batch of {length}{f' ({detail})' if detail else ''} cannot be split"
             dims = [dim for dim in context.mesh_dims if dim in BATCH_DIMS]
-            yield f"{undivided(what, length, dims, context)}{batch.guessed()}"
+            yield f"{undivided(problem, length, dims, context)}{batch.guessed()}"
         elif plan.microbatches < 1 or length % (num_parts * plan.microbatches):
             share = length // num_parts
             parts = f"{plan.microbatches} micro-batches; use a divisor of {share}"

@@ -1,4 +1,4 @@
-"""Commands that run below a supervisor, so that no process of theirs is left; and questions to a child with torch."""
+"""Commands below a supervisor, which leaves no process running; and child processes that import torch."""
 
 import contextlib
 import json
@@ -24,19 +24,19 @@ def start_supervised(
 ) -> "subprocess.Popen[bytes]":
     """Start a command below a supervisor, in a session of its own; the process returned is the supervisor.
 
-    That process ends when the command has ended and every process that the command left has been killed, with the
-    command's exit code or by its signal. The same happens when it gets SIGTERM, or when this process ends, however it
-    ends. Outside of Linux the command runs without a supervisor.
+    The supervisor ends after the command has ended and every remaining process of the command has been killed. It ends
+    with the command's exit code or by the command's signal. SIGTERM to the supervisor, or any end of this process, has
+    the same effect. Outside of Linux the command runs without a supervisor.
 
     Args:
-        command: its words.
+        command: the program and its arguments.
         environment: of the command; this process's by default.
-        grace_s: seconds from SIGTERM until what still runs is killed.
+        grace_s: seconds from SIGTERM until remaining processes are killed.
         options: of `subprocess.Popen`.
 
     Raises:
-        OSError: this machine starts no more processes.
-        ValueError: a word or a variable that no process can be given.
+        OSError: the machine's limit on processes is reached.
+        ValueError: an argument or a variable that the system does not accept.
     """
     supervisor = [sys.executable, "-IS", str(Path(__file__).with_name("supervisor.py")), str(grace_s)]
     variables = {**(os.environ if environment is None else environment), PARENT_PID: str(os.getpid())}
@@ -45,17 +45,17 @@ def start_supervised(
 
 
 def stop_supervised(process: "subprocess.Popen[bytes]", grace_s: float = GRACE_S) -> None:
-    """End a process of `start_supervised`, if it still runs, and wait for it; `grace_s` as there."""
+    """End a process of `start_supervised` if it still runs, and wait for it; `grace_s` as in `start_supervised`."""
     if process.poll() is not None:
         return
     process.terminate()
-    process.send_signal(signal.SIGCONT)  # somebody may have stopped it
+    process.send_signal(signal.SIGCONT)  # a user may have stopped it
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(grace_s + KILL_S + MARGIN_S)
         return
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    # A process that waits for a device or a server's disk is not killed before that answers.
+    # A process that waits for a device or a server's disk cannot be killed before the device responds.
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(KILL_S)
 
@@ -64,7 +64,7 @@ def ended_text(code: int, complaints: Sequence[str]) -> str:
     """Return `ended by SIGABRT (its last words: ...)`, of a process that a signal ended.
 
     Args:
-        code: its exit code, negative, as `subprocess` and `multiprocessing` have it.
+        code: its exit code, negative, as in `subprocess` and `multiprocessing`.
         complaints: lines of its standard error.
     """
     words = last_words(complaints)
@@ -74,7 +74,7 @@ def ended_text(code: int, complaints: Sequence[str]) -> str:
 
 
 def last_words(complaints: Sequence[str]) -> str:
-    """Return the last line that is not blank, cut where it is long; empty where there is none."""
+    """Return the last line that is not blank, shortened if it is long; empty without one."""
     lines = [line.strip() for line in complaints if line.strip()]
     return lines[-1][:MAX_WORDS] if lines else ""
 
@@ -84,30 +84,30 @@ def ask_child(
 ) -> Any:
     """Return the answer of `python -m distbench.worker.child VERB ARGUMENTS`: its last line, read from JSON.
 
-    A child that a signal ends is started once more: about one recording in 120 was aborted, and none of those twice.
+    A child ended by a signal is started a second time: about one recording in 120 was aborted, never twice in a row.
 
     Args:
-        given: plain data that it reads as JSON from its standard input; None for an empty one.
-        timeout_s: seconds after which it is ended.
-        failure: the message where there is no answer; `{why}` in it stands for the reason.
+        given: plain data that the child reads as JSON from its standard input; None for an empty one.
+        timeout_s: seconds after which the child is ended.
+        failure: the message without an answer; `{why}` in it is replaced by the reason.
 
     Raises:
-        UserError: it failed, did not end in time or printed no JSON; or it answers {"user_error": sentence}.
+        UserError: the child failed, did not end in time, printed no JSON, or printed {"user_error": sentence}.
     """
     command = [sys.executable, "-m", CHILD, verb, *arguments]
     question = b"" if given is None else json.dumps(given).encode()
     code, lines, complaints = _answer_of(command, question, timeout_s, failure)
     if is_again := code < 0:
-        sentence = f"distbench: a child process was {ended_text(code, complaints)}; it is started once more"
+        sentence = f"distbench: a child process was {ended_text(code, complaints)}; distbench starts it again"
         print(printable(sentence), file=sys.stderr)
         code, lines, complaints = _answer_of(command, question, timeout_s, failure)
     try:
         if code:
-            raise ValueError("a child that failed has no answer, whatever it printed")
+            raise ValueError("the output of a failed child is not an answer")
         answer = json.loads(lines[-1])
     except (IndexError, ValueError) as error:
         why = f"it was {ended_text(code, complaints)}" if code < 0 else last_words(complaints) if code else ""
-        why = (why or "it printed no answer") + (", the second time" if is_again else "")
+        why = (why or "it printed no answer") + (", second attempt" if is_again else "")
         raise UserError(failure.replace("{why}", why)) from error
     if isinstance(answer, dict) and "user_error" in answer:
         raise UserError(answer["user_error"])

@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop: taken as Ctrl-C, or noted for a loop that looks at them."""
+"""Signals that stop a command: handled as Ctrl-C, or noted for a loop that polls them."""
 
 import contextlib
 import signal
@@ -11,16 +11,16 @@ STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 @contextlib.contextmanager
 def stopped_as_interrupt() -> Iterator[None]:
-    """The first signal that asks to stop raises KeyboardInterrupt; later ones are ignored while it cleans up.
+    """Raise KeyboardInterrupt at the first stop signal; later ones are ignored during cleanup.
 
-    A signal that this process was started to ignore (SIGHUP under nohup) stays ignored. Within itself it does nothing.
+    A signal that this process ignores from its start (SIGHUP under nohup) remains ignored. A nested call has no effect.
     """
     with _handled(_interrupt):
         yield
 
 
 def end_by_interrupt() -> None:
-    """The same for the rest of this process: what comes after the first signal is ignored up to its very end."""
+    """The same for the rest of this process: signals after the first one are ignored until its end."""
     for signal_number in STOPPING:
         if signal.getsignal(signal_number) not in (signal.SIG_IGN, None):
             signal.signal(signal_number, _interrupt)
@@ -38,34 +38,34 @@ def _ignore_interrupts() -> None:
 
 
 class Stop:
-    """Whether a signal has asked this process to stop."""
+    """Whether this process has received a stop signal."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.is_requested = False
 
     def note(self, signum: int, frame: object) -> None:
         """A signal's handler."""
-        self.asked = True
+        self.is_requested = True
 
 
 @contextlib.contextmanager
 def noted_stop() -> Iterator[Stop]:
-    """Signals that ask to stop interrupt nothing, in whatever order and number they come: a loop looks at them.
+    """Note stop signals for a loop that polls them; in any order and number, they interrupt nothing.
 
-    One that this process was started to ignore stays ignored. After one that was noted, those that would have raised
-    KeyboardInterrupt are ignored, as after the first of these.
+    A signal that this process ignores from its start remains ignored. After a noted signal, signals that would raise
+    KeyboardInterrupt are ignored too.
     """
     stop = Stop()
     with _handled(stop.note):
         yield stop
-    if stop.asked:
+    if stop.is_requested:
         _ignore_interrupts()
 
 
 @contextlib.contextmanager
 def _handled(handler: Any) -> Iterator[None]:
     unchanged = (signal.SIG_IGN, handler, None)
-    # Python takes signals on its main thread only, so that another thread cannot handle any.
+    # Python handles signals on its main thread only.
     in_main = threading.current_thread() is threading.main_thread()
     previous = {
         signal_number: before

@@ -1,11 +1,11 @@
 """`python supervisor.py GRACE COMMAND...`: run a command, and end every process that it leaves.
 
-Linux re-parents an orphan to its nearest ancestor that is a child subreaper (prctl(2)). So whatever the command starts
-stays below this process: a child that forks twice, makes a session of its own, or clears its environment. When the
-command has ended, all that is left below is killed and waited for, until nothing is left.
+Linux re-parents an orphan to its nearest ancestor that is a child subreaper (prctl(2)). So every process that the
+command starts remains a descendant of this process, also a child that forks twice, creates its own session, or clears
+its environment. When the command has ended, the remaining descendants are killed and waited for.
 
-There are two such processes, one below the other: when one of them is killed, the other ends what is left. This file
-is run by its path, and imports little: each launch starts it.
+There are two such processes, one a child of the other: when one of them is killed, the other ends the remaining
+processes. This file is run by its path and imports few modules, since each launch starts it.
 """
 
 import ctypes
@@ -20,13 +20,13 @@ PARENT_PID = "DISTBENCH_PARENT_PID"
 GRACE_S, KILL_S, KILL_POLL_S = 5.0, 5.0, 0.001
 PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 STOPS: set[int] = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
-# Python ignores these, and a command must not inherit that.
+# Python ignores these signals, and a command must not inherit that.
 IGNORED_BY_PYTHON = {signal.SIGPIPE, signal.SIGXFSZ}
 NOT_STARTED = 2
 
 
 def main(grace_s: float, command: list[str]) -> None:
-    """Run the command, and end as it ended."""
+    """Run the command, and end with its exit code or signal."""
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, {*STOPS, signal.SIGCHLD})
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     die_with_parent(signal.SIGTERM)
@@ -41,28 +41,28 @@ def main(grace_s: float, command: list[str]) -> None:
 
 
 def die_with_parent(signum: int = signal.SIGKILL) -> None:
-    """Have a signal sent to this process when its parent ends, and end at once where the parent has ended already.
+    """Request a signal for the end of this process's parent, and end at once where the parent has ended already.
 
-    The parent is the process whose pid PARENT_PID holds in the environment; afterwards it holds this one's. Linux only.
+    The environment's PARENT_PID is the parent's pid, and is set to this process's pid afterwards. Linux only.
     """
     if sys.platform != "linux":
         return
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signum)
-    # A parent that ended before the kernel was asked sends no signal.
+    # A parent that ended before this request causes no signal.
     if os.getppid() != int(os.environ.get(PARENT_PID, os.getppid())):
         os._exit(1)
     os.environ[PARENT_PID] = str(os.getpid())
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every descendant whose own parent ends. Linux only."""
+    """Make this process the new parent of every descendant whose own parent ends. Linux only."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def end_descendants() -> None:
-    """Kill all descendants and wait for them, KILL_S at most: the children of each one killed are children of this
-    process then, and are killed next."""
+    """Kill all descendants and wait for them, at most KILL_S. The children of a killed process become children of this
+    process, and are killed next."""
     deadline_s = time.monotonic() + KILL_S
     while _reaped(0)[1]:
         pids = _children()
@@ -72,7 +72,7 @@ def end_descendants() -> None:
         for pid in pids:
             try:
                 os.kill(pid, signal.SIGKILL)
-            except OSError:  # it has ended, or is another user's
+            except OSError:  # the process has ended, or belongs to another user
                 continue
         time.sleep(KILL_POLL_S)
 
@@ -88,7 +88,7 @@ def _spawn(command: list[str], mask: set[int | signal.Signals]) -> int:
 
 
 def _wait(pid: int, grace_s: float) -> int:
-    """The exit code of a child, by its negative signal where one ended it; no descendant is left then."""
+    """The exit code of a child, negative for a signal; afterwards no descendant is left."""
     deadline_s, exit_code = None, None
     while exit_code is None:
         left_s = 3600.0 if deadline_s is None else deadline_s - time.monotonic()
@@ -105,7 +105,7 @@ def _wait(pid: int, grace_s: float) -> int:
 
 
 def _reaped(pid: int) -> tuple[int | None, bool]:
-    """Collect children that have ended: the exit code of this one, if it has; and whether others are left."""
+    """Collect ended children: the exit code of this child, if it has ended, and whether others are left."""
     exit_code = None
     while True:
         try:
@@ -119,7 +119,7 @@ def _reaped(pid: int) -> tuple[int | None, bool]:
 
 
 def _children() -> list[int]:
-    """Pids of this process's children, of those too that have ended and were not collected."""
+    """Pids of this process's children, including ended children that were not collected."""
     pids = []
     for folder in os.scandir("/proc"):
         if not folder.name.isdecimal():
@@ -129,7 +129,7 @@ def _children() -> list[int]:
                 stat = file.read()
         except OSError:  # it has ended
             continue
-        # proc(5): "pid (name) state ppid ..."; the name may hold anything, closing brackets too.
+        # proc(5): "pid (name) state ppid ..."; the name may contain any character, also closing brackets.
         if int(stat.rpartition(b")")[2].split()[1]) == os.getpid():
             pids.append(int(folder.name))
     return pids

@@ -1,6 +1,6 @@
-"""`pytest --distbench`: a fixture that times a function on several gloo ranks, through the line every run takes.
+"""`pytest --distbench`: a fixture that times a function on several gloo ranks, with the code of `distbench run`.
 
-Every pytest run of an environment with distbench in it loads this module, so it imports nothing until a test asks.
+Every pytest run in an environment with distbench loads this module, so imports are inside functions.
 """
 
 from pathlib import Path
@@ -13,11 +13,12 @@ if TYPE_CHECKING:
 
 FIXTURE = "distbench"
 MARKER = (
-    "distbench(ranks=2, mesh=None, timeout_s=300, quick=False): how the distbench fixture launches: so many gloo "
-    "ranks, or a mesh such as {'tp': 2}; given up after timeout_s seconds without progress; quick takes few samples."
+    "distbench(ranks=2, mesh=None, timeout_s=300, quick=False): launch settings of the distbench fixture. ranks: the "
+    "number of gloo ranks; mesh: such as {'tp': 2}; timeout_s: seconds without progress until failure; quick: few "
+    "samples."
 )
 SKIPPED = "launches gloo ranks and times them; give --distbench to run it"
-# Cases whose rows no other plugin shows.
+# Cases that no other plugin prints.
 UNSHOWN = pytest.StashKey[list["MeasuredCase"]]()
 
 
@@ -34,14 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Make the marker known."""
+    """Register the marker."""
     config.addinivalue_line("markers", MARKER)
     config.stash[UNSHOWN] = []
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test that uses the fixture, so that -m finds it; without --distbench, skip it before any fixture."""
+    """Mark every test that uses the fixture, for -m; without --distbench, skip it before its fixtures."""
     for item in items:
         if FIXTURE in getattr(item, "fixturenames", ()):
             if item.get_closest_marker(FIXTURE) is None:
@@ -61,7 +62,7 @@ def distbench_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    """One line a case, where pytest-benchmark has no table of them."""
+    """Print one line per case that is not in pytest-benchmark's table."""
     lines = [case.line() for case in config.stash.get(UNSHOWN, [])]
     if lines:
         terminalreporter.section("distbench")

@@ -1,4 +1,7 @@
-"""The `distbench` fixture: a test function to a job, its run file to cases; anything not ok fails the test."""
+"""The `distbench` fixture: runs a test's function as a job and returns the cases of its run file.
+
+A case that is not ok fails the test.
+"""
 
 import contextlib
 import inspect
@@ -44,10 +47,10 @@ class CaseRequest:
 def case_request(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CaseRequest:
     """A marker's arguments; UserError for an unknown one, a wrong value, or ranks and a mesh that disagree."""
     if args:
-        raise UserError(f"@pytest.mark.distbench takes its arguments by name; write ranks={args[0]!r} or mesh=...")
+        raise UserError(f"@pytest.mark.distbench accepts arguments by name only; write ranks={args[0]!r} or mesh=...")
     for name in kwargs:
         if name not in KEYWORDS:
-            raise UserError(f"@pytest.mark.distbench takes no {name!r} ({nearest(name, KEYWORDS)})")
+            raise UserError(f"@pytest.mark.distbench has no argument {name!r} ({nearest(name, KEYWORDS)})")
     timeout_s = kwargs.get("timeout_s", DEFAULT_TIMEOUT_S)
     if isinstance(timeout_s, bool) or not isinstance(timeout_s, int | float) or not timeout_s > 0:
         raise UserError(f"@pytest.mark.distbench(timeout_s={timeout_s!r}): give a positive number of seconds")
@@ -74,18 +77,19 @@ def _is_count(value: Any) -> bool:
 
 
 def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], mesh: Mapping[str, int]) -> Entry:
-    """The function as a scenario's entry, from which jobs are made; `axes`: parameter to its values.
+    """The function as a scenario's entry, for making jobs; `axes`: parameter to its values.
 
     Raises:
-        UserError: ranks could not find the function, or an argument cannot be sent to them.
+        UserError: ranks cannot import the function, or an argument cannot be sent to them.
     """
     file = _file_of(function)
     for name, values in axes.items():
         for value in values:
             if not _is_plain(value):
                 raise UserError(
-                    f"{function.__name__}: argument {name!r} is a {type(value).__name__}, which cannot travel to ranks "
-                    "in other processes; give numbers, text, None, lists or dicts of them, and make the rest there"
+                    f"{function.__name__}: argument {name!r} is a {type(value).__name__}, which cannot be sent to "
+                    "ranks in other processes; give numbers, text, None, or lists or dicts of these, and create "
+                    "other objects inside the function"
                 )
     params = {name: values[0] for name, values in axes.items()}
     summary = (inspect.getdoc(function) or "").partition("\n")[0]
@@ -94,22 +98,22 @@ def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], me
 
 
 def _file_of(function: Any) -> Path:
-    """The file whose top level has this function under its own name; a UserError where there is none."""
+    """The file with this function at its top level, under its own name; UserError without such a file."""
     name = getattr(function, "__name__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if not callable(function) or not name or not file or getattr(module, name, None) is not function:
         qualified_name = getattr(function, "__qualname__", None) or repr(function)
         raise UserError(
-            f"distbench got {qualified_name}, which ranks in other processes cannot find; give a function from the "
-            "top level of a file (no closure, lambda, method or partial) and what it needs as arguments: "
+            f"distbench got {qualified_name}, which ranks in other processes cannot import; give a function from the "
+            "top level of a file (not a closure, lambda, method or partial) with its inputs as arguments: "
             "distbench(function, value)"
         )
     return Path(file).resolve()
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON keeps it (a tuple as a list)."""
+    """Whether JSON preserves the value (a tuple as a list)."""
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     if isinstance(value, dict):
@@ -121,7 +125,7 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     """The function's arguments after the mesh, by parameter name.
 
     Raises:
-        UserError: ranks could not find it, its signature does not fit, or a parameter is positional-only.
+        UserError: ranks cannot import the function, its signature does not fit, or a parameter is positional-only.
     """
     _file_of(function)
     name = getattr(function, "__name__", repr(function))
@@ -130,11 +134,12 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
         raise UserError(f"{name} has no first parameter for the mesh; write def {name}(mesh, ...)")
     if any(parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY) for parameter in parameters[1:]):
-        raise UserError(f"{name} takes arguments without a name after the mesh; give each parameter a name")
+        raise UserError(f"{name} has parameters without a name after the mesh; give each parameter a name")
     try:
         bound = signature.bind(None, *args, **kwargs).arguments
     except TypeError as error:
-        raise UserError(f"{name} cannot be called so: {error}; it gets the mesh first, then what you give") from error
+        problem = f"{name} cannot be called with these arguments: {error}"
+        raise UserError(f"{problem}; its first argument is the mesh, followed by your arguments") from error
     del bound[parameters[0].name]
     if parameters[-1].kind is Parameter.VAR_KEYWORD:
         bound |= bound.pop(parameters[-1].name, {})
@@ -143,13 +148,13 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
 
 @dataclass(frozen=True)
 class CaseRatio:
-    """A case's time over another's.
+    """The ratio of two cases' times.
 
     Args:
-        ratio: geometric mean over the passes that both have.
+        ratio: geometric mean over the passes of both cases.
         low: lower bound of its 95 % interval; nan under 8 passes.
         high: upper bound.
-        verdict: "faster", "slower", "within noise" or "too few passes", as in every table of a report.
+        verdict: "faster", "slower", "within noise" or "too few passes", as in a report's tables.
     """
 
     ratio: float
@@ -158,20 +163,20 @@ class CaseRatio:
     verdict: str
 
     def inverse(self) -> "CaseRatio":
-        """Return the other case's time over this one's."""
+        """Return the inverse ratio."""
         verdict = {FASTER: SLOWER, SLOWER: FASTER}.get(self.verdict, self.verdict)
         return CaseRatio(1 / self.ratio, 1 / self.high, 1 / self.low, verdict)
 
 
 class Sweep:
-    """The cases of one launch, which took turns."""
+    """The cases of one launch, which alternated."""
 
     def __init__(self) -> None:
         self.cases: list[MeasuredCase] = []
 
     @cached_property
     def ratios(self) -> dict[tuple[str, str], CaseRatio]:
-        """Return the ratio of every two cases by their ids, tested as one family."""
+        """Return the ratio of every pair of cases by their ids, tested as one family."""
         import numpy as np
 
         from distbench.statistics.pass_comparison import as_table, compare_pairs
@@ -184,15 +189,15 @@ class Sweep:
 
 @dataclass(frozen=True)
 class MeasuredCase:
-    """One measured case; the run file has all of it.
+    """One measured case; the run file contains its complete record.
 
     Args:
         id: `call/<function>/<arguments>/<mesh>`.
         status: "ok"; the fixture fails the test for others.
         samples_s: seconds of each sample on its slowest rank.
         params: the case's call, variant and mesh, as text.
-        counters: other numbers of the case; `checked`: whether its result was.
-        stop_reason: why sampling ended: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
+        counters: other numbers of the case; `checked`: whether its result was checked.
+        stop_reason: the reason that ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
         error: one sentence, when status is not "ok".
         passes: (number of a pass, its samples), in the order of `samples_s`.
         sweep: all cases of its launch.
@@ -239,13 +244,14 @@ class MeasuredCase:
     def versus(self, other: "MeasuredCase") -> CaseRatio:
         """Return this case's time over that of another case of the same sweep.
 
-        The interval and the verdict hold for all pairs of the sweep's cases together.
+        The interval and the verdict are corrected for all pairs of the sweep's cases.
 
         Raises:
-            UserError: the other case is of another launch, so the two did not take turns; or it is this case.
+            UserError: the other case is of another launch, so the cases did not alternate; or it is this case.
         """
         if self.run_file != other.run_file:
-            raise UserError(f"{self.id} and {other.id} are of two launches; compare cases of one distbench.sweep(...)")
+            problem = f"{self.id} and {other.id} are of different launches"
+            raise UserError(f"{problem}; compare cases of the same distbench.sweep(...)")
         if self.id == other.id:
             raise UserError(f"{self.id} is compared with itself; give another case of its sweep")
         ratios = self.sweep.ratios
@@ -261,19 +267,19 @@ class MeasuredCase:
 
     @property
     def ci_s(self) -> tuple[float, float]:
-        """The median pass's 95 % confidence interval, seconds; (nan, nan) where there are under 8 passes."""
+        """The median pass's 95 % confidence interval, seconds; (nan, nan) with fewer than 8 passes."""
         from distbench.statistics.pass_comparison import MIN_PASSES
 
         return median_ci(self.pass_medians_s) if len(self.passes) >= MIN_PASSES else (math.nan, math.nan)
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """The quartiles of the samples, seconds, which are no interval of the median; (nan, nan) below 4 samples."""
+        """The quartiles of the samples, seconds (not an interval of the median); (nan, nan) below 4 samples."""
         columns = summarise([self.samples_s])
         return float(columns["q1_s"][0]), float(columns["q3_s"][0])
 
     def line(self) -> str:
-        """For a terminal."""
+        """The case as a line for a terminal."""
         is_known = not math.isnan(self.ci_s[0])
         (low, high), name = (self.ci_s, "95 % CI") if is_known else (self.quartiles_s, "quartiles")
         spread = "" if math.isnan(low) else f", {name} [{1e3 * low:.3g}, {1e3 * high:.3g}]"
@@ -281,10 +287,10 @@ class MeasuredCase:
 
 
 def _add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> bool:
-    """Add cases to pytest-benchmark's table, JSON, autosave and compare, a round a sample.
+    """Add cases to pytest-benchmark's table, JSON, autosave and compare, with one round per sample.
 
-    As other plugins do, this uses `config._benchmarksession.benchmarks` and `pytest_benchmark.stats.Metadata`, which
-    are not public. Where they are not as expected, a warning is printed, and the cases are printed without them.
+    Like other plugins, this uses `config._benchmarksession.benchmarks` and `pytest_benchmark.stats.Metadata`, which are
+    not public. If these have changed, a warning is printed, and the cases are printed without pytest-benchmark.
 
     Returns:
         Whether pytest-benchmark shows the cases: False where it is not installed, disabled, or another version.
@@ -309,7 +315,7 @@ def _add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> boo
                 row.update(seconds)
         session.benchmarks.extend(rows)
     except (ImportError, AttributeError, TypeError) as error:
-        item.warn(pytest.PytestWarning(f"this pytest-benchmark takes no rows of distbench's: {error}"))
+        item.warn(pytest.PytestWarning(f"this version of pytest-benchmark does not accept distbench's rows: {error}"))
         return False
     return True
 
@@ -345,25 +351,25 @@ class Distbench:
         self._item, self._out, self._unshown = item, out, unshown
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[MeasuredCase]:
-        """Time what `function(mesh, *args, **kwargs)` returns on every rank: `call`, or `(call, check)`.
+        """Time the result of `function(mesh, *args, **kwargs)` on every rank: `call`, or `(call, check)`.
 
-        The function is of a module's top level, its arguments plain data. `call()` is timed until it returns; `check()`
-        runs once afterwards, and asserts, or returns None or True where this rank's result is right, False or a
-        sentence where not.
+        The function is at a module's top level, and its arguments are plain data. `call()` is timed until it returns.
+        `check()` runs once afterwards. It raises, or returns None or True for a correct result on this rank, and False
+        or a sentence for an incorrect one.
 
         Raises:
-            pytest.fail.Exception: a case is not ok, a rank died or hung, or the request cannot be met.
+            pytest.fail.Exception: a case is not ok, a rank died or hung, or the request is not valid.
         """
         with _user_errors():
             arguments = arguments_of(function, args, kwargs)
             return self._measure(function, {name: (value,) for name, value in arguments.items()})
 
     def sweep(self, function: Callable[..., Any], /, **axes: Sequence[Any]) -> list[MeasuredCase]:
-        """Call it with all combinations of the values in one launch: `sweep(function, numel=(1024, 4096))`."""
+        """Call a function with all combinations of the values in one launch: `sweep(function, numel=(1024, 4096))`."""
         with _user_errors():
             for name, values in axes.items():
                 if not isinstance(values, list | tuple) or not values:
-                    raise UserError(f"sweep({name}={values!r}): give a list of the values that {name!r} runs through")
+                    raise UserError(f"sweep({name}={values!r}): give a list of values for {name!r}")
             arguments_of(function, (), {name: values[0] for name, values in axes.items()})
             return self._measure(function, axes)
 
@@ -399,7 +405,7 @@ class Distbench:
         return replace(job, is_call=True)
 
     def _show_logs(self, log_dir: Path) -> None:
-        """The end of each rank's log, in the failing test's report: on a CI machine the files are soon gone."""
+        """Add the end of each rank's log to the failing test's report: on a CI machine the files are deleted soon."""
         for log in sorted(log_dir.glob("rank*.log")):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             if lines:
@@ -407,7 +413,7 @@ class Distbench:
 
 
 def _problems(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) -> list[str]:
-    """Why the test fails; empty where every case is ok."""
+    """The reasons of the test's failure; empty where every case is ok."""
     lines = [outcome.message] if outcome.message else []
     lines += [
         f"{case.id} is {case.status}: {case.error}"
@@ -415,13 +421,13 @@ def _problems(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) -> list
         if case.status != "ok" and case.id not in outcome.message
     ]
     if not cases and not outcome.user_can_fix:
-        lines.append("nothing was measured; `distbench doctor` says what this machine can run")
+        lines.append("nothing was measured; check this machine with `distbench doctor`")
     return lines
 
 
 @contextlib.contextmanager
 def _user_errors() -> Iterator[None]:
-    """A user's mistake fails the test with its sentence alone."""
+    """Fail the test with a UserError's sentence only, without a traceback."""
     try:
         yield
     except UserError as error:
@@ -430,7 +436,7 @@ def _user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pytests_modules() -> Iterator[None]:
-    """Ranks find the modules that pytest finds, whatever conftest files and import modes did to the path."""
+    """Give ranks pytest's import path, including changes by conftest files and import modes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         yield

@@ -57,13 +57,13 @@ class Agreement:
 
         Raises:
             RankFailed: only this rank failed, or another one that has left.
-            HostLost: on some host, no rank answers.
+            HostLost: on some host, no rank responds.
         """
         keys = self._publish(what, message)
         if not self._all_set(keys):
             self._store.set(LEFT, str(self._rank))
             if lost_hosts := self._lost_hosts(keys):
-                raise HostLost(f"{lost_hosts}; rank {self._rank} saw {message}")
+                raise HostLost(f"{lost_hosts}; rank {self._rank} reports {message}")
             raise RankFailed(message)
         if self._store.check([LEFT]):
             raise RankFailed(message)
@@ -75,8 +75,8 @@ class Agreement:
             self._part()
             return error
         ranks = [str(rank) for rank, key in enumerate(keys) if self._store.check([key])]
-        found_on = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"
-        return UserError(f"on {found_on} of {len(keys)} only: {error}")
+        places = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)}"
+        return UserError(f"on {places} of {len(keys)} only: {error}")
 
     def _part(self) -> None:
         """Leave the store: rank 0 leaves last, since under srun the store ends with it and others may still read it."""
@@ -95,7 +95,7 @@ class Agreement:
         return keys
 
     def _lost_hosts(self, keys: list[str]) -> str:
-        """Describe the hosts on which no rank has failed in this or reported that it is alive; "" if there are none."""
+        """Describe the hosts without any rank that has failed in this or reported that it is alive; else ""."""
         silent: dict[str, list[str]] = {}
         heard = set()
         for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
@@ -105,13 +105,13 @@ class Agreement:
                 silent.setdefault(host, []).append(str(rank))
         return " and ".join(
             f"host {host} is lost: its {'ranks' if len(ranks) > 1 else 'rank'} {', '.join(ranks)} "
-            f"no longer {'answer' if len(ranks) > 1 else 'answers'}"
+            f"no longer {'respond' if len(ranks) > 1 else 'responds'}"
             for host, ranks in silent.items()
             if host not in heard
         )
 
     def first_message(self, what: str, message: str) -> str:
-        """Return the message of a rank that failed alone and left, if there is one; else this rank's message."""
+        """Return the message of a rank that failed alone and left, if any; else this rank's message."""
         if not self._store.check([LEFT]):
             return message
         rank = int(self._store.get(LEFT))
@@ -131,7 +131,7 @@ class Agreement:
         return True
 
     def _report_work(self) -> None:
-        """Count a report whenever the main thread answers, from any rank's next failure until this rank's failure."""
+        """Count a report whenever the main thread responds, from any rank's next failure until this rank's failure."""
         main = threading.main_thread().ident or 0
         store: Any = self._store.clone()  # type: ignore[union-attr]  # a store serves one thread at a time
         with contextlib.suppress(RuntimeError):  # the launch is over
@@ -158,10 +158,10 @@ def _failed(what: str, rank: int) -> str:
 
 
 class Presence:
-    """Notices when another rank has ended. Under srun nothing else does, so collectives would hang for minutes.
+    """Detects the end of another rank. Under srun no other part detects it, so collectives would hang for minutes.
 
     Each rank holds a connection to rank 0. The kernel closes it when the process ends in any way, and it times out when
-    the other host no longer answers.
+    the other host no longer responds.
 
     Args:
         store: where rank 0 publishes its port.
@@ -193,7 +193,7 @@ class Presence:
             threading.Thread(target=self._follow_first, args=(self._link,), daemon=True).start()
 
     def leave(self) -> None:
-        """From now on ranks may end; all ranks meet once more after this call."""
+        """Allow ranks to end from now on; all ranks meet once more after this call."""
         self._is_leaving = True
         if self._link is not None:
             with contextlib.suppress(OSError):
@@ -251,7 +251,7 @@ class Presence:
         own_host, other_host = self._hosts[self._rank], self._hosts[rank]
         theirs = [other_rank for other_rank, host in enumerate(self._hosts) if host == other_host]
         ranks = named(theirs, [other_host] * len(self._hosts))
-        return f"host {other_host} ({ranks}) no longer answers host {own_host}: it is down, or the network between them"
+        return f"host {other_host} ({ranks}) no longer responds to host {own_host}: {other_host} or the network is down"
 
     def _gone(self, message: str, is_silent: bool) -> None:
         if not self._is_leaving:
@@ -269,9 +269,9 @@ def _kept_alive(link: socket.socket) -> socket.socket:
 
 
 def presence_of(log_dir: Path, store: Store, rank: int, hosts: Sequence[str]) -> Presence | None:
-    """Return a Presence, by which each rank ends itself when another one is gone.
+    """Return a Presence, which ends this rank when another rank is gone.
 
-    None if a launcher does that for the ranks of one host: torchrun and ours set these variables.
+    None if the launcher does that for the ranks of one host: torchrun and distbench's set these variables.
     """
     is_launched = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"} & set(os.environ)
     if is_launched and len(set(hosts)) == 1:

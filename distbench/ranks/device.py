@@ -29,7 +29,7 @@ POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR"
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A type of device other than the CPU, as torch has it: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
+    """A type of device other than the CPU, by torch's name: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
 
     Its own module is used, not `torch.accelerator`, which supports one type per build, has no events, and cannot wait
     for a device that is implemented in Python.
@@ -45,7 +45,7 @@ class Accelerator:
 
     @property
     def module(self) -> Any:
-        """torch's module for it; UserError if this version of torch has none."""
+        """torch's module for this type of device; UserError if this version of torch has none."""
         try:
             return torch.get_device_module(self.type)
         except RuntimeError as error:
@@ -58,7 +58,7 @@ class Accelerator:
 
     @property
     def backend(self) -> str:
-        """The communication backend by torch's table, or by ours where torch's package is not loaded."""
+        """The communication backend by torch's table, or by distbench's where torch's package is not loaded."""
         from_torch = dist.Backend.default_device_backend_map.get(self.type, "") if dist.is_available() else ""
         ours = known_device(self.type).backend
         # Once torch's fake backend is imported, the table has it for a device whose package is not loaded.
@@ -71,7 +71,7 @@ class Accelerator:
 
     @property
     def is_available(self) -> bool:
-        """Return whether torch can use one."""
+        """Return whether torch can use a device of this type."""
         try:
             return bool(self.module.is_available())
         except UserError:
@@ -83,7 +83,7 @@ class Accelerator:
         return int(self.module.device_count()) if self.is_available else 0
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the device of a host's rank and make it the current one; UserError if there is none for that rank.
+        """Return the device of a host's rank and make it the current one; UserError without a device for that rank.
 
         A launcher may make one device visible per rank; then its number is 0 for all ranks.
         """
@@ -107,7 +107,7 @@ class Accelerator:
         get_name = getattr(self.module, "get_device_name", None)
         return str(get_name(device)) if get_name else self.type
 
-    def asked(self, name: str, device: torch.device) -> Any:
+    def memory_query(self, name: str, device: torch.device) -> Any:
         """Call a function of torch's module about a device's memory; None if it lacks the function, as MTIA's does."""
         function = getattr(self.module, name, None)
         return None if function is None else function(device)
@@ -118,7 +118,7 @@ class Accelerator:
 
 
 def select_device(device_type: str) -> torch.device:
-    """Return this rank's device and make it the current one; UserError if there is none."""
+    """Return this rank's device and make it the current one; UserError without a device."""
     if not is_accelerator(device_type):
         return torch.device(device_type)
     return Accelerator(device_type).device(int(os.environ.get("LOCAL_RANK", "0")))
@@ -235,11 +235,11 @@ def allocator_peak(
     """
     used = Accelerator(device.type)
     module, peaks = used.module, list[int]()
-    reserved = [used.asked("max_memory_reserved", device)]
+    reserved = [used.memory_query("max_memory_reserved", device)]
 
     def stamp() -> None:
         peaks.append(module.max_memory_allocated(device))
-        reserved.append(used.asked("max_memory_reserved", device))
+        reserved.append(used.memory_query("max_memory_reserved", device))
         module.reset_peak_memory_stats(device)
 
     module.reset_peak_memory_stats(device)
@@ -252,7 +252,7 @@ def allocator_peak(
 def free_bytes(device: torch.device) -> int:
     """Return memory that this rank could still use, as its share of the host's free memory; 0 if unknown."""
     if is_accelerator(device.type):
-        return int((Accelerator(device.type).asked("mem_get_info", device) or (0,))[0])
+        return int((Accelerator(device.type).memory_query("mem_get_info", device) or (0,))[0])
     match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
     return int(match.group(1)) * 1024 // int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if match else 0
 

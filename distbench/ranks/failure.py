@@ -39,7 +39,7 @@ def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
 
 
 def one_line(error: BaseException) -> str:
-    """Format an exception as one line: its type and the first line of its message, shortened if it is long."""
+    """Format an exception as one line: its type and the first line of its message, shortened if long."""
     try:
         first = str(error).strip().partition("\n")[0]
     except Exception as of_its_own:
@@ -61,13 +61,13 @@ def place_of(function: Callable[..., Any]) -> str:
 def raised_at(error: BaseException) -> str:
     """Return where in the user's files an exception was raised.
 
-    `file:line` of its innermost frame outside of installed packages and distbench; "" if there is none.
+    `file:line` of its innermost frame outside of installed packages and distbench; "" without such a frame.
     """
     return _own_place(traceback.extract_tb(error.__traceback__))
 
 
 def called_at() -> str:
-    """Return where in the user's files this was called from, as `raised_at`; "" if there is none."""
+    """Return where in the user's files this was called from, as `raised_at`; "" without such a place."""
     return _own_place(traceback.extract_stack())
 
 

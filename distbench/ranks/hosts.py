@@ -35,9 +35,9 @@ class GivenToRank:
     """Inputs of one rank."""
 
     host: str  # its host's name
-    boot: str  # what tells the host's running kernel from any other; "" where it has no such thing
+    boot: str  # an id of the host's running kernel; "" where the system has none
     torch: str  # its version
-    asked: dict[str, str]  # inputs that determine its collectives, by their name in messages
+    inputs: dict[str, str]  # inputs that determine its collectives, by their name in messages
     imported: dict[str, str]  # digests of the user's own files that the scenario has imported
 
 
@@ -58,7 +58,7 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
     _require_own_names(jobs)
     if problem := _differing("torch", [rank_job.torch for rank_job in jobs], hosts):
         raise UserError(f"{problem}; install the same version on all hosts")
-    require_same([rank_job.asked for rank_job in jobs], hosts)
+    require_same([rank_job.inputs for rank_job in jobs], hosts)
     require_same([rank_job.imported for rank_job in jobs], hosts)
     if len(set(hosts)) > 1:
         require_same([{"distbench's own code": code} for code in gather(_digest_of_package())], hosts)
@@ -118,7 +118,7 @@ def _request_of(job: Job) -> dict[str, str]:
     return {
         "the scenario file": digest(Path(job.file).read_bytes()),
         "the profile": digest(Path(job.profile).read_bytes()) if job.profile else "",
-        "what to run": json.dumps(request, default=repr),
+        "the selected cases": json.dumps(request, default=repr),
     }
 
 
@@ -204,7 +204,7 @@ def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
 
 
 def require_same_device(store: dist.Store, rank: int, world_size: int, device: str) -> None:
-    """Reject different types of device, on all ranks alike, before they form process groups.
+    """Reject different types of device on all ranks, before they form process groups.
 
     Each host's command detects its own accelerators. A host without a working driver would continue on CPUs, and its
     ranks would form other groups than those that wait for them.

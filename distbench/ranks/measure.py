@@ -77,7 +77,7 @@ class RankGroup:
 
 
 class DeviceStart:
-    """Make the devices of a group start a call together, after each host has launched all of it.
+    """Make the devices of a group start a call together, after each host has launched the whole call.
 
     A fill keeps the device busy meanwhile, repeated for twice the previous launch time. Then one element is reduced
     over the group, and the call begins within some microseconds on all of its devices. The fill also evicts the call's

@@ -1,1 +1,1 @@
-"""Run files, and everything that can be read of them: format, header, launches, baselines, other tools' formats."""
+"""Run files: format, header, launches, baselines, frames, and other tools' formats."""

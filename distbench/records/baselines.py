@@ -1,4 +1,4 @@
-"""Stored baselines, small enough for git, and the sides of a comparison read from any file."""
+"""Stored baselines, small enough for git, and the launches of a comparison's side from any kind of file."""
 
 import datetime
 import json
@@ -28,7 +28,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, read_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Date, Format, Time, decode, document
 
-# Stored baselines: small enough for git, a line a launch and a line a case.
+# Stored baselines: small enough for git, one line per launch and one per case.
 
 
 class Facts(Environment, frozen=True):
@@ -42,7 +42,7 @@ class Facts(Environment, frozen=True):
 
 
 class LaunchRow(Struct):
-    """One launch; `facts` are those that not all launches have in common, as `Facts` has them."""
+    """One launch; `facts` are the fields of `Facts` that differ between launches."""
 
     run_id: str
     variants: str
@@ -57,10 +57,10 @@ class LaunchRow(Struct):
 
 
 class Columns(Struct):
-    """One case: an entry per launch, null where the launch has no such case or no such number.
+    """One case: an entry per launch, null where the launch lacks the case or the number.
 
     Args:
-        status: empty where all are ok; likewise `error`.
+        status: empty where all launches are ok; likewise `error`.
     """
 
     num_samples: list[Count | None]
@@ -96,26 +96,26 @@ class Baseline(Struct):
         decode(self.facts, Facts, "facts")
         ids = [launch.run_id for launch in self.launches]
         if twice := next((run_id for run_id in ids if ids.count(run_id) > 1), None):
-            raise ValueError(f"run_id {shown(twice)} stands in two launches")
+            raise ValueError(f"two launches have run_id {shown(twice)}")
         for case_id, columns in self.cases.items():
             if (num_values := len(columns.num_samples)) != len(ids):
                 raise ValueError(f"cases[{shown(case_id)}].num_samples has {num_values} values for {len(ids)} launches")
 
 
 FORMAT_VERSION = 2  # 1 had minima in place of 10th percentiles
-LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored as they are
+LAUNCH_FIELDS = ("run_id", "started_at", "ended_at", "variants", "foreign_load", "complete")  # stored unchanged
 SAVE_AGAIN = "save it again with distbench baseline save"
 FORMAT = Format("baseline", SAVE_AGAIN, "distbench_baseline", FORMAT_VERSION)
 
 
 def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
-    """Write `baselines/<machine>/` below a results folder, one file a scenario, mesh and device; return the files.
+    """Write `baselines/<machine>/` below a results folder, one file per scenario, mesh and device; return the files.
 
     Raises:
-        UserError: no launches, or the folder cannot be written.
+        UserError: no launches, or the folder is not writable.
     """
     if not launches:
-        raise UserError("there is no launch to save as a baseline; give run files or a folder of them")
+        raise UserError("no launch to save as a baseline; give run files or a folder of them")
     files: dict[Path, list[Launch]] = {}
     for launch in launches:
         facts = launch.facts
@@ -131,7 +131,7 @@ def save_baselines(launches: Sequence[Launch], out: Path) -> list[Path]:
 
 
 def baseline_text(launches: Sequence[Launch]) -> str:
-    """One baseline file's text, of launches of one scenario: JSON, one line a launch and one a case."""
+    """The text of a baseline file for one scenario's launches: JSON, one line per launch and one per case."""
     facts = launches[0].facts.items()
     common = {name: value for name, value in facts if all(launch.facts.get(name) == value for launch in launches)}
     head = {
@@ -153,12 +153,12 @@ def baseline_text(launches: Sequence[Launch]) -> str:
 
 
 def _case_record(case_id: str, launches: Sequence[Launch]) -> Record:
-    """Columns, one entry a launch; null where the launch has no such case or no such number."""
+    """Columns, one entry per launch; null where the launch lacks the case or the number."""
     values = [launch.cases.get(case_id) for launch in launches]
     record: Record = {"num_samples": [value.num_samples if value else None for value in values]}
     for name in ("mean_s", "p10_s"):
         times_s = (getattr(value, name) if value and value.status == "ok" else None for value in values)
-        # Clocks give no more than 6 digits.
+        # Clocks have at most 6 digits.
         record[name] = [None if seconds is None else float(f"{seconds:.6g}") for seconds in times_s]
     if any(value and value.status != "ok" for value in values):
         record["status"] = [value.status if value else None for value in values]
@@ -175,19 +175,19 @@ def load_baseline(path: Path) -> Baseline:
     """Read a baseline file.
 
     Raises:
-        UserError: it cannot be read, is no baseline, is damaged, or a newer distbench wrote it.
+        UserError: not readable, not a baseline, damaged, or written by a newer distbench.
     """
     record: Any = read_json(path, "baseline")
     version = record.get("distbench_baseline") if isinstance(record, dict) else None
     if type(version) is not int:
-        raise UserError(f"{path} is no baseline; write one with distbench baseline save")
+        raise UserError(f"{path} is not a baseline; write one with distbench baseline save")
     if version < FORMAT_VERSION:
         raise UserError(f"baseline {path} has version {version}, without 10th percentiles; {SAVE_AGAIN}")
     return document(record, Baseline, f"baseline {path}", FORMAT)
 
 
 def launches_of(baseline: Baseline, source: str) -> list[Launch]:
-    """The launches that a baseline holds; `source` is its file."""
+    """The launches of a baseline; `source` is its file."""
     return [
         Launch(
             run_id=row.run_id,
@@ -196,7 +196,7 @@ def launches_of(baseline: Baseline, source: str) -> list[Launch]:
             started_at=row.started_at,
             ended_at=row.ended_at or 0.0,
             variants=row.variants,
-            # A fact that the file lacks is None, as in a run file.
+            # A field that the file lacks is None, as in a run file.
             facts={**Header().facts, **baseline.facts, **row.facts},
             foreign_load=row.foreign_load,
             complete=row.complete,
@@ -211,7 +211,7 @@ def launches_of(baseline: Baseline, source: str) -> list[Launch]:
 
 
 def _value(columns: Columns, index: int) -> Value | None:
-    """One launch's value of a case; None where it has no such case."""
+    """One launch's value of a case; None if the launch lacks the case."""
     count, status = columns.num_samples[index], columns.status[index]
     if count is None or status is None:
         return None
@@ -239,10 +239,10 @@ def read_side(paths: Iterable[Path], side: str, warnings: list[str]) -> list[Lau
     Args:
         paths: run files, baseline files, nccl-tests' JSON files, and folders of them.
         side: its name in messages.
-        warnings: gets sentences on files left out and lines that could not be read.
+        warnings: receives sentences on files left out and on unreadable lines.
 
     Raises:
-        UserError: a path does not exist, or a named file is none of these.
+        UserError: a path does not exist, or a named file is of another kind.
     """
     launches: dict[str, Launch] = {}
     with no_garbage_collection():
@@ -263,20 +263,20 @@ def _read_path(path: Path, side: str, warnings: list[str]) -> list[Launch]:
 
 
 def _read_file(path: Path, warnings: list[str]) -> list[Launch]:
-    """The launch of a run file or an nccl-tests file, or those of a baseline."""
+    """The launch of a run file or an nccl-tests file, or the launches of a baseline."""
     kind = _sniffed(path)
     if kind == "baseline":
         return read_baseline(path)
     run = read_nccl_tests(path) if kind == "nccl-tests" else read_run(path)
     if run.is_simulated:
-        instead = "distbench compare shows predicted times, gate --signature compares what it communicates"
-        raise UserError(f"{path} is a simulated run, which holds no measured time; {instead}")
+        instead = "use distbench compare for predicted times, or gate --signature for its communication"
+        raise UserError(f"{path} is a simulated run without measured times; {instead}")
     warnings += run.warnings
     return [launch_of(run)]
 
 
 def _sniffed(path: Path) -> str | None:
-    """The kind of a JSON file, by its first bytes: "baseline", "nccl-tests", or None for anything else."""
+    """The kind of a JSON file by its first bytes: "baseline", "nccl-tests", or None for others."""
     with opened(path, "file", MAX_RUN_BYTES) as file:
         head = file.read(512)
     if b'"distbench_baseline"' in head:

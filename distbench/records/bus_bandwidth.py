@@ -2,11 +2,11 @@
 
 
 def busbw_factor(op: str, group_size: int) -> float:
-    """The factor from algbw = S/t to busbw, as nccl-tests' PERFORMANCE.md derives it.
+    """The factor from algbw = S/t to busbw. Source: nccl-tests' PERFORMANCE.md.
 
     Args:
         op: one of COLLECTIVE_OPS or "send_recv", else ValueError.
-        group_size: of the group that ran it.
+        group_size: ranks of its group.
     """
     n = group_size
     if op == "all_reduce":
@@ -15,11 +15,11 @@ def busbw_factor(op: str, group_size: int) -> float:
         return (n - 1) / n
     if op in ("broadcast", "send_recv"):
         return 1.0
-    raise ValueError(f"no busbw factor is known for {op!r}")
+    raise ValueError(f"{op!r} has no busbw factor")
 
 
 def wire_bytes(kind: str, payload_bytes: int, group_size: int) -> int | None:
-    """Bytes that one rank must send, by the algorithm's own count; None where nccl-tests has no count of `kind`."""
+    """Bytes that one rank must send, by the algorithm's count; None for a `kind` that nccl-tests does not count."""
     if kind in ("send", "recv"):
         return payload_bytes if kind == "send" else 0
     try:

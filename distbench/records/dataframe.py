@@ -1,4 +1,4 @@
-"""The frame, a row per case: columns by their path into the case's record, and columns derived from those."""
+"""The data frame, one row per case: columns by their path into the case's record, and derived columns."""
 
 from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
@@ -22,7 +22,7 @@ Nodes = list[Any]
 Row = dict[Hashable, Any]
 GB = 1e9
 PHASES = ("forward", "backward", "optimizer")
-PASSES = "pass_medians_s"  # an array per case: its median sample in each pass, nan where it has none
+PASSES = "pass_medians_s"  # an array per case: its median sample in each pass, nan for a pass without samples
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Column:
 
     Args:
         path: keys from the case's record down to the value.
-        is_number: anything but a number counts as missing.
+        is_number: whether values that are not numbers count as missing.
     """
 
     name: str
@@ -43,7 +43,7 @@ def _columns(names: str, *path: str, is_number: bool = False) -> tuple[Column, .
     return tuple(Column(name, (*path, name), is_number) for name in names.split())
 
 
-# What a step's memory holds at its peak; the second line is of simulated steps, and "other" in measured ones.
+# Parts of a step's memory at its peak; the second line is for simulated steps ("other" in measured steps).
 HELD = (
     *("parameters", "buffers", "optimizer", "batch", "cache", "gradients", "other"),
     *("activations", "backward", "fsdp"),
@@ -66,7 +66,7 @@ LAST = (
     *_columns("peak_bytes peak_reserved_bytes predicted_peak_bytes", *COUNTERS, is_number=True),
     *(Column(f"peak_{kind}_bytes", (*COUNTERS, "peak_by_kind", kind), is_number=True) for kind in HELD),
     *_columns("peak_phase peak_owner memory_reason", *COUNTERS),
-    # Of runs before steps had their peak from the allocator's record.
+    # Of older runs, before the peak came from the allocator's record.
     *_columns("peak_allocated_bytes peak_growth_bytes", *COUNTERS, is_number=True),
     *_columns("loss_rel_error grad_rel_error output_rel_error cache_bytes", *COUNTERS, is_number=True),
     *_columns("entry_skew_s isolated_s", *COUNTERS, is_number=True),
@@ -83,8 +83,8 @@ LAST = (
 def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
     """All cases of the runs, one row each, in file order.
 
-    Times are in seconds, sizes in bytes, bandwidths in GB/s (1e9 bytes a second). algbw and busbw are of collectives
-    alone, from the median; busbw takes the size of the case's own group, and is missing for an op with no known factor.
+    Times are in seconds, sizes in bytes, bandwidths in GB/s (1e9 bytes per second). Only collectives have algbw and
+    busbw, from the median. busbw uses the size of the case's own group, and is missing for an op without a factor.
     """
     import pandas as pd
 
@@ -113,12 +113,12 @@ def frame_of(runs: Sequence[Run]) -> "pd.DataFrame":
 
 
 def measured_of(frame: "pd.DataFrame", kind: str) -> "pd.DataFrame":
-    """A copy of the rows of one kind that were measured and found right."""
+    """A copy of the rows of one kind with status ok."""
     return frame[(frame["kind"] == kind) & (frame["status"] == "ok") & frame["median_s"].notna()].copy()
 
 
 def records_of(frame: "pd.DataFrame") -> list[Row]:
-    """Each row by its columns' names, as `DataFrame.to_dict`, which takes 10 ms for a hundred columns."""
+    """Each row as a dict by column name; `DataFrame.to_dict` would take 10 ms for a hundred columns."""
     names = list(frame.columns)
     return [dict(zip(names, row, strict=True)) for row in zip(*(frame[name].tolist() for name in names), strict=True)]
 
@@ -131,7 +131,7 @@ def _of_passes(record: dict[str, Any], median_s: float) -> Floats:
 
 
 def _intervals_of_passes(columns: dict[str, Any]) -> dict[str, Floats]:
-    """The 95 % interval of the median pass, where there are enough passes; that median replaces the samples' then."""
+    """Add the 95 % interval of the median pass where the passes suffice; that median then replaces the samples'."""
     low, high = np.full((2, len(columns[PASSES])), np.nan)
     for row, medians in enumerate(columns[PASSES]):
         finite = medians[np.isfinite(medians)].tolist()
@@ -146,7 +146,7 @@ def _read_columns(records: Nodes, columns: Iterable[Column]) -> dict[str, Any]:
 
     @cache
     def nodes_at(path: tuple[str, ...]) -> Nodes:
-        """The dicts at a path of every record, {} where there is none."""
+        """The dicts at a path of every record, {} where missing."""
         nodes = values_at(path) if path else records
         return [node if isinstance(node, dict) else {} for node in nodes]
 
@@ -163,7 +163,7 @@ def _read_columns(records: Nodes, columns: Iterable[Column]) -> dict[str, Any]:
 
 def _as_floats(values: Nodes) -> Floats:
     if set(map(type, values)) <= {int, float, type(None)}:
-        return np.array(values, dtype=np.float64)  # None is nan to it
+        return np.array(values, dtype=np.float64)  # converts None to nan
     numbers = (float(value) if isinstance(value, int | float) else np.nan for value in values)
     return np.fromiter(numbers, dtype=np.float64, count=len(values))
 

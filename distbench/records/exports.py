@@ -1,4 +1,4 @@
-"""Runs in other tools' formats: one value per launch, never raw samples.
+"""Export to other tools' formats: one value per launch, never raw samples.
 
 A format is a function of paths: run files, baselines, nccl-tests' files, and folders of them.
 """
@@ -21,7 +21,7 @@ Series = dict[tuple[str, str], list[float]]
 
 
 def pytest_benchmark(paths: Sequence[Path]) -> str:
-    """A file as pytest-benchmark stores it, for `pytest-benchmark compare`: a round is a launch."""
+    """A file in pytest-benchmark's storage format, for `pytest-benchmark compare`: a round is a launch."""
     series, latest = _series_of(paths)
     facts, moment = latest.facts, datetime.datetime.fromtimestamp(latest.started_at, datetime.UTC).isoformat()
     record = {
@@ -81,7 +81,7 @@ def _stats(values: Sequence[float]) -> "Record":
 
 
 def smaller_is_better(paths: Sequence[Path]) -> str:
-    """What github-action-benchmark reads with `tool: customSmallerIsBetter`: the mean of the median launch, in ms."""
+    """JSON for github-action-benchmark's `tool: customSmallerIsBetter`: the mean of the median launch, in ms."""
     series, latest = _series_of(paths)
     torch = latest.facts["torch"]
     record = [
@@ -90,7 +90,7 @@ def smaller_is_better(paths: Sequence[Path]) -> str:
             "unit": "ms",
             "value": 1e3 * statistics.median(values),
             "range": f"{1e3 * min(values):.4g} to {1e3 * max(values):.4g}",
-            "extra": f"{count_text(len(values), 'launch', 'launches')}, the mean of each, torch {torch}",
+            "extra": f"{count_text(len(values), 'launch', 'launches')}, mean of each, torch {torch}",
         }
         for (scenario, case_id), values in series.items()
     ]
@@ -102,7 +102,7 @@ def run_text(paths: Sequence[Path]) -> str:
     from distbench.records.nccl_tests import read_nccl_tests
 
     if len(paths) != 1:
-        raise UserError(f"export run takes one nccl-tests file at a time, {len(paths)} are given")
+        raise UserError(f"export run converts one nccl-tests file at a time; {len(paths)} were given, give one")
     run = read_nccl_tests(paths[0])
     records = [run.header, *run.cases, *([run.footer] if run.footer else [])]
     return "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
@@ -119,7 +119,7 @@ def _series_of(paths: Sequence[Path]) -> "tuple[Series, Launch]":
             if value.status == "ok":
                 series.setdefault((launch.scenario, case_id), []).append(value.mean_s)
     if not series:
-        raise UserError("no case in these runs is ok, so there is nothing to export")
+        raise UserError("no case in these runs is ok, so nothing was exported; give runs with a measured case")
     return series, launches[-1]
 
 
@@ -127,7 +127,7 @@ def _json_text(record: "Record | list[Record]") -> str:
     return json.dumps(record, indent=1) + "\n"
 
 
-# As `distbench export` names them.
+# Names of `distbench export`.
 EXPORTS: dict[str, Callable[[Sequence[Path]], str]] = {
     "pytest-benchmark": pytest_benchmark,
     "customSmallerIsBetter": smaller_is_better,

@@ -1,7 +1,7 @@
-"""A launch as comparisons see it: of each case its mean and its 10th percentile.
+"""The launches of a comparison: mean and 10th percentile of each case.
 
-Samples of one launch share its threads, memory and neighbours: on a contended machine 40 of them were worth 2 to 10
-independent ones. So a launch gives one mean and one 10th percentile per case, and later statistics count launches.
+Samples of one launch share its threads, memory and load: on a busy machine 40 samples had the weight of 2 to 10
+independent samples. So a launch gives one mean and one 10th percentile per case, and later statistics count launches.
 """
 
 import json
@@ -22,18 +22,18 @@ from distbench.spec.job import CaseChoice, none_chosen
 
 FAILED = ("wrong", "raised", "timeout", "aborted")
 NOT_RUN = ("skipped", "unsupported")
-FORWARD_ONLY = "inference"  # the mode of a case that is a forward pass alone
+FORWARD_ONLY = "inference"  # the mode of a case that is a forward pass only
 
 
 class Value(NamedTuple):
     """One case in one launch.
 
     Args:
-        status: as a run file's.
-        mean_s: the samples' mean, seconds; nan where there are none.
+        status: as in a run file.
+        mean_s: the samples' mean, seconds; nan without samples.
         p10_s: their 10th percentile, seconds; nan likewise.
         error: one sentence, when status is not ok.
-        is_latency: whether its times are of forward passes alone, whose tail matters more than their mean.
+        is_latency: whether its times are of forward passes only, with a tail more important than the mean.
     """
 
     status: str
@@ -49,13 +49,13 @@ class Launch:
     """One launch of ranks: one run file.
 
     Args:
-        run_id: unique; a launch may be on one side only.
+        run_id: unique; only one side of a comparison may contain a launch.
         source: its file.
         started_at: seconds since the epoch, or 0 where unknown; likewise `ended_at`.
-        variants: the scenario's parameters as text: launches with the same text should hold the same cases.
-        facts: as a header's: fields that must agree, and fields that are only shown.
-        foreign_load: how busy others kept the CPUs around this launch, as a share of them, or None.
-        complete: whether it ran to its end.
+        variants: the scenario's parameters as text; launches with equal text should have equal cases.
+        facts: fields of the header that must agree, and fields that are only shown.
+        foreign_load: CPU use by other processes during this launch, as a share of the CPUs, or None.
+        complete: whether it finished.
         invocation_id: shared by the launches of one `distbench run`, or None.
         label: the user's own text for it, or "".
     """
@@ -81,7 +81,7 @@ def launch_of(run: Run) -> Launch:
     for record in run.cases:
         value, case_id = value_of(record), record["case"]["id"]
         value = value._replace(is_latency=record["case"].get("params", {}).get("mode") == FORWARD_ONLY)
-        # A case recorded twice, the second time by the parent when the launch broke: the failure is what counts.
+        # A case may have a second row, from the parent after the launch broke: then the failure counts.
         if case_id not in cases or cases[case_id].status == "ok":
             cases[case_id] = value
     return Launch(
@@ -101,36 +101,36 @@ def launch_of(run: Run) -> Launch:
 
 
 def value_of(record: Record) -> Value:
-    """One case record as a value; one that is ok without a usable sample counts as raised."""
+    """One case record as a value; status ok without a usable sample counts as raised."""
     samples, status = record.get("samples_s") or [], record["status"]
     if status != "ok":
         return Value(status, len(samples), math.nan, math.nan, record.get("error"))
     mean_s = sum(samples) / len(samples) if samples else math.nan
     if not (math.isfinite(mean_s) and min(samples) > 0):
-        return Value("raised", len(samples), math.nan, math.nan, "ok, but without samples that are times")
+        return Value("raised", len(samples), math.nan, math.nan, "status ok without valid samples")
     return Value("ok", len(samples), mean_s, tenth_percentile(samples))
 
 
 def tenth_percentile(samples: Sequence[float]) -> float:
-    """The 10th percentile, interpolated between order statistics as numpy does.
+    """The 10th percentile, interpolated between order statistics as in numpy.
 
-    The minimum falls with the number of samples, and varied twice as much between launches of a quiet machine.
+    The minimum decreases with the number of samples, and varied twice as much between launches on an idle machine.
     """
     return statistics.quantiles(samples, n=10, method="inclusive")[0] if len(samples) > 1 else samples[0]
 
 
 def foreign_load(environment: Environment, footer: Record) -> float | None:
-    """How busy others kept this host's CPUs, as a share of them: the footer's `foreign_cpu`, measured over the launch.
+    """CPU use by other processes, as a share of this host's CPUs: the footer's `foreign_cpu`, measured over the launch.
 
-    Without that it is the load average of the minute before the launch, over the CPUs. It contains the rest of an
-    earlier launch of our own, which both sides of an interleaved comparison share.
+    Without that field it is the load average of the minute before the launch, divided by the number of CPUs. The load
+    average includes the end of the previous launch, on both sides of an interleaved comparison.
     """
     foreign_cpu = footer.get("foreign_cpu")
     return environment.load_per_cpu if foreign_cpu is None else float(foreign_cpu)
 
 
 def with_cases(sides: Sequence[Sequence[Launch]], expression: str) -> list[list[Launch]]:
-    """The launches of each side with the cases that an expression of -k chooses; UserError where it chooses none."""
+    """The launches of each side with the cases that match an expression of -k; UserError without a match."""
     if not expression:
         return [[*side] for side in sides]
     choice, launches = CaseChoice(expression), list(chain.from_iterable(sides))

@@ -25,14 +25,14 @@ from distbench.spec.printable_text import count_text, listed
 # GPUs by nvidia-smi: driver, clocks and links. Tools of AMD and other vendors are not read.
 
 SMI = "nvidia-smi"
-# As `nvidia-smi --help-query-gpu` has them; drivers before 535 have the older name of the last one.
+# Fields of `nvidia-smi --help-query-gpu`; drivers before 535 have the older name of the last field.
 FIELDS = (
     *("index", "name", "driver_version", "clocks.current.sm", "clocks.max.sm", "clocks.current.memory"),
     *("temperature.gpu", "power.draw", "power.limit", "persistence_mode", "mig.mode.current"),
 )
-NUMBERS = ("index", "clocks.", "temperature.", "power.")  # beginnings of fields; None where it is no number ("ERR!")
+NUMBERS = ("index", "clocks.", "temperature.", "power.")  # prefixes of numeric fields; None for other text ("ERR!")
 REASONS = ("clocks_event_reasons.active", "clocks_throttle_reasons.active")
-# nvml.h, nvmlClocksEventReasons: why clocks are low; without idle (0x1) and a clock set for a display (0x100).
+# nvml.h, nvmlClocksEventReasons: reasons of low clocks, except idle (0x1) and a clock set for a display (0x100).
 SLOWED_BY = {
     0x2: "clocks set by hand",
     0x4: "power cap",
@@ -48,8 +48,8 @@ Matrix = dict[tuple[str, str], str]
 
 
 def accelerator_facts(run: Run) -> dict[str, Any]:
-    """`driver`, `accelerators` (clocks in MHz, degrees Celsius, watts, by device) and `topology` (link to the number of
-    pairs) of this host; {} without nvidia-smi.
+    """Return this host's `driver`, `accelerators` (clocks in MHz, degrees Celsius, watts, by device) and `topology`
+    (link type to the number of pairs); {} without nvidia-smi.
 
     Args:
         run: returns a command's output, None where it failed.
@@ -61,7 +61,7 @@ def accelerator_facts(run: Run) -> dict[str, Any]:
 
 
 def _device_rows(run: Run) -> list[dict[str, Any]]:
-    """The devices as nvidia-smi has them now, with `slowed_by`: why their clocks are low, in words."""
+    """The present state of the devices from nvidia-smi, with `slowed_by`: the reasons of low clocks, in words."""
     for reasons in REASONS:
         text = run((SMI, f"--query-gpu={','.join((*FIELDS, reasons))}", "--format=csv,noheader,nounits"))
         if text is not None and (devices := devices_in(text)):
@@ -74,7 +74,7 @@ def _driver_of(devices: Sequence[Mapping[str, Any]]) -> str | None:
 
 
 def devices_in(text: str) -> list[dict[str, Any]]:
-    """The lines of a query; a field that a device does not have ("[N/A]") is None."""
+    """The lines of a query; a field that a device lacks ("[N/A]") is None."""
     devices = []
     for line in text.splitlines():
         values = [value.strip() for value in line.split(",")]
@@ -115,15 +115,15 @@ def matrix_of(text: str) -> Matrix:
 
 
 def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str, str]) -> list[dict[str, Any]]:
-    """For `distbench doctor`: clocks, links, peer access, and what is switched off; [] without nvidia-smi.
+    """Rows for `distbench doctor`: clocks, links, peer access and disabled features; [] without nvidia-smi.
 
     Args:
         run: as for `accelerator_facts`.
-        variables: environment variables that are set.
-        switched_off: variable to the value with which it switches something off.
+        variables: the environment variables.
+        switched_off: variable to the value that disables a feature.
     """
     off = [f"{name}={value}" for name, value in switched_off.items() if variables.get(name) == value]
-    advice = "unset them, unless they are what you measure"
+    advice = "unset them, unless you measure their effect"
     checks = [_row("switched off", not off, ", ".join(off) or "nothing", advice)]
     if not shutil.which(SMI):
         return checks if off else []
@@ -131,7 +131,7 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
         checks += [_clocks(devices), _modes(devices)]
     if links := matrix_of(run((SMI, "topo", "-m")) or ""):
         slow = [pair for pair, link in links.items() if not link.startswith("NV")]
-        others = "go another way: put neighbours of a mesh dim on the others"
+        others = "use a slower connection: put neighbours of a mesh dim on pairs with NVLink"
         counts = [
             f"{link} between {count_text(count, 'pair')}" for link, count in Counter(links.values()).most_common()
         ]
@@ -141,7 +141,7 @@ def checks_of(run: Run, variables: Mapping[str, str], switched_off: Mapping[str,
     if peers := matrix_of(run((SMI, "topo", "-p2p", "r")) or ""):
         closed = {pair: state for pair, state in peers.items() if state != "OK"}
         states = ", ".join(sorted(set(closed.values())))
-        advice = f"{_pairs(list(closed))} have no access ({states}): NCCL copies through the host"
+        advice = f"{_pairs(list(closed))} have no peer access ({states}): NCCL copies through the host"
         count = f"{len(peers) - len(closed)} of {count_text(len(peers), 'pair')}"
         checks.append(_row("GPU peer access", not closed, count, advice))
     return checks
@@ -157,17 +157,17 @@ def _clocks(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         [device[name] for device in devices if device[name] is not None]
         for name in ("clocks.current.sm", "clocks.max.sm")
     )
-    state = f"{min(now):g} to {max(now):g} MHz now, {min(most):g} at most" if now and most else "not told"
-    advice = "; ".join(f"{name} is held down by {', '.join(reasons)}" for name, reasons in slowed.items())
-    return _row("GPU clocks", not slowed, state, f"{advice}: figures will be lower and less steady")
+    state = f"{min(now):g} to {max(now):g} MHz now, {min(most):g} at most" if now and most else "unknown"
+    advice = "; ".join(f"{name} is limited by {', '.join(reasons)}" for name, reasons in slowed.items())
+    return _row("GPU clocks", not slowed, state, f"{advice}: figures will be lower and vary more")
 
 
 def _modes(devices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     persistent = all(device["persistence_mode"] in ("Enabled", None) for device in devices)
     split = any(device["mig.mode.current"] == "Enabled" for device in devices)
     modes = f"persistence {'on' if persistent else 'off'}, MIG {'on' if split else 'off'}"
-    state = f"driver {_driver_of(devices) or 'not told'}, {modes}"
-    advice = "MIG devices have no peer access" if split else "turn persistence on: nvidia-smi -pm 1"
+    state = f"driver {_driver_of(devices) or 'unknown'}, {modes}"
+    advice = "MIG devices have no peer access" if split else "turn persistence mode on: nvidia-smi -pm 1"
     return _row("GPU driver", persistent and not split, state, advice)
 
 
@@ -181,13 +181,13 @@ def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
 
 ALLOWED_VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
-    *(variable for known in DEVICES.values() for variable in known.variables),
+    *(variable for device_type in DEVICES.values() for variable in device_type.variables),
     *("SLURM_JOB_ID", "SLURM_NNODES", NUMA_BINDING),
 )
-FAMILIES = tuple({family for known in DEVICES.values() for family in known.families})
+FAMILIES = tuple({family for device_type in DEVICES.values() for family in device_type.families})
 COMMAND_TIMEOUT_S, TORCH_TIMEOUT_S = 10, 120
 ROOT = Path("/")
-IDS = ("GPU-", "MIG-")  # what a device's own name begins with, NVIDIA's and AMD's
+IDS = ("GPU-", "MIG-")  # prefixes of devices' ids, by NVIDIA and AMD
 
 
 def host_facts() -> dict[str, Any]:
@@ -207,12 +207,12 @@ def host_facts() -> dict[str, Any]:
 
 
 def is_recorded_variable(variable: str) -> bool:
-    """Whether the header records an environment variable: only those that change the measurement."""
+    """Whether the header records an environment variable: only variables that affect the measurement."""
     return variable in ALLOWED_VARIABLES or variable.startswith(FAMILIES)
 
 
 def machine_name() -> str:
-    """This machine's name, fit for a folder: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
+    """This machine's name, valid as a folder's name: DISTBENCH_MACHINE, else the host's name and a CPU digest."""
     if name := os.environ.get("DISTBENCH_MACHINE"):
         return slug(name)
     digest = hashlib.sha256(f"{cpu_model()}/{os.cpu_count()}/{memory_bytes()}".encode()).hexdigest()[:6]
@@ -225,7 +225,7 @@ def slug(text: str) -> str:
 
 
 def cpu_model() -> str:
-    """The CPU's own name where the system gives one, else its architecture."""
+    """The CPU's model name where available, else its architecture."""
     try:
         text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -242,7 +242,7 @@ def available_cpus() -> int:
 
 
 def memory_bytes() -> int | None:
-    """Physical memory in bytes, or None where the system does not say."""
+    """Physical memory in bytes, or None where unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
@@ -250,7 +250,7 @@ def memory_bytes() -> int | None:
 
 
 def load_average() -> list[float] | None:
-    """1, 5 and 15 minute load averages, or None where the system has none."""
+    """1, 5 and 15 minute load averages, or None where unavailable."""
     try:
         return [round(value, 2) for value in os.getloadavg()]
     except OSError:
@@ -259,7 +259,7 @@ def load_average() -> list[float] | None:
 
 @dataclass(frozen=True)
 class CpuUse:
-    """CPU seconds up to now: of all on this host, and of this process with its descendants."""
+    """CPU seconds so far: of all processes on this host, and of this process with its descendants."""
 
     at_s: float
     busy_s: float
@@ -267,19 +267,19 @@ class CpuUse:
 
     @classmethod
     def now(cls) -> "CpuUse | None":
-        """None where the system does not say (no /proc/stat)."""
+        """Read the present values; None without /proc/stat."""
         try:
             fields = Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]
             user, nice, system, _, _, irq, softirq, steal = (int(field) for field in fields)
             ticks = user + nice + system + irq + softirq + steal
-            own_s = sum(os.times()[:4])  # user and system, of this process and of children that ended
+            own_s = sum(os.times()[:4])  # user and system, of this process and of ended children
             tick_s = 1 / os.sysconf("SC_CLK_TCK")
             return cls(time.monotonic(), ticks * tick_s, own_s + _ticks_of_descendants() * tick_s)
         except (OSError, ValueError):
             return None
 
     def foreign_since(self, before: "CpuUse") -> float | None:
-        """How busy others kept the CPUs in between, as a share of them; None for no time at all."""
+        """CPU use by other processes since then, as a share of the CPUs; None for an empty time span."""
         seconds = self.at_s - before.at_s
         if seconds <= 0:
             return None
@@ -288,11 +288,11 @@ class CpuUse:
 
 
 def _ticks_of_descendants() -> int:
-    """CPU time of this process's descendants that still run, and of those that ended before them."""
+    """CPU time of this process's running descendants, and of their ended children."""
     parents, ticks = {}, {}
     for folder in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # ended meanwhile
-            # proc(5): "pid (name) state ppid ...", utime, stime, cutime and cstime from the 14th on.
+        with contextlib.suppress(OSError):  # the process has ended meanwhile
+            # proc(5): "pid (name) state ppid ..."; utime, stime, cutime and cstime are fields 14 to 17.
             fields = (folder / "stat").read_text().rpartition(")")[2].split()
             parents[int(folder.name)] = int(fields[1])
             ticks[int(folder.name)] = sum(map(int, fields[11:15]))
@@ -303,7 +303,7 @@ def _ticks_of_descendants() -> int:
 
 
 def git_state() -> dict[str, Any]:
-    """Commit and dirtiness of the repository that the command was started in; None outside of one."""
+    """Commit of the current folder's repository, and whether files differ from it; None outside of a repository."""
     commit = output_of(["git", "rev-parse", "HEAD"])
     if not commit:
         return {"git_commit": None, "git_dirty": None}
@@ -311,12 +311,12 @@ def git_state() -> dict[str, Any]:
 
 
 def devices_here() -> list[dict[str, Any]]:
-    """Clocks, heat and power of this host's devices now, and why clocks are low; [] without nvidia-smi."""
+    """Present clocks, temperatures and power of devices, and reasons of low clocks; [] without nvidia-smi."""
     return _device_rows(output_of) if shutil.which(SMI) else []
 
 
 def accelerator_here() -> tuple[str, int]:
-    """The first type of accelerator that this process may use, and how many; ("cpu", 0) without one."""
+    """The first type of accelerator that this process may use, and the number of devices; ("cpu", 0) without one."""
     counts = ((name, device_count(name)) for name in ACCELERATORS if _is_brought(DEVICES[name]))
     return next(((name, count) for name, count in counts if count), ("cpu", 0))
 
@@ -336,15 +336,15 @@ def device_count(device: str) -> int:
 
 
 def num_visible(text: str, num_here: int | None) -> int:
-    """How many devices a variable of `DeviceType.visible` shows of `num_here` (0 or None: unknown).
+    """The number of devices that a variable of `DeviceType.visible` shows, out of `num_here` (0 or None: unknown).
 
-    As CUDA and torch read it: entries after a number of no device are ignored, a number twice shows nothing; ids
-    (`GPU-...`) count as they are, but of parts of devices (`MIG-...`) a process sees only the first.
+    As in CUDA and torch, entries after an invalid number are ignored, and a repeated number hides all devices. Ids
+    (`GPU-...`) all count, but a process sees only the first part of a device (`MIG-...`).
     """
     names: list[str] = []
     for part in (piece.strip() for piece in text.split(",")):
         number = re.match(r"[+-]?\d+", part)
-        # Slurm shows a job without devices "NoDevFiles".
+        # Slurm sets "NoDevFiles" for a job without devices.
         if not number and not part.startswith(IDS):
             break
         if number and (int(number[0]) < 0 or (num_here and int(number[0]) >= num_here)):
@@ -357,12 +357,12 @@ def num_visible(text: str, num_here: int | None) -> int:
 
 
 def _devices_of_host(device_type: DeviceType) -> int | None:
-    """Devices by the vendor's command or the driver's files; None where there is neither."""
+    """The number of devices by the vendor's command or the driver's files; None without both."""
     for lister in device_type.listers:
         if shutil.which(lister.command[0]) and (listed := output_of(lister.command)) is not None:
             lines = listed.splitlines()
             count = sum(line.startswith(lister.line) for line in lines)
-            # Of a device that is split, a process sees one part, however many there are.
+            # A process sees one part of a split device, regardless of the number of parts.
             is_split = bool(lister.part) and any(line.strip().startswith(lister.part) for line in lines)
             return min(count, 1) if is_split else count
     path_lists = [[path for path in ROOT.glob(pattern) if _is_device(path)] for pattern in device_type.files]
@@ -370,7 +370,7 @@ def _devices_of_host(device_type: DeviceType) -> int | None:
 
 
 def _is_device(path: Path) -> bool:
-    """Whether it is a device's file, or one with a device's number: AMD's driver gives a CPU the number 0."""
+    """Whether a file represents a device, by its type or its number. AMD's driver gives CPUs the number 0."""
     try:
         return not path.is_file() or path.read_text().strip() not in ("", "0")
     except OSError:
@@ -378,7 +378,7 @@ def _is_device(path: Path) -> bool:
 
 
 def _is_brought(device_type: DeviceType) -> bool:
-    """Whether a torch for such a device can be installed: importing torch takes seconds."""
+    """Whether the installed torch may support such a device, without importing torch, which takes seconds."""
     if not device_type.brought_by:
         return True
     try:
@@ -392,9 +392,9 @@ def _is_brought(device_type: DeviceType) -> bool:
 
 
 def output_of(command: Sequence[str], timeout_s: float = COMMAND_TIMEOUT_S) -> str | None:
-    """A command's output; None where it fails, or takes longer.
+    """A command's output; None after a failure or the time limit.
 
-    A command that hangs in its driver, as a broken GPU's tool does, cannot be killed, and is not waited for either.
+    A command that hangs in a driver, such as the tool of a broken GPU, cannot be killed, and is left running.
     """
     try:
         process = subprocess.Popen(

@@ -1,10 +1,10 @@
-"""The ranks' progress, one JSON line per event in the log folder, which the parent reads while they work.
+"""The ranks' progress: one JSON line per event in a file of the log folder, read by the parent during the run.
 
-Events: meeting (before the ranks meet), connected, caution (text: in what hosts differ), none_chosen (num_cases, ids:
-a few), plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
+Events: meeting (before the ranks meet), connected, caution (text: differences between hosts), none_chosen (num_cases,
+ids: a few), plan (num_cases), case (index, id, kind, params, number of the pass), samples (count), tracing, done (id,
 status, spent_s, measuring_s; of the first pass), pass (number, num_passes, num_cases), turn (as done; of a further
-pass), end (spent_s, measuring_s); and left, from the launcher, where this job's ranks have ended and those of another
-will follow.
+pass), end (spent_s, measuring_s). The launcher adds left after this job's ranks have ended, if another job's ranks
+follow.
 """
 
 import contextlib
@@ -48,10 +48,10 @@ NEEDED = {
 
 
 class ProgressWriter:
-    """The end of the rank that reports; with no path it writes nothing.
+    """The writer, on the reporting rank; without a path it writes nothing.
 
     Raises:
-        StorageFailed: here and in each method, where the file takes no more.
+        StorageFailed: the file cannot be written; also raised by each method.
     """
 
     def __init__(self, path: Path | None) -> None:
@@ -75,14 +75,14 @@ class ProgressWriter:
             raise self._failed(error) from error
 
     def tell_samples(self, count: int) -> None:
-        """Write how far a case is, a few times per second at most, so that writing does not disturb the samples."""
+        """Write a case's number of samples, at most a few times per second, to avoid disturbing the samples."""
         now = time.monotonic()
         if self._file is not None and now - self._last_samples >= SAMPLES_EVERY_S:
             self._last_samples = now
             self.tell("samples", count=count)
 
     def close(self) -> None:
-        """Write no more."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()
 
@@ -92,7 +92,7 @@ class ProgressWriter:
 
 
 class ProgressReader:
-    """The parent's end: every whole line since the last look, also after the file was deleted."""
+    """The reader, in the parent: every complete line since the last call, also after the file was deleted."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -100,7 +100,7 @@ class ProgressReader:
         self._begun = b""
 
     def news(self) -> Iterator[dict[str, Any]]:
-        """Events written since the last call, in order, without the lines that a full disk cut short."""
+        """Events written since the last call, in order, without lines cut short by a full disk."""
         try:
             self._file = self._file or self._path.open("rb", buffering=0)
             text = self._begun + self._file.read()
@@ -116,6 +116,6 @@ class ProgressReader:
                     yield event
 
     def close(self) -> None:
-        """Read no more."""
+        """Close the file."""
         if self._file is not None:
             self._file.close()

@@ -1,4 +1,4 @@
-"""Run files in a results folder: those of a report, the newest of a scenario, and old ones to delete."""
+"""Run files in a results folder: files of a report, the newest of a scenario, and old files to delete."""
 
 import contextlib
 import os
@@ -25,12 +25,12 @@ T = TypeVar("T")
 
 
 def collect(targets: tuple[Path, ...], out: Path | None) -> tuple[list[Run], list[str]]:
-    """The runs to report, oldest first, and sentences about files and lines that were left out.
+    """The runs to report, oldest first, and sentences on files and lines that were left out.
 
     Args:
-        targets: run files and folders of them; empty for the latest invocation under `out`. Names of scenarios among
-            them leave the other scenarios out; without a file, each stands for its own latest invocation.
-        out: the results folder; None where `targets` are paths alone.
+        targets: run files and folders of them; empty for the latest invocation under `out`. Names of scenarios select
+            these scenarios from the files; without a file, each name means the scenario's latest invocation.
+        out: the results folder; None where `targets` are paths only.
     """
     warnings: list[str] = []
     names = [] if out is None else [str(name) for name in targets if is_scenario_name(name)]
@@ -48,10 +48,10 @@ def collect(targets: tuple[Path, ...], out: Path | None) -> tuple[list[Run], lis
 
 
 def with_cases(runs: Sequence[Run], expression: str) -> list[Run]:
-    """The runs with the cases that an expression of -k chooses, without runs that have none of them.
+    """The runs with the cases that match an expression of -k, except runs without a match.
 
     Raises:
-        UserError: the expression is not valid, or chooses no case.
+        UserError: the expression is not valid, or matches no case.
     """
     if not expression:
         return list(runs)
@@ -71,21 +71,21 @@ def with_cases(runs: Sequence[Run], expression: str) -> list[Run]:
 
 
 def labelled(targets: tuple[Path, ...], out: Path, label: str) -> tuple[Path, ...]:
-    """The run files with that label among those named and in folders named, or under the results folder `out`.
+    """The run files with a label among the given files and folders, or under the results folder `out`.
 
     Raises:
-        UserError: there is none.
+        UserError: no run has the label.
     """
     files = [path for target in targets or (out,) for path in (run_files_in(target) if target.is_dir() else [target])]
     heads = read_each(files, _head, [])
     paths = tuple(path for path, about in heads if about.label == label)
     if not paths:
-        raise UserError(f"--label {label!r}: no run here has it; {_labels_text(heads)}")
+        raise UserError(f"--label {label!r}: no run has this label; {_labels_text(heads)}")
     return paths
 
 
 def is_run_name(given: Path) -> bool:
-    """Whether it is a name of runs (NAMES), with or without `::PART`, and not a file."""
+    """Whether a text is a name of runs (NAMES), with or without `::PART`, and not a file."""
     name = str(given).partition("::")[0]
     return RUN_NAME.fullmatch(name) is not None and not os.path.lexists(name) and not os.path.lexists(given)
 
@@ -93,8 +93,8 @@ def is_run_name(given: Path) -> bool:
 def named_runs(targets: Iterable[Path], results: Path) -> tuple[Path, ...]:
     """The targets, with each name of runs (NAMES) replaced by its run files under `results`, oldest first.
 
-    `last` is the latest command that measured, `last~1` the one before. `@LABEL` is every run with that label. A commit
-    is every run of it; runs of a changed working tree count only if there are no others.
+    `last` is the latest command that measured, `last~1` the previous one. `@LABEL` is every run with that label. A
+    commit is every run of it; runs of a changed working tree count only without runs of the clean commit.
 
     Raises:
         UserError: a name without a run.
@@ -109,7 +109,7 @@ def named_runs(targets: Iterable[Path], results: Path) -> tuple[Path, ...]:
             heads = read_each(run_files_in(results), _head, []) if results.is_dir() else []
             heads.sort(key=lambda head: (head[1].started_at, head[0].name))
         name, mark, part = str(target).partition("::")
-        if any(about.scenario == name for _, about in heads):  # a scenario may be named like a commit
+        if any(about.scenario == name for _, about in heads):  # a scenario's name may look like a commit
             paths.append(target)
             continue
         paths += [Path(f"{path}{mark}{part}") for path in _files_of(name, heads, results)]
@@ -117,17 +117,17 @@ def named_runs(targets: Iterable[Path], results: Path) -> tuple[Path, ...]:
 
 
 def named_run(target: Path, results: Path) -> Path:
-    """The one run file of a target; UserError where a name has several."""
+    """The run file of a target; UserError where a name has several."""
     files = named_runs((target,), results)
     if len(files) > 1:
-        raise UserError(f"{target} has {len(files)} run files; give one of them, such as {files[-1]}")
+        raise UserError(f"{target} has {len(files)} run files; give a single file, such as {files[-1]}")
     return files[0]
 
 
 def _files_of(name: str, heads: Sequence[tuple[Path, Header]], results: Path) -> list[Path]:
     """The run files of one name; `heads` are all below the results folder, oldest first."""
     if not heads:
-        raise UserError(f"{name}: no run file is under {results}; measure with `distbench run`, or give --results DIR")
+        raise UserError(f"{name}: no run file under {results}; measure with `distbench run`, or give --results DIR")
     match = RUN_NAME.fullmatch(name)
     assert match is not None
     if label := match["label"]:
@@ -155,21 +155,22 @@ def _files_of(name: str, heads: Sequence[tuple[Path, Header]], results: Path) ->
 
 def _labels_text(heads: Iterable[tuple[Path, Header]]) -> str:
     labels = ", ".join(map(repr, sorted({about.label for _, about in heads if about.label})))
-    return f"there are {labels}" if labels else "none has a label; `run --label` gives one"
+    return f"available labels: {labels}" if labels else "no run has a label; set one with `run --label`"
 
 
 def is_scenario_name(given: Path) -> bool:
-    """Whether it is a scenario's name and no file: a plain word, and not even a broken link has that name here."""
+    """Whether a text is a scenario's name: a plain word, and neither a file nor a broken link of the current folder."""
     return str(given).isidentifier() and not os.path.lexists(given)
 
 
 def _unknown(name: str, where: str, scenarios: Iterable[str]) -> UserError:
     scenario_names = ", ".join(sorted(set(scenarios)))
-    return UserError(f"{name} is no file or folder here, and no scenario of {where}; measured are: {scenario_names}")
+    problem = f"{name} is not a file or folder, and not a scenario of {where}"
+    return UserError(f"{problem}; measured scenarios: {scenario_names}")
 
 
 def run_files_in(folder: Path) -> list[Path]:
-    """Every *.jsonl below the folder that can be a run file: no ranks' logs, progress files or recordings."""
+    """Every *.jsonl below the folder that may be a run file, without ranks' logs, progress files and recordings."""
     paths = (path.relative_to(folder) for path in folder.rglob("*.jsonl") if path.is_file())
     return sorted(folder / path for path in paths if path.name != "progress.jsonl" and not NO_RUNS & {*path.parts[:-1]})
 
@@ -180,12 +181,12 @@ def _read_named(targets: Iterable[Path], warnings: list[str]) -> list[Run]:
         if target.is_dir():
             target_runs = read_each(run_files_in(target), read_run, warnings)
             if not target_runs:
-                none = f"folder {target} holds no run file that can be read"
+                none = f"folder {target} contains no readable run file"
                 raise UserError(f"{none}; give a results folder or a run file")
         elif target.exists():
             target_runs = [read_run(target)]
         else:
-            none = f"run {target} does not exist: it is no file or folder here"
+            none = f"run {target} does not exist: it is not a file or folder"
             raise UserError(f"{none}; give a run file or folder, such as results/, or {NAMES}")
         runs.update({run.path.resolve(): run for run in target_runs})
     return list(runs.values())
@@ -195,9 +196,7 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str]) -> list[R
     heads = read_each(run_files_in(out), _head, warnings) if out.is_dir() else []
     if not heads:
         why = f" ({warnings[0]})" if warnings else ""
-        raise UserError(
-            f"no run file is under {out}{why}; measure something first with `distbench run`, or give --results"
-        )
+        raise UserError(f"no run file under {out}{why}; measure first with `distbench run`, or give --results")
     chosen: dict[Path, None] = {}
     for name in names or [""]:
         own_heads = [head for head in heads if name in ("", head[1].scenario)]
@@ -210,12 +209,12 @@ def _read_latest(out: Path, warnings: list[str], names: Sequence[str]) -> list[R
                 chosen[path] = None
     runs = read_each(chosen, read_run, warnings)
     if not runs:
-        raise UserError(f"the latest run cannot be shown: {warnings[-1]}; name another run file or folder")
+        raise UserError(f"the latest run cannot be shown: {warnings[-1]}; give another run file or folder")
     return runs
 
 
 def read_each(paths: Iterable[Path], read: Callable[[Path], T], warnings: list[str]) -> list[T]:
-    """What `read` returns for each path; a path that it refuses becomes a warning."""
+    """The results of `read` for each path; a path that `read` rejects becomes a warning."""
     good: list[T] = []
     refused: list[str] = []
     for path in paths:
@@ -232,7 +231,7 @@ def _head(path: Path) -> tuple[Path, Header]:
 
 
 def newest_finished(out: Path, scenario: str, fits: Callable[[Header], bool] = lambda about: True) -> Run | None:
-    """The newest run of a scenario that fits, was made on this machine and ran to its end, in a results folder."""
+    """The newest finished run of a scenario on this machine that fits, in a results folder."""
     folder = out / machine_name()
     heads = read_each(run_files_in(folder), _head, []) if folder.is_dir() else []
     chosen = [head for head in heads if head[1].scenario == scenario and fits(head[1])]
@@ -246,7 +245,7 @@ def newest_finished(out: Path, scenario: str, fits: Callable[[Header], bool] = l
 
 TOGETHER = ("ab", "self-test")  # folders whose launches belong together
 LAUNCHERS = ("slurm-", "torchrun-")
-GOING_ON_S = 86_400.0  # a run without a footer that was written to since may still be measuring
+GOING_ON_S = 86_400.0  # a run without a footer and with a more recent write may still be measuring
 FOOTER = b'"type":"footer"'
 TAIL_BYTES = 1 << 16
 
@@ -256,11 +255,11 @@ class OldRun:
     """The runs of one command.
 
     Args:
-        run_files: its run files; `files` are these and the files of their logs.
+        run_files: its run files; `files` also includes the files of their logs.
         log_folders: of their ranks.
         started_at: seconds since the epoch, of the first.
-        text: its scenarios, or the folder that holds its launches.
-        goes_on: whether it may still be measuring.
+        text: its scenarios, or the folder of its launches.
+        goes_on: whether the command may still be measuring.
     """
 
     run_files: tuple[Path, ...]
@@ -273,23 +272,23 @@ class OldRun:
 
     @property
     def started_text(self) -> str:
-        """Its date, UTC."""
+        """Its start, UTC."""
         return time.strftime("%Y-%m-%d %H:%M", time.gmtime(self.started_at))
 
 
 def runs_kept_and_deleted(folder: Path, keep: int | None, before: float | None) -> tuple[list[OldRun], list[OldRun]]:
-    """The runs under a results folder that stay, and those that go; each oldest first.
+    """The runs under a results folder to keep, and those to delete; each oldest first.
 
     Args:
         folder: the results folder.
-        keep: how many of the newest stay, or None.
-        before: runs that began later (seconds since the epoch) stay, or None.
+        keep: the number of newest runs to keep, or None.
+        before: keep runs that started later, seconds since the epoch, or None.
 
     Raises:
-        UserError: it is no folder.
+        UserError: not a folder.
     """
     if not folder.is_dir():
-        raise UserError(f"--results {folder} is no folder; give a results folder, such as results")
+        raise UserError(f"--results {folder} is not a folder; give a results folder, such as results")
     runs = sorted(_runs_in(folder), key=lambda run: run.started_at)
     newest = {id(run) for run in runs[len(runs) - keep :]} if keep else set()
     stays = [run.goes_on or id(run) in newest or (before is not None and run.started_at >= before) for run in runs]
@@ -301,7 +300,7 @@ def _runs_in(folder: Path) -> list[OldRun]:
     together: dict[object, list[tuple[Path, Header]]] = {}
     for path in run_files_in(folder):
         parts = path.relative_to(folder).parts
-        # A link may lead anywhere, and a file that is no run may be of another program.
+        # A link may point anywhere, and a file that is not a run may belong to another program.
         if BASELINES in parts or path.is_symlink():
             continue
         with contextlib.suppress(UserError):
@@ -314,7 +313,7 @@ def _runs_in(folder: Path) -> list[OldRun]:
 def _run_of(key: object, some: Sequence[tuple[Path, Header]], folder: Path) -> OldRun:
     run_files = tuple(path for path, _ in some)
     logs = [path.parent / LOGS / path.stem for path in run_files]
-    # With another launcher each rank has a folder of its own in one of the launch.
+    # With another launcher each rank has its own folder inside the launch's folder.
     launches = [Path(about.log_dir or "").parent for _, about in some]
     logs += [
         folder / LOGS / launch.name
@@ -346,7 +345,7 @@ def _goes_on(path: Path) -> bool:
 
 
 def delete(runs: Iterable[OldRun], folder: Path) -> list[str]:
-    """Delete the runs, and folders below `folder` that are empty then; a sentence for each that could not go."""
+    """Delete the runs, and then empty folders below `folder`; return a sentence per path that cannot be deleted."""
     failed = []
     for run in runs:
         for path in (*run.log_folders, *run.run_files):

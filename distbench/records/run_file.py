@@ -1,14 +1,14 @@
 """The run file: its lines, its header and its JSON schema.
 
-Line 1 is the run (schema_version, run_id, job, environment). Then follow a line per case, written when its first pass
-ends, a line per case for each further pass, traces if requested, and a footer. A file without a footer is an
-interrupted run; every case in it counts, with the passes that it has.
+Line 1 is the run (schema_version, run_id, job, environment). It is followed by a line per case, written after its first
+pass, a line per case for each further pass, traces if requested, and a footer. A file without a footer is an
+interrupted run; its cases count, with their finished passes.
 
 History of schema_version:
     1: first version.
     2: lines of further passes; in a case that was read, `passes` has the number of each pass and its samples. A step's
-       `batch_size`; its `num_tokens` only where the scenario gives them (before, always: batch x the next dimension).
-       Since then, read by all: a header, case or trace with `simulated` is of `distbench simulate`.
+       `batch_size`; its `num_tokens` only if the scenario gives them (before, always: batch x the next dimension).
+       Added later, readable by all versions: a header, case or trace with `simulated` is of `distbench simulate`.
 """
 
 import codecs
@@ -44,9 +44,9 @@ from distbench.spec.json_decoder import (
 )
 from distbench.spec.mesh import Mesh, format_mesh
 
-# What the lines of a run file may hold; older files lack some fields. The JSON schema has the docstrings of its types.
+# Types of a run file's lines; older files lack some fields. The JSON schema contains the docstrings of these types.
 
-# Columns of a trace: a row per collective, per phase, and per stretch in which a rank computes.
+# Columns of a trace: a row per collective, per phase, and per span of computing on a rank.
 TRACE_COLUMNS = (
     *("rank", "step", "phase", "kind", "op", "backend_op", "mesh_dim", "group", "seq", "group_size", "dtype"),
     *("payload_bytes", "wire_bytes", "owner", "owner_known", "source", "redistribution", "explicit"),
@@ -56,13 +56,13 @@ PHASE_COLUMNS = ("rank", "step", "phase", "start_s", "end_s")
 COMPUTING_COLUMNS = ("rank", "step", "start_s", "end_s")
 Status = Literal["ok", "wrong", "raised", "timeout", "aborted", "skipped", "unsupported"]
 STATUSES: tuple[str, ...] = get_args(Status)
-MAX_PASSES = 100_000  # a number of a pass beyond this is no number of a pass
+MAX_PASSES = 100_000  # larger numbers of a pass are not valid
 PassNumber = Annotated[int, Meta(ge=1, le=MAX_PASSES - 1, description="a number of a pass")]
 Record = dict[str, Any]
 
 
 class JobFields(Struct):
-    """What was run; fields without a type are not read as one."""
+    """The job of the run; fields without a type may have any value."""
 
     scenario: str | None = None
     device: str | None = None
@@ -76,10 +76,10 @@ class JobFields(Struct):
 
 
 class Environment(Struct, frozen=True):
-    """Where a run was made; None for what its header does not have.
+    """The environment of a run; None for fields that its header lacks.
 
     Args:
-        cautions: in what hosts differ.
+        cautions: sentences on differences between hosts.
         load_at_start: load averages of 1, 5 and 15 minutes.
     """
 
@@ -109,7 +109,7 @@ class Environment(Struct, frozen=True):
 
     @property
     def load_per_cpu(self) -> float | None:
-        """Of the minute before the run began."""
+        """The load average of the minute before the run."""
         return self.load_at_start[0] / self.num_cpus if self.load_at_start and self.num_cpus else None
 
 
@@ -148,7 +148,7 @@ Counters = defstruct(
         *optional(Amount, "loss_rel_error", "grad_rel_error", "output_rel_error", "num_copies"),
         *optional(Bytes, "peak_bytes", "predicted_peak_bytes", "baseline_bytes", "cache_bytes"),
         *optional(dict[str, Bytes], "peak_by_kind"),
-        # (what it is, owner, bytes).
+        # (kind of tensor, owner, bytes).
         *optional(list[tuple[str, str, Bytes]], "alive"),
         # Of a pipeline.
         *optional(Amount, "idle_share", "least_idle_share"),
@@ -160,7 +160,7 @@ Counters = defstruct(
         *optional(Amount, "mfu", "hfu"),
         *optional(Count, "slowest_rank", "num_retries"),
         *optional(bool, "fits"),
-        # Of links: of each rank, interface to the segments that it sent and sent again.
+        # Of links: per rank, interface to the number of TCP segments sent and sent again.
         *optional(list[dict[str, tuple[Count, Count]]], "tcp_segments"),
     ],
 )
@@ -236,7 +236,7 @@ class TraceTable(Struct):
         if len(set(self.columns)) < len(self.columns):
             raise ValueError("columns has a name twice")
         if any(len(row) != len(self.columns) for row in self.rows):
-            raise ValueError(f"rows is no list of rows with {len(self.columns)} values each")
+            raise ValueError(f"rows is not a list of rows with {len(self.columns)} values each")
         by_column = zip(self.columns, zip(*self.rows, strict=True), strict=False)
         decode({name: list(values) for name, values in by_column}, Columns, "rows")
 
@@ -291,9 +291,9 @@ TraceLine = defstruct(
 
 
 def require_line(record: Record) -> None:
-    """Raise a ValueError, one sentence, for the first wrong field of a line other than the first one.
+    """Raise a ValueError, one sentence, for the first wrong field of a line after the header.
 
-    Lines of other types are of newer versions.
+    Lines of unknown types are from newer versions.
     """
     match record.get("type"):
         case "case":
@@ -313,7 +313,7 @@ BROKE_THE_LAUNCH = ("raised", "timeout", "aborted")
 
 
 class _RecordReader:
-    """Reads one run file: a bad header refuses the file, other bad lines are left out with a sentence in `warnings`."""
+    """Reads one run file: a bad header rejects the file, other bad lines are left out with a sentence in `warnings`."""
 
     def __init__(self, path: Path, warnings: list[str]) -> None:
         self._path = path
@@ -323,7 +323,7 @@ class _RecordReader:
         self._pass_lines: dict[tuple[str, int], int] = {}
 
     def records(self) -> Iterator[Record]:
-        """The header, then every line that fits its type; a UserError as `read_run` raises it."""
+        """The header, then every valid line; raises UserError as `read_run`."""
         with opened(self._path, RUN_FILE, MAX_RUN_BYTES) as file:
             yield _header_line(self._path, file.readline())
             for number, line in enumerate(file, start=2):
@@ -337,14 +337,14 @@ class _RecordReader:
         try:
             record = parse_json(line)
         except ValueError as error:
-            self._leave_out(number, f"not a whole record, cut short or corrupt ({error})")
+            self._leave_out(number, f"not a complete record, truncated or corrupt ({error})")
             return None
         if not isinstance(record, dict):
-            self._leave_out(number, "not a whole record (no object)")
+            self._leave_out(number, "not a complete record (not an object)")
             return None
         if record.get("type") == "run":
-            twice = "a second run header, but a file holds one run"
-            raise UserError(f"{RUN_FILE} {self._path}, line {number}: {twice}; cut it into two files there")
+            twice = "a second run header, but a file has one run"
+            raise UserError(f"{RUN_FILE} {self._path}, line {number}: {twice}; split the file at this line")
         try:
             require_line(record)
             self._require_first(number, record)
@@ -352,27 +352,27 @@ class _RecordReader:
             if record.get("type") != "footer":
                 self._leave_out(number, str(error))
                 return None
-            # Without its wrong fields it still shows that the run ended.
+            # Without the wrong field, the footer still shows that the run finished.
             self._warnings.append(f"{self._path.name}, line {number}: {error}; this field is left out")
             return {name: value for name, value in record.items() if is_of_type({name: value}, Footer)}
         return record
 
     def _require_first(self, number: int, record: Record) -> None:
-        """Raise a ValueError for a case or a pass that an earlier line has."""
+        """Raise a ValueError for a case or a pass of an earlier line."""
         if record.get("type") == "case":
             case_id, status = record["case"]["id"], record["status"]
             first, before = self._case_lines.setdefault(case_id, (number, status))
             if first == number:
                 return
-            # A case recorded twice, the second time by the parent when the launch broke: both rows count.
+            # A case may have a second row, from the parent after the launch broke: both rows count.
             if status in BROKE_THE_LAUNCH and not record.get("samples_s") and before in ("ok", "wrong"):
                 self._case_lines[case_id] = first, status
                 return
-            raise ValueError(f"case.id {shown(case_id)} stands in line {first} already")
+            raise ValueError(f"line {first} already has case.id {shown(case_id)}")
         if record.get("type") == "pass" and "error" not in record:
             key = record["case_id"], record["number"]
             if (first := self._pass_lines.setdefault(key, number)) != number:
-                raise ValueError(f"pass {key[1]} of case {shown(key[0])} stands in line {first} already")
+                raise ValueError(f"line {first} already has pass {key[1]} of case {shown(key[0])}")
 
     def _leave_out(self, number: int, why: str) -> None:
         self._num_left_out += 1
@@ -386,7 +386,7 @@ def _header_line(path: Path, line: bytes) -> Record:
     except ValueError:
         record = None
     if not isinstance(record, dict) or record.get("type") != "run":
-        problem = f"{path} is no distbench run file (its first line is no run header)"
+        problem = f"{path} is not a distbench run file (its first line is not a run header)"
         raise UserError(f"{problem}; give a results/*.jsonl file")
     try:
         decode(record, HeaderLine)
@@ -400,18 +400,18 @@ MUST_AGREE = (
     *("machine", "cpu_model", "num_cpus", "device", "device_name", "backend", "mesh", "world_size", "num_hosts"),
     *("num_threads", "scheduler", "pipelined", "passes"),
 )
-# Fields that may be the subject of a comparison.
+# Fields that a comparison may study.
 SHOWN = ("torch", *DRIVER_FIELDS, "python", "platform", "git_commit", "git_dirty", "variables", "settings", "profile")
-SIMULATED = "simulated"  # the field of a header, case or trace that nobody measured
+SIMULATED = "simulated"  # marks a header, case or trace that was not measured
 
 
 @dataclass(frozen=True)
 class Header:
-    """A run file's first line, as `header_of` reads it.
+    """A run file's header, from `header_of`.
 
     Args:
         invocation_id: shared by the runs of one `distbench run`.
-        device: the requested one; the environment has the one that was used.
+        device: the requested device; the environment has the device that was used.
         settings: of sampling.
         profile: file of the machine's profile.
         log_dir: folder of rank 0's logs.
@@ -438,10 +438,10 @@ class Header:
 
 
 def basis_text(simulated: Mapping[str, Any]) -> str:
-    """The hardware file of a simulated run (`Header.simulated`), and how many of its figures are no facts."""
+    """The hardware file of a simulated run (`Header.simulated`), and the number of its guessed figures."""
     hardware = simulated.get("hardware")
     name = (hardware.get("name") if isinstance(hardware, dict) else None) or "unknown"
-    return f"by hardware file {name} with {guesses_text(simulated)}; distbench report --full lists what was assumed"
+    return f"by hardware file {name} with {guesses_text(simulated)}; distbench report --full lists the assumptions"
 
 
 def guesses_text(simulated: Mapping[str, Any]) -> str:
@@ -455,7 +455,7 @@ def guesses_text(simulated: Mapping[str, Any]) -> str:
 
 
 def header_of(record: Mapping[str, Any]) -> Header:
-    """The header of a run file's first line; a ValueError where the line does not fit `HeaderLine`."""
+    """The header of a run file's first line; ValueError where the line does not match `HeaderLine`."""
     line = decode(record, HeaderLine)
     job = line.job or JobFields()
     return Header(
@@ -479,7 +479,7 @@ def header_of(record: Mapping[str, Any]) -> Header:
 def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts = {name: environment.get(name) for name in (*MUST_AGREE, *SHOWN)}
     settings = dict(job.get("settings") or {})
-    # The backend's class, where it is not the one that this name has always had.
+    # The backend's class, where the name has another class than in older versions of torch.
     backend, backend_class = environment.get("backend"), environment.get("backend_class")
     if backend_class not in (None, first_backend_class(str(backend))):
         facts["backend"] = f"{backend} ({backend_class})"
@@ -487,7 +487,7 @@ def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
     facts["device"] = environment.get("device") or job.get("device")
     facts["pipelined"] = settings.pop("iterations_per_sample", None)
     facts["passes"] = settings.pop("passes", 1)
-    # Runs of older files, without this field, checked everything.
+    # Older files lack this field; their runs checked everything.
     if settings.get("check") == "full":
         del settings["check"]
     facts["settings"] = settings or None
@@ -496,7 +496,7 @@ def _facts(job: dict[str, Any], environment: dict[str, Any]) -> dict[str, Any]:
 
 
 SCHEMA_VERSION = 2
-AGAIN = "(baseline again)"  # ends the id and the variant of a baseline that is measured a second time
+AGAIN = "(baseline again)"  # suffix of the id and the variant of the control, a second measurement of the baseline
 DTYPE_BYTES = {"f64": 8, "f32": 4, "bf16": 2, "f16": 2}
 
 
@@ -514,9 +514,9 @@ UPGRADES: dict[int, Callable[[Record], Record]] = {1: _without_guessed_tokens}
 
 @dataclass(frozen=True)
 class Case:
-    """One thing measured; `params` are columns of a report."""
+    """One case to measure; `params` are columns of a report."""
 
-    id: str  # stable join key, kind/dtype[shape]/what/how
+    id: str  # stable join key, such as kind/dtype[shape]/operation/mesh
     kind: str  # "collective", "redistribute", "calibrate", "operator", "compute", "step" or "call"
     params: Record = field(default_factory=dict)
 
@@ -529,12 +529,13 @@ class CaseResult:
         status: one of STATUSES.
         samples_s: seconds of each sample on its slowest rank.
         phases_s: phase name to seconds of each sample on that phase's slowest rank.
-        payload_bytes: S as nccl-tests has it for a collective or a calibrated step; a redistribution's global tensor.
-        wire_bytes: bytes that one rank must send, by the algorithm's own count.
+        payload_bytes: nccl-tests' S for a collective or a calibrated step; the global tensor of a redistribution.
+        wire_bytes: bytes that one rank must send, by the algorithm's count.
         group_size: ranks in one group.
-        mesh_dim: mesh dim (or dims, joined by "x") whose groups took part.
-        backend_op: the operation that the backend runs for it.
-        stop_reason: why sampling ended: "steady" ("precise" in older files), "max_samples", "max_case_s", or "passes".
+        mesh_dim: mesh dim (or dims, joined by "x") of the participating groups.
+        backend_op: the backend's operation.
+        stop_reason: the reason that ended sampling: "steady" ("precise" in older files), "max_samples", "max_case_s" or
+            "passes".
         counters: any other number or short text of the case.
         error: one sentence, when status is not ok.
     """
@@ -561,13 +562,13 @@ class CaseResult:
 
 @dataclass
 class Run:
-    """One run file, read.
+    """The content of a run file.
 
     Args:
         header: its first line as data; `about` has it typed.
         cases: a record per case, in file order, with the fields of CaseResult over all its passes, and `passes`:
             (number of a pass, its samples), in order.
-        footer: its last line, or None when the run was interrupted.
+        footer: its last line, or None for an interrupted run.
         warnings: sentences about lines that could not be read.
         traces: a record per traced step, in file order: `case_id`, and `error` or the fields of `observe.trace`.
     """
@@ -586,7 +587,7 @@ class Run:
 
     @property
     def is_simulated(self) -> bool:
-        """Whether nothing in it was measured."""
+        """Whether the run was simulated, not measured."""
         return bool(self.about.simulated)
 
     @property
@@ -596,13 +597,13 @@ class Run:
 
 
 def append(path: Path, *records: Record, is_synced: bool = True) -> None:
-    """Append records, a line each, and return when they are on the disk; unless `is_synced`, when the kernel has them.
+    """Append records, one line each. With `is_synced`, return when they are on the disk, else when the kernel has them.
 
-    A line that a killed writer left unfinished is closed first, so that each record has a line of its own. After an
-    OSError (a full disk) the file is as it was before.
+    An unfinished line of a killed writer is ended first, so that each record has its own line. After an OSError (a full
+    disk) the file is unchanged.
     """
     line = "".join(json.dumps(record, separators=(",", ":"), allow_nan=False) + "\n" for record in records)
-    # Without a buffer, whose rest would be written when the file is closed, after it was cut.
+    # Unbuffered: a buffer's rest would be written at the close, after the file was truncated.
     with path.open("ab+", buffering=0) as file:
         if end := file.tell():
             file.seek(-1, os.SEEK_END)
@@ -615,7 +616,7 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
             if is_synced:
                 os.fsync(file.fileno())
         except OSError:
-            # The footer needs the space of half a record.
+            # Remove a partial record: the footer needs its space.
             file.truncate(end)
             if not end:
                 path.unlink()
@@ -623,16 +624,16 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """The first line of a run file of any version; a UserError where it cannot be read or is no header."""
+    """The first line of a run file of any version; UserError where it cannot be read or is not a header."""
     with opened(path, RUN_FILE, MAX_RUN_BYTES) as file:
         return header_of(_header_line(path, file.readline(MAX_RUN_BYTES)))
 
 
 def read_run(path: Path) -> Run:
-    """Read one run file, also of an interrupted run, and upgrade it to the present schema.
+    """Read one run file, also of an interrupted run, and convert it to the present schema.
 
     Raises:
-        UserError: it is no run file, its header is wrong, or it holds two; other bad lines become warnings.
+        UserError: not a run file, a wrong header, or two headers; other bad lines become warnings.
     """
     warnings: list[str] = []
     records = list(_RecordReader(path, warnings).records())
@@ -655,7 +656,7 @@ def read_run(path: Path) -> Run:
 
 @contextmanager
 def no_garbage_collection() -> Iterator[None]:
-    """For reading many records: they hold no cycles, and garbage collection doubles the time of reading."""
+    """Suspend garbage collection while many records are read: they have no cycles, and it would double the time."""
     was_on = gc.isenabled()
     gc.disable()
     try:
@@ -666,7 +667,7 @@ def no_garbage_collection() -> Iterator[None]:
 
 
 def _add_passes(cases: list[Record], passes: list[Record]) -> None:
-    """Add further passes to their cases; of two cases with one id to the last."""
+    """Add further passes to their cases; with two cases of one id, to the last."""
     by_id = {case["case"]["id"]: case for case in cases}
     for record in passes:
         if (case := by_id.get(record["case_id"])) is None:
@@ -684,16 +685,17 @@ def _add_passes(cases: list[Record], passes: list[Record]) -> None:
 
 
 def run_file_schema() -> dict[str, Any]:
-    """The JSON schema of one line, from the reader's types; other fields may hold anything.
+    """The JSON schema of one line, from the reader's types; other fields may have any value.
 
-    The reader requires more: one header, first; no case twice; as many values in a trace's row as it has columns.
+    The reader also requires exactly one header in the first line, no duplicate case, and a value per column in each of
+    a trace's rows.
     `python -m distbench.records.run_file > docs/run_file.schema.json` writes the file that a test compares with it.
     """
     kinds = (HeaderLine, CaseLine, FailedPassLine, PassLine, FailedTraceLine, TraceLine, Footer)
     (run, case, failed_pass, one_pass, failed_trace, trace, footer), types = msgspec.json.schema_components(
         kinds, ref_template="#/$defs/{name}"
     )
-    # A reader of any version reads the header; the lines below it are of these versions.
+    # Every version can read the header; the other lines are of these versions.
     types["HeaderLine"]["properties"]["schema_version"] = {"type": "integer", "minimum": 1, "maximum": SCHEMA_VERSION}
     types["HeaderLine"]["required"].append("schema_version")
     has_error = {"required": ["error"]}
@@ -708,7 +710,7 @@ def run_file_schema() -> dict[str, Any]:
     return {
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "title": "A line of a distbench run file",
-        "description": f"schema_version 1 to {SCHEMA_VERSION}; docs/run-file.md says what each field means",
+        "description": f"schema_version 1 to {SCHEMA_VERSION}; docs/run-file.md describes each field",
         "type": "object",
         "required": ["type"],
         "allOf": [{"if": {"properties": {"type": {"const": kind}}}, "then": line} for kind, line in lines.items()],

@@ -255,7 +255,7 @@ def _is_meant(trace: Trace, path: Path, part: str) -> bool:
 
 
 def _there_are(traces: Sequence[Trace]) -> str:
-    return f"there are: {', '.join(trace.case_id for trace in traces[:8])}" + (", ..." if len(traces) > 8 else "")
+    return f"available: {', '.join(trace.case_id for trace in traces[:8])}" + (", ..." if len(traces) > 8 else "")
 
 
 def render_paths(

@@ -33,17 +33,17 @@ from distbench.spec.json_decoder import Format, Name, read_record
 from distbench.spec.printable_text import count_text
 
 FILE = "sweep.json"
-KEPT_SHARE, NUM_FINAL = 3, 4  # one in three goes on; into the last round at most so many
-SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of what is left of it
+KEPT_SHARE, NUM_FINAL = 3, 4  # one in three continues; at most so many in the last round
+SCREEN_SHARE, FINAL_BUDGET_SHARE = 0.5, 0.5  # of the budget; of the remaining budget
 ROUNDS, LEAST_FINAL_S = ("every mesh", "single changes", "the best again", "last round"), 2.0
 LEAST_CHANGES, SOONEST = 2, ("plan.mixed_precision", "plan.reshard_after_forward")
-# A plan of the last round takes as long as screening so many, beside its timed steps: opened, checked, traced.
+# In addition to its timed steps, a plan of the last round takes the time of screening so many: open, check, trace.
 FINAL_IN_SCREENED = 3
 SCREENING = Settings(warmup_iterations=1, min_samples=2, max_samples=2, passes=1, check="none")
 
 
 class SweepFile(msgspec.Struct):
-    """Which sweep a folder is of: scenario, its file, number of ranks."""
+    """The identity of a folder's sweep: scenario, its file, number of ranks."""
 
     scenario: Name
     file: Name
@@ -51,7 +51,7 @@ class SweepFile(msgspec.Struct):
 
 
 class RoundFile(msgspec.Struct):
-    """Which run file has a round's plans; `code` is a digest of what the run file depends on besides its labels."""
+    """The run file of a round's plans; `code` is a digest of all that the run file depends on, except its labels."""
 
     run_file: Name
     labels: list[str]
@@ -59,23 +59,23 @@ class RoundFile(msgspec.Struct):
 
 
 def require_folder(out: Path, setup: Setup, resume: bool) -> None:
-    """Refuse a folder of another sweep, and with --resume one of none.
+    """Reject a folder of another sweep, and with --resume a folder without a sweep.
 
     Raises:
-        UserError: nothing in the folder has been changed.
+        UserError: the folder is unchanged.
     """
     file = out / FILE
     if not file.is_file():
         if resume:
             raise UserError(
-                f"--resume: {out} holds no sweep; give the --results of the earlier one, or leave --resume out"
+                f"--resume: {out} contains no sweep; give the --results of the earlier sweep, or leave --resume out"
             )
         return
     sweep = read_record(file, SweepFile, Format("sweep file", "give another --results"))
     if sweep != _identity(setup):
         description = f"{sweep.scenario} ({sweep.file}) on {count_text(sweep.world, 'rank')}"
         raise UserError(
-            f"--results {out} holds a sweep of {description}, which this one would overwrite; give another --results"
+            f"--results {out} contains a sweep of {description}; give another --results, to avoid overwriting it"
         )
 
 
@@ -98,7 +98,7 @@ def keep_round(file: Path, run_file: Path, labels: Sequence[str], code: str) -> 
 
 
 def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
-    """(run file, labels) of a round; None where there is no such round, or it is of other code.
+    """(run file, labels) of a round; None without such a round, or if it is of other code.
 
     Raises:
         UserError: the file is damaged.
@@ -124,7 +124,7 @@ def num_affordable(each_s: float, left_s: float, most: int) -> int:
     """Changes that are screened: the second look at a third of all plans takes about as long as screening them.
 
     Args:
-        each_s: what screening a plan took; 0 where that is not known.
+        each_s: seconds of screening a plan; 0 if unknown.
         left_s: for screening and the second look.
     """
     return max(min(most, max(LEAST_CHANGES, int(left_s / 2 / each_s)) if each_s else most), 0)
@@ -148,7 +148,7 @@ def combined(ranked: Sequence[RankedPlan], plans: Mapping[Candidate, RankedPlan]
 def with_written(
     kept: Sequence[Candidate], as_written: Candidate | None, measured: Container[Candidate]
 ) -> list[Candidate]:
-    """The best and the plan as written, where that works: in place of the last of more than two."""
+    """The best plans and the plan as written, if it works: it replaces the last of more than two."""
     if as_written is None or as_written in kept or as_written not in measured:
         return [*kept]
     return [*(kept[:-1] if len(kept) > 2 else kept), as_written]
@@ -176,7 +176,7 @@ class Rounds:
     def run(
         self, starting: Sequence[Candidate], changes: Callable[[Sequence[Candidate], int], Sequence[Candidate]]
     ) -> None:
-        """All rounds, or as many as there were until it was interrupted.
+        """Run all rounds, or those before an interrupt.
 
         Args:
             changes: of candidates, the fastest first, what to try next, so many at most.
@@ -196,13 +196,13 @@ class Rounds:
                 self._round(ranks, 2, again, replace(SCREENING, min_samples=6, max_samples=6, passes=3))
                 kept = [candidate for candidate in self._best() if candidate in again][:NUM_FINAL]
             if not state.interrupted and kept:
-                # As many as there is time for; two at least, for a verdict.
+                # As many as the time allows; at least two, for a verdict.
                 each_s = self._final_s()
                 count = max(2, min(NUM_FINAL, int(self._limits.left_s() / each_s))) if each_s else NUM_FINAL
                 self._last_round(ranks, with_written(kept[:count], state.written, state.measured))
 
     def run_last(self, kept: Sequence[Candidate]) -> None:
-        """The last round alone, of candidates that were chosen otherwise."""
+        """Run the last round only, with given candidates."""
         with self._kept_if_interrupted(), RankProcesses(self._jobs[-1:], None, MODULE) as ranks:
             self._last_round(ranks, kept)
 
@@ -220,7 +220,7 @@ class Rounds:
         self._round(ranks, len(ROUNDS) - 1, kept, replace(Settings(), check="loss").with_budget(budget_s))
 
     def _num_changes(self, num_measured: int) -> int:
-        """As many as there is time for, or as the sweep that is resumed had."""
+        """As many as the time allows, or as in the resumed sweep."""
         if before := self._before(1):
             return len(before[1])
         each_s = self._spent_s / max(num_measured, 1)
@@ -267,7 +267,7 @@ class Rounds:
             self._take_in(run_file, labels, is_final)
 
     def _before(self, number: int) -> tuple[Path, list[str]] | None:
-        """(run file, labels) of a round of the sweep that is resumed."""
+        """(run file, labels) of a round of the resumed sweep."""
         return read_round(self._round_file(number), self._code) if self._resume else None
 
     def _round_file(self, number: int) -> Path:

@@ -36,19 +36,19 @@ from distbench.spec.plan import folded
 from distbench.spec.printable_text import count_text
 
 LAYERS = ("num_layers", "n_layers", "n_layer", "layers", "depth")  # parameters for the number of layers
-SURELY = 1.02  # of the memory that a plan needs: free blocks may be too small for its requests
+SURELY = 1.02  # factor on a plan's memory: free blocks may be too small for its requests
 NUM_EXPANDED = 3  # of the best, whose changes are tried
-NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best, recorded with all layers until so many fit; and in all
+NUM_WHOLE, MAX_WHOLE = 3, 8  # of the best: recorded with all layers until 3 fit, at most 8
 AT_ONCE = 8
 SEARCH_SHARE = 0.6  # of the budget; the rest is for recording all layers
-MESH_SHARE = 0.5  # of what is tried; further meshes wait until no change of a better one is left
+MESH_SHARE = 0.5  # of the candidates; further meshes wait until all changes of better meshes are tried
 
 
 def layers_of(base: Mapping[str, Any], swept: Collection[str] = ()) -> str | None:
-    """Return the parameter for the number of layers, if there are more than need be recorded.
+    """Return the parameter for the number of layers, if the model has more layers than must be recorded.
 
     Args:
-        swept: parameters that take several values, which candidates differ by.
+        swept: parameters with several values, which differ between candidates.
     """
     names = (name for name in LAYERS if type(base.get(name)) is int and base[name] > FEW[-1])
     return next((name for name in names if name not in swept), None)
@@ -69,8 +69,8 @@ def predicted(
     hardware: Hardware,
     float8: tuple[str, ...] = (),
 ) -> Prediction:
-    """Predict from recordings of (layers, step on each of some ranks): of one as it is, of two by the line through both
-    at `num_layers`.
+    """Predict from recordings of (layers, step on each of some ranks): one recording directly, two by the line through
+    both at `num_layers`.
 
     Time is the slowest rank's, memory the fullest one's. Live memory at the peak lies on that line too. The memory that
     the allocator reserves in addition is assumed to grow with the square root of it: in plans recorded whole it grows
@@ -157,7 +157,7 @@ class Predictor:
 
     Args:
         base: all parameters of the scenario, as the user chose them.
-        `tell`: called with the numbers of queries and of answers.
+        `on_progress`: called with the numbers of queries and of answers.
         float8: patterns of modules whose matmuls are in float8.
         layers: the parameter of the number of layers, where few of them are recorded.
     """
@@ -165,24 +165,24 @@ class Predictor:
     recorder: SweepChild
     base: dict[str, Any]
     hardware: Hardware
-    tell: Callable[[int, int], None]
+    on_progress: Callable[[int, int], None]
     float8: tuple[str, ...] = ()
     layers: str | None = None
     _few_layers_work: bool = field(default=False, init=False)
 
     def outcomes(self, candidates: Sequence[Candidate], whole: bool = False) -> Iterator[tuple[Candidate, Any]]:
-        """Yield (candidate, prediction or the reason why there is none) as answers come."""
-        self.tell(len(candidates), 0)
+        """Yield (candidate, prediction or the reason without one) as answers come."""
+        self.on_progress(len(candidates), 0)
         failed: list[tuple[Candidate, str]] = []
         for candidate, outcome in self._answers(candidates, whole):
             if isinstance(outcome, str) and self.layers and not whole and not self._few_layers_work:
                 failed.append((candidate, outcome))
                 continue
             self._few_layers_work = self._few_layers_work or not isinstance(outcome, str)
-            self.tell(0, 1)
+            self.on_progress(0, 1)
             yield candidate, outcome
         for result in failed if self._few_layers_work or not failed else self._without_few_layers(failed):
-            self.tell(0, 1)
+            self.on_progress(0, 1)
             yield result
 
     def _without_few_layers(self, failed: Sequence[tuple[Candidate, str]]) -> Iterator[tuple[Candidate, Any]]:
@@ -207,7 +207,7 @@ class Predictor:
         for place, answer in self.recorder.ask(questions):
             try:
                 recordings = _loaded(answer)
-            except UserError:  # of a recording that an earlier sweep left
+            except UserError:  # of a recording from an earlier sweep
                 damaged.append(place)
                 continue
             yield candidates[place], self._outcome(candidates[place], answer, recordings)
@@ -236,7 +236,7 @@ def _loaded(answer: dict[str, Any]) -> list[list[Recording]]:
 
 
 def predict(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Search, and record the best whole; the outcomes are in `state`, also where this is interrupted.
+    """Search, and record the best with all layers; the outcomes are in `state`, also after an interrupt.
 
     Raises:
         UserError: the plan as written does not work, and its neighbours were requested.
@@ -265,7 +265,7 @@ def predict_around(state: SweepState, written: Candidate, predictor: Predictor, 
 
 
 def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
-    """Predict meshes and changes of the best, until none is left or a limit is reached."""
+    """Predict meshes and changes of the best, until all are tried or a limit is reached."""
     space, capacity = state.space, predictor.hardware.usable_bytes
     bounds = {candidate: lower_bound_bytes(space.facts, candidate.mesh) for candidate in space.meshes}
     state.refused |= {candidate: bound for candidate, bound in bounds.items() if bound > capacity}
@@ -301,8 +301,8 @@ def explore(state: SweepState, predictor: Predictor, limits: Limits) -> None:
 
 
 def _look_for_option(state: SweepState, predictor: Predictor) -> None:
-    """Where no plan works, find the scenario's own parameter with which the first one does, for the message. No plan
-    with it is ranked, because it computes something else."""
+    """Where no plan works, find a parameter of the scenario with which the first plan works, for the message. Such
+    plans are not ranked, because they compute something else."""
     if not state.left_out:
         return
     first = next(iter(state.left_out))
@@ -385,7 +385,7 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
         reserve = _reserve_text(hardware)
         capacity = disk_text(hardware["memory_bytes"]) + (f" (of which {reserve})" if reserve else "")
         candidate, bound = min(state.refused.items(), key=lambda item: item[1])
-        need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} a device"
+        need = f"parameters, gradients and optimizer state alone are {disk_text(bound)} per device"
         too_small = f"fits into {capacity}: in the nearest ({candidate.text}) {need}"
     if not state.left_out:
         return UserError(f"no plan of {scenario} {too_small}; give a larger --memory or --world")
@@ -397,7 +397,7 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
     none_works = f"no plan of {scenario} works"
     if len(state.left_out) < state.num_legal:
         stopped = f"; {state.stopped}" if state.stopped else ""
-        none_works = f"no plan of {scenario} that was tried works ({len(state.left_out)} of {state.num_legal}{stopped})"
+        none_works = f"no tried plan of {scenario} works ({len(state.left_out)} of {state.num_legal}{stopped})"
     advice = f"; {candidate.mesh_text} works with {state.option}" if state.option else ""
     if state.stopped and not advice:
         advice = "; give a larger --plans"
@@ -405,15 +405,15 @@ def no_plan_error(setup: Setup, state: SweepState, hardware: Hardware | None) ->
 
 
 def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardware, stopped: str = "") -> UserError:
-    """Return the error that the memory is too small for every plan that was tried, with the need of the nearest.
+    """Return the error that the memory is too small for every tried plan, with the need of the nearest plan.
 
     Args:
-        stopped: why not all plans were tried; empty where they were.
+        stopped: the reason why not all plans were tried, or empty.
     """
     need, reserve = nearest.reserved_bytes, _reserve_text(hardware)
     capacity = disk_text(hardware["memory_bytes"])
     why = "; ".join(reason for reason in (reserve and f"of which {reserve}", stopped) if reason)
-    problem = f"no plan of {scenario} on {count_text(world, 'device')} was found that fits into {capacity}"
+    problem = f"no tried plan of {scenario} on {count_text(world, 'device')} fits into {capacity}"
     about = "" if nearest.is_whole else "about "
     near = f"the nearest ({nearest.candidate.text}) needs {about}{disk_text(need)}"
     unit, name = (1e9, "GB") if need >= 1e10 else (1e6, "MB")
@@ -423,10 +423,10 @@ def no_plan_fits(scenario: str, world: int, nearest: Prediction, hardware: Hardw
 
 
 def _reserve_text(hardware: Hardware) -> str:
-    """Empty for a host."""
+    """The reserve of a device in words; empty for a host."""
     if hardware.host is not None:
         return ""
-    return f"{disk_text(hardware['reserve_bytes'])} are left to the context, NCCL's buffers and workspaces"
+    return f"{disk_text(hardware['reserve_bytes'])} are reserved for the context, NCCL's buffers and workspaces"
 
 
 def memory_for(hardware: Hardware, need_bytes: float) -> float:

@@ -14,7 +14,7 @@ from distbench.spec.plan import ROTATIONS
 from distbench.spec.printable_text import count_text
 
 MICROBATCHES = (1, 2, 4, 8)
-AHEAD = 2  # units that are gathered before they are needed
+AHEAD = 2  # units gathered ahead
 AS_WRITTEN = "as written"
 BATCH_NAMES = ("batch", "batch_size", "global_batch")
 
@@ -52,11 +52,11 @@ class Candidate:
         return f"{self.mesh_text}; {self.changes_text}" if self.choices else self.mesh_text
 
     def with_choice(self, name: str, value: Any) -> "Candidate":
-        """The same with one more change, or with one made otherwise."""
+        """The same candidate with a change added or replaced."""
         return replace(self, choices=tuple(sorted({**dict(self.choices), name: value}.items())))
 
     def variant(self, base: Mapping[str, Any]) -> dict[str, Any]:
-        """All parameters of the scenario's variant, those of its base that are not changed included."""
+        """All parameters of the scenario's variant, including unchanged parameters of its base."""
         return {**base, **dict(self.choices), MESH: brief_mesh(self.mesh)}
 
 
@@ -65,11 +65,11 @@ class Space:
     """Every candidate of a sweep.
 
     Args:
-        declared: the scenario's own mesh, whose mesh dims are always there.
-        mesh_dims: those that the plan uses.
+        declared: the scenario's own mesh; every candidate has its mesh dims.
+        mesh_dims: mesh dims that the plan uses.
         world: ranks.
-        facts: of the plan and the model, as the child process answers them.
-        axes: the scenario's own parameters that take several values, the first of each being as written.
+        facts: of the plan and the model, from the child process.
+        axes: the scenario's own parameters with several values; the first value is the one as written.
         pinned: names that the user has chosen: they are not changed.
     """
 
@@ -82,8 +82,8 @@ class Space:
 
     @cached_property
     def meshes(self) -> list[Candidate]:
-        """One a mesh that the batch can be split over, as written: those that shard most parameters over few fast
-        links first."""
+        """One candidate as written per mesh that the batch can be split over; meshes that shard most parameters over
+        few fast links come first."""
         return [candidate for candidate in self._all_meshes if self._splits(candidate.mesh, self.facts["microbatches"])]
 
     @cached_property
@@ -93,8 +93,8 @@ class Space:
 
     @cached_property
     def _all_meshes(self) -> list[Candidate]:
-        # The declared mesh dims as they are, and each of the plan's own before the first that comes after it in
-        # MESH_DIMS: torch takes several of a mesh, those of hybrid sharding say, in its order alone.
+        # The declared mesh dims in their order, and each of the plan's own before the first that comes after it in
+        # MESH_DIMS: torch accepts several mesh dims, such as those of hybrid sharding, in the mesh's order only.
         names = list(self.declared)
         for name in reversed(MESH_DIMS):
             if name in self.mesh_dims and name not in names:
@@ -134,13 +134,13 @@ class Space:
         if (cp := facts["cp"]) is not None and mesh.get(cp["mesh_dim"], 1) > 1:
             choices["plan.rotate"] = [cp["rotate"], *(rotation for rotation in ROTATIONS if rotation != cp["rotate"])]
             choices["plan.load_balance"] = [cp["load_balance"], not cp["load_balance"]]
-        # A change that an axis of the scenario makes is made by that axis alone.
+        # A change that an axis of the scenario makes is made by that axis only.
         by_axes = {f"{PREFIX}{name}" for name in self.axes}
         left_out = self.pinned | by_axes
         return {name: values for name, values in choices.items() if len(values) > 1 and name not in left_out}
 
     def neighbours(self, candidate: Candidate) -> Iterator[Candidate]:
-        """The candidates that differ from one by one change."""
+        """The candidates that differ from a candidate by one change."""
         chosen = dict(candidate.choices)
         for name, values in self.alternatives(candidate).items():
             now = chosen.get(name, values[0])
@@ -150,7 +150,7 @@ class Space:
                     yield without if value == values[0] else without.with_choice(name, value)
 
     def moved_meshes(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates whose mesh differs by one factor that another mesh dim has taken over."""
+        """The candidates whose mesh differs by one factor, moved to another mesh dim."""
         sizes = candidate.mesh
         by_ratio = []
         for other_candidate in self.meshes:
@@ -162,7 +162,7 @@ class Space:
         return [other_candidate for ratio, other_candidate in by_ratio if ratio == least]
 
     def around(self, candidate: Candidate) -> list[Candidate]:
-        """The candidates that differ from one by one change, or by one factor of the mesh."""
+        """The candidates that differ from a candidate by one change, or by one factor of the mesh."""
         return [*self.neighbours(candidate), *self.moved_meshes(candidate)]
 
     def _splits(self, mesh: Mapping[str, int], microbatches: int) -> bool:
@@ -170,7 +170,7 @@ class Space:
 
 
 def num_parts(mesh: Mapping[str, int], microbatches: int) -> int:
-    """How many parts a global batch is split into."""
+    """The number of parts of a global batch."""
     return math.prod(mesh.get(name, 1) for name in BATCH_DIMS) * microbatches
 
 
@@ -184,7 +184,7 @@ def factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
 
 
 def count_of(space: Space) -> int:
-    """How many candidates there are in all."""
+    """The total number of candidates."""
     return sum(
         math.prod(len(values) for values in space.alternatives(candidate).values()) for candidate in space.meshes
     )
@@ -201,20 +201,20 @@ def all_of(space: Space) -> Iterator[Candidate]:
 
 
 def lower_bound_bytes(facts: Mapping[str, Any], mesh: Mapping[str, int]) -> int:
-    """What a rank holds at least when the optimizer steps: its shards of parameters, and of those that are trained also
-    of gradients and optimizer state, were every parameter sharded over all mesh dims that shard any."""
+    """A lower bound of a rank's bytes when the optimizer steps: its shards of parameters, and for trained parameters
+    also of gradients and optimizer state, with every parameter sharded over all mesh dims that shard any."""
     shards = math.prod(mesh.get(name, 1) for name in facts["shard_dims"])
     return int((facts["parameter_bytes"] + facts["trained_bytes"] * (1 + facts["optimizer_share"])) / shards)
 
 
 @dataclass(frozen=True)
 class Setup:
-    """One sweep's question.
+    """The request of a sweep.
 
     Args:
         base: all parameters of the scenario, and changes to the plan of all candidates.
         world: ranks.
-        mesh: the scenario's own, fitted to so many ranks.
+        mesh: the scenario's own, fitted to that many ranks.
         given: texts of --set, for a command to paste.
         note: values chosen for the user, or empty.
         float8: patterns of modules whose matmuls are predicted in float8.
@@ -231,12 +231,12 @@ class Setup:
     float8: tuple[str, ...] = ()
 
     def space(self, facts: Mapping[str, Any]) -> Space:
-        """Every candidate, once it is known what the plan is."""
+        """Every candidate, from facts of the plan."""
         pinned = {name for name in self.base if is_knob(name) and name not in self.axes}
         return Space(self.entry.mesh, facts["mesh_dims"], self.world, facts, self.axes, frozenset(pinned))
 
     def require_meshes(self, space: Space) -> None:
-        """Refuse a world that no mesh fits."""
+        """Reject a world size without a fitting mesh."""
         if not space.meshes:
             names = ", ".join(dict.fromkeys([*self.entry.mesh, *space.mesh_dims]))
             batch = f"a global batch of {space.facts['batch_size']} can be split over"
@@ -244,7 +244,7 @@ class Setup:
             raise UserError(f"{problem}; {self._other_batch(space)}")
 
     def unsplit_text(self, space: Space) -> str:
-        """Return why the batch rules meshes out, and which batch would not; empty where it rules none out."""
+        """Return a sentence on meshes that the batch rules out, with a batch that fits; empty without such meshes."""
         if not (unsplit := space.unsplit_meshes):
             return ""
         problem = f"a global batch of {space.facts['batch_size']} cannot be split over {unsplit[0].mesh_text}"
@@ -317,7 +317,7 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
 
 
 def _scaled_batch(entry: Entry, base: dict[str, Any], chosen: Mapping[str, Any], world: int, quick: bool) -> str:
-    """The batch grown with the world, where the user gave none: what a rank has stays as it was."""
+    """Scale the batch with the world size if the user gave no batch, so that each rank's part is unchanged."""
     name = next((name for name in BATCH_NAMES if type(base.get(name)) is int), None)
     num_ranks = mesh_size(entry.quick_mesh if quick and entry.quick_mesh else entry.mesh)
     if name is None or name in chosen or world <= num_ranks or world % num_ranks:

@@ -1,4 +1,4 @@
-"""One sweep from its request to its result, whether it is predicted, measured, or interrupted."""
+"""One sweep from its request to its result, predicted or measured, also after an interrupt."""
 
 import math
 import os
@@ -36,9 +36,9 @@ def amount(text: str, option: str, units: dict[str, int], default: str, most: fl
     size = by_name.get((parts[2] or default).lower()) if parts else None
     value = float(parts[1]) * size if parts and size else math.nan
     if value > most:
-        raise UserError(f"{option} {cut(text)} is too much; give at most {most / units[default]:g}{default}")
+        raise UserError(f"{option} {cut(text)} is too large; give at most {most / units[default]:g}{default}")
     if not value > 0:
-        raise UserError(f"{option} {cut(text)} cannot be used; give a positive number with one of {', '.join(units)}")
+        raise UserError(f"{option} {cut(text)} is not valid; give a positive number with one of {', '.join(units)}")
     return value
 
 
@@ -62,11 +62,11 @@ class AskedSweep:
 
     @classmethod
     def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
-        """UserError where something of it cannot be used."""
+        """Raise UserError where options contradict each other."""
         memory = None if given["memory"] is None else amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
         mesh = None if given["mesh"] is None else parse_mesh(given["mesh"])
         if mesh and not given["around_my_plan"]:
-            raise UserError("a sweep tries all meshes, so --mesh goes with --around-my-plan only; give --world N")
+            raise UserError("a sweep tries all meshes, so --mesh needs --around-my-plan; add it, or give --world N")
         hardware = None if given["hardware"] is None else load_hardware(given["hardware"])
         if memory and hardware is None:
             raise UserError("--memory needs --hardware, since measured plans fit; add --hardware")
@@ -117,16 +117,16 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
                 if request.resume and request.hardware is not None:
                     say(f"--resume took {count_text(child.num_reused, 'recording')} of the earlier sweep")
                 for ended in child.again:
-                    say(f"a process that records steps was {ended}; it was started once more")
+                    say(f"a process that records steps was {ended}; distbench started it again")
     except KeyboardInterrupt:
         say(f"too early for a ranking; recordings and measurements are in {request.out}; continue with --resume")
         raise
 
 
 def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: SweepState) -> None:
-    """Predict plans; on a hardware file of this machine, measure the best of them in turn."""
+    """Predict plans; with a hardware file of this machine, also measure the best of them."""
     setup = request.setup
-    # Stages of a pipeline have layers each: all are recorded there.
+    # Each stage of a pipeline has some of the layers, so all layers are recorded.
     layers = None if state.space.facts["pipeline"] else layers_of(setup.base, setup.axes)
     num_asked = 0
     with display_for("sweep", request.quiet) as display:
@@ -154,7 +154,7 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
 
 
 def _measure(request: AskedSweep, child: SweepChild, state: SweepState) -> None:
-    """Measure plans that can work by the answer of the child process."""
+    """Measure the plans that work according to the child process."""
     setup, space, written = request.setup, state.space, state.written
     starting = ([written] if written else space.meshes)[: request.limits.max_plans]
     working, wrong = legal(child, setup, starting)
@@ -185,14 +185,14 @@ def _rounds(request: AskedSweep, state: SweepState) -> Rounds:
 
 
 def _codes(request: AskedSweep, child: SweepChild, state: SweepState) -> dict[Candidate, PlanCode]:
-    """The best plan and the changes of the plan as written as code; none where this is interrupted."""
+    """The best plan and the changes of the plan as written as code; empty after an interrupt."""
     ranked = [plan.candidate for plan in plans_of(state, request.hardware)]
     changed = [*state.predictions, *state.measured] if state.written else []
     candidates = list(dict.fromkeys([ranked[0], *changed]))
     try:
         if not state.interrupted:
             return code_of(request.setup, child, candidates)
-        # The interrupted one has other questions to answer first.
+        # The interrupted process has other queries to answer first.
         with SweepChild(request.setup.entry.file, request.setup.entry.name) as another:
             return code_of(request.setup, another, candidates)
     except KeyboardInterrupt:
@@ -220,7 +220,7 @@ def require_ranks(setup: Setup) -> None:
     device = accelerator_here()[0]
     if "real-size" in setup.entry.tags and device == "cpu":
         name = setup.entry.name
-        raise UserError(f"{name} is a model at its real size, which no CPU runs; predict it: --hardware h100")
+        raise UserError(f"{name} is a model at its real size, too large for CPUs; predict it with --hardware h100")
     most = device_count(device) if device != "cpu" else RANKS_PER_CPU * (os.cpu_count() or 1)
     if setup.world > most:
         problem = f"--world {setup.world} is more than the {most} ranks that this machine can measure"

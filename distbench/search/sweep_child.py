@@ -40,21 +40,21 @@ class Question:
 
 
 class LeftOut(msgspec.Struct):
-    """The file of a variant that was not recorded: the reason."""
+    """The content of the file of a variant that was not recorded: the reason."""
 
     left_out: str
 
 
 def code_of_file(file: Path) -> list[Any]:
-    """All inputs of a result of a scenario's file: that file and its neighbours, which may have the model, and the
-    versions of torch and of distbench.
+    """All inputs of the result of a scenario file: the file, other files of its folder, which may have the model, and
+    the versions of torch and distbench.
     """
     code = {str(path): digest_of(path) for path in {file, *file.parent.glob("*.py")}}
     return [__version__, installed_torch(), *sorted(code.items())]
 
 
 def digest(what: Sequence[Any]) -> str:
-    """Of plain data, and of all else that has a text."""
+    """A digest of plain data and of other objects by their text."""
     return hashlib.sha256(json.dumps(what, default=repr).encode()).hexdigest()[:20]
 
 
@@ -75,7 +75,7 @@ class SweepChild:
         self._process: subprocess.Popen[bytes] | None = None
         self._said: BinaryIO | None = None
         self.num_reused = 0
-        self.again: list[str] = []  # how processes ended that were started once more
+        self.again: list[str] = []  # the ends of processes that were started again
 
     def __enter__(self) -> "SweepChild":
         return self
@@ -89,9 +89,9 @@ class SweepChild:
         self._undo.close()
 
     def ask(self, questions: Sequence[Question]) -> Iterator[tuple[int, dict[str, Any]]]:
-        """(place of the question, answer) as answers come; recordings that are there already come first.
+        """Yield (place of the query, answer) as answers come; existing recordings come first.
 
-        An answer has `answers`, one a variant, or `left_out`: why there is none. Those to "record" are files.
+        An answer has `answers`, one per variant, or `left_out`, a reason. Answers to "record" are files.
 
         Raises:
             UserError: the child process failed.
@@ -126,12 +126,12 @@ class SweepChild:
         return {"answers": [str(self._kept(question, variant)) for variant in question.variants]}
 
     def forget(self, question: Question) -> None:
-        """Take nothing that was recorded for a question before."""
+        """Delete earlier recordings of a query."""
         for variant in question.variants:
             self._kept(question, variant).unlink(missing_ok=True)
 
     def answers(self, question: Question) -> list[Any]:
-        """The answers to a question, one a variant; UserError where there is none."""
+        """The answers to a query, one per variant; UserError without an answer."""
         ((_, answer),) = self.ask([question])
         if "left_out" in answer:
             raise UserError(f"scenario {self._scenario!r} cannot be swept: {answer['left_out']}")
@@ -144,12 +144,12 @@ class SweepChild:
         if all(file.is_file() for file in files):
             return {"answers": [str(file) for file in files]}
         if (why := self._kept(question, question.variants[0], ".json")).is_file():
-            with contextlib.suppress(UserError):  # a damaged one is asked for again, as a damaged recording is
+            with contextlib.suppress(UserError):  # for a damaged file the query is repeated, as for a recording
                 return msgspec.structs.asdict(read_record(why, LeftOut, Format("answer", "delete it")))
         return None
 
     def _kept(self, question: Question, variant: Mapping[str, Any], suffix: str = ".jsonl") -> Path:
-        """The file of a variant's recording, whose name depends on all that the recording depends on."""
+        """The file of a variant's recording; its name is a digest of the recording's inputs."""
         parts = [*self._code, self._scenario, sorted(variant.items()), [*question.mesh.items()]]
         return self._folder / (digest(parts) + suffix)
 
@@ -192,12 +192,12 @@ class SweepChild:
         self._said.seek(0)
         lines = self._said.read().decode("utf-8", "replace").splitlines()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(END_S)  # its pipe is closed before its exit code is there
+            self._process.wait(END_S)  # the pipe closes before the exit code is available
         code = self._process.returncode or 0
         why = f"its process was {ended_text(code, lines)}" if code < 0 else last_words(lines)
         return UserError(
-            f"no step of {self._scenario} was recorded: {why or 'its process printed no answer'}; see whether "
-            "distbench check passes it"
+            f"no step of {self._scenario} was recorded: {why or 'its process printed no answer'}; check the scenario "
+            "with distbench check"
         )
 
 
@@ -210,7 +210,7 @@ def facts_of(setup: Setup, child: SweepChild) -> dict[str, Any]:
 def legal(
     child: SweepChild, setup: Setup, candidates: Sequence[Candidate]
 ) -> tuple[list[Candidate], dict[Candidate, str]]:
-    """Return the candidates whose plans can work, and why the others cannot."""
+    """Return the candidates with working plans, and the reasons for the others."""
     questions = [Question("check", [candidate.variant(setup.base)], candidate.mesh) for candidate in candidates]
     answers = child.ask(questions)
     wrong = {candidates[place]: str(answer["left_out"]) for place, answer in answers if "left_out" in answer}
@@ -232,7 +232,7 @@ class PlanCode(NamedTuple):
 
 
 def code_of(setup: Setup, child: SweepChild, candidates: Sequence[Candidate]) -> dict[Candidate, PlanCode]:
-    """Each candidate as Python, which the child process writes."""
+    """Each candidate as Python, written by the child process."""
     variants = [setup.base, *(candidate.variant(setup.base) for candidate in candidates)]
     _, *answers = child.answers(Question("code", variants, setup.mesh))
     codes = {}
@@ -240,7 +240,7 @@ def code_of(setup: Setup, child: SweepChild, candidates: Sequence[Candidate]) ->
         *imports, change = answer["change"] or [""]
         set_lines = [f"# --set {name}={value}" for name, value in candidate.choices if not is_knob(name)]
         changes = [line for line in (change, *set_lines) if line]
-        as_it_is = f"# plan: as {setup.entry.file.name} has it, with a value that has no text of its own"
+        as_it_is = f"# plan: as in {setup.entry.file.name}, with a value that cannot be written as code"
         *plan_imports, plan = answer["plan"] or [*imports, "\n".join([as_it_is, *changes])]
         lines = [*plan_imports, *([""] if plan_imports else []), f"mesh = {candidate.mesh!r}", *plan.splitlines()]
         codes[candidate] = PlanCode(lines, imports, changes)

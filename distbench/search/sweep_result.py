@@ -16,8 +16,8 @@ from distbench.statistics.pass_comparison import as_table, compare_passes
 
 FEW = (2, 4)  # layers that are recorded instead of all
 CLOSE = 0.01  # predicted times with smaller differences are ties
-EQUAL = 0.001  # of the time: smaller differences are equal
-LEAST_SHARE = 0.002  # of the step: a smaller difference is no reason
+EQUAL = 0.001  # of the time: smaller differences count as equal
+LEAST_SHARE = 0.002  # of the step: smaller differences are not listed as reasons
 MAX_LEFT_OUT = 3
 COMPUTE, IDLE, BUBBLE = "compute", "idle", "bubble"
 CommunicationPath = tuple[str, str, str]
@@ -28,7 +28,7 @@ class Prediction:
     """Prediction of a candidate's step.
 
     Args:
-        parts_s: `compute`, `idle` (no kernel runs, because the host has issued none) and, of a pipeline, `bubble`,
+        parts_s: `compute`, `idle` (no kernel runs, since the host has not launched one) and, of a pipeline, `bubble`,
             seconds.
         exposed_s: exposed communication by (mesh dim, collective, owner).
         implicit_s: exposed communication of implicit redistributions, by (owner, redistribution).
@@ -60,20 +60,20 @@ class Prediction:
 
     @property
     def tokens_per_s(self) -> float:
-        """Tokens (samples, where the scenario names none) a second, of all devices."""
+        """Tokens per second of all devices; samples where the scenario does not give tokens."""
         return (self.num_tokens or self.batch_size) / self.step_s
 
 
 @dataclass(frozen=True)
 class RankedPlan:
-    """One row of what a sweep found.
+    """One row of a sweep's result.
 
     Args:
         memory_bytes: at the peak; None if unknown.
         memory_basis: "whole", "about" or "measured".
-        verdict: a measured plan's, against the recommended one; empty for a predicted one.
-        prediction: where there is one.
-        measured: bounds of the ratio of its time to the recommended one's, where it was measured.
+        verdict: of a measured plan, compared with the recommended plan; empty for a predicted plan.
+        prediction: None for a plan without a prediction.
+        measured: bounds of the ratio of its time to the recommended plan's, for a measured plan.
     """
 
     candidate: Candidate
@@ -88,7 +88,7 @@ class RankedPlan:
 
     @property
     def predicted_s(self) -> float | None:
-        """The predicted time of a plan that was measured."""
+        """The predicted time of a measured plan."""
         return self.prediction.step_s if self.prediction is not None and self.memory_basis == "measured" else None
 
     @property
@@ -98,12 +98,12 @@ class RankedPlan:
 
     @property
     def is_tight(self) -> bool:
-        """Whether it fits, but would need more memory than there is if the allocator released nothing."""
+        """Whether the plan fits only because the allocator releases its cache."""
         return self.fits is not False and self.prediction is not None and self.prediction.is_tight
 
 
 def plan_of(prediction: Prediction) -> RankedPlan:
-    """A predicted one."""
+    """A row for a prediction."""
     return RankedPlan(
         prediction.candidate,
         prediction.step_s,
@@ -116,7 +116,7 @@ def plan_of(prediction: Prediction) -> RankedPlan:
 
 
 def judged(plans: Sequence[RankedPlan], passes: Sequence[Any]) -> list[RankedPlan]:
-    """The fastest first, the others each with its verdict against that one."""
+    """Rows of measured plans, the fastest first; the others have a verdict compared with the fastest."""
     best = int(np.argmin([plan.step_s for plan in plans]))
     comparison = compare_passes(as_table(passes), [best] * len(plans))
     bounds = zip(comparison.ratio.tolist(), comparison.low.tolist(), comparison.high.tolist(), strict=True)
@@ -141,7 +141,7 @@ def undominated(plans: Sequence[RankedPlan]) -> list[RankedPlan]:
 
 @dataclass(frozen=True)
 class Limits:
-    """How much is tried: candidates, and seconds."""
+    """Limits of the search: candidates and seconds."""
 
     max_plans: int
     budget_s: float
@@ -149,8 +149,8 @@ class Limits:
 
     @property
     def reached(self) -> str:
-        """The sentence that the limit on candidates was reached."""
-        return f"--plans {self.max_plans} allows no more"
+        """The sentence on a reached limit of candidates."""
+        return f"the limit --plans {self.max_plans} was reached"
 
     def left_s(self, share: float = 1.0) -> float:
         """Seconds left of a share of the budget."""
@@ -162,17 +162,17 @@ class SweepState:
     """Current results of a sweep.
 
     Args:
-        written: the plan as the scenario has it, where only its neighbours are tried.
+        written: the scenario's own plan, where only its neighbours are tried.
         predictions: of each candidate that was simulated.
         measured: the latest measurement of each candidate that ran here.
         final: plans of the last measured round, the recommended one first.
-        left_out: candidate to why it was neither predicted nor measured.
+        left_out: candidate to the reason why it was neither predicted nor measured.
         refused: meshes that even a lower bound of memory rules out, with that bound in bytes.
-        stopped: why not all that could have been tried was; empty where the search ended by itself.
-        layers: the parameter of which few were recorded, where times are extended from those.
-        option: the --set under which a plan works, where no plan works without it.
-        estimates: of each plan that was recorded whole after few layers of it: its estimated memory over that.
-        traces: what each plan of the last measured round communicates.
+        stopped: the reason why the search stopped early; empty where it ended by itself.
+        layers: the parameter for the number of layers, where times are extrapolated from few layers.
+        option: the --set with which a plan works, where no plan works without it.
+        estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
+        traces: the communication of each plan of the last measured round.
         num_reused: measured rounds taken from an earlier sweep; None without --resume.
     """
 
@@ -194,7 +194,7 @@ class SweepState:
 
     @property
     def num_legal(self) -> int:
-        """Candidates in all."""
+        """The number of candidates."""
         return 1 + len(self.space.around(self.written)) if self.written else count_of(self.space)
 
     @property
@@ -233,9 +233,9 @@ class Change:
     """One change of the plan as written, and its effect.
 
     Args:
-        imports, code: lines that make it, after the plan as written; none if they are unavailable.
-        time_share: of the step as written that it adds; negative where it is faster.
-        memory_bytes: that it adds; None where that is not known.
+        imports, code: lines that make the change, after the plan as written; empty if unavailable.
+        time_share: added time as a share of the step as written; negative where the change is faster.
+        memory_bytes: added bytes; None if unknown.
     """
 
     imports: Sequence[str]
@@ -248,7 +248,7 @@ class Change:
 def changes_of(
     plans: Sequence[RankedPlan], as_written: Candidate | None, codes: Mapping[Candidate, PlanCode]
 ) -> list[Change]:
-    """Every plan but the one as written, compared with that one, the most worth making first."""
+    """Every plan except the one as written, compared with it, the largest gain first."""
     written_plan = next((plan for plan in plans if plan.candidate == as_written), None)
     if written_plan is None:
         return []
@@ -267,7 +267,7 @@ def changes_of(
 
 
 def _layouts(prediction: Prediction) -> list[str]:
-    """Return implicit redistributions, and how much could be saved at most by keeping the layouts that they undo."""
+    """Return sentences on implicit redistributions, with the largest possible saving of keeping the layouts."""
     ranked = sorted(prediction.implicit_s.items(), key=lambda item: -item[1])
     return [
         f"{owner or 'the root'}: {moved or 'a redistribution'} is implicit; at most "
@@ -289,15 +289,15 @@ class SweepResult:
         unit: counted per second: "tokens" or "samples".
         code: Python to paste.
         command: to measure the recommended plan.
-        capacity_bytes: memory of a device, where it counts.
+        capacity_bytes: memory of a device, where it is a limit.
         reserve_bytes: of that, the part that is left free.
         notes: assumptions, and plans that were tried and left out.
         changes: of the plan as written, each alone, if requested.
         written_sizes: of the mesh of the plan as written, if requested.
-        layouts: what else could be changed in it.
-        traces: what measured plans communicate, where that was traced.
-        predicted: where `plans` are the best of predicted ones, measured: all of those.
-        estimates: estimated memory over that of all layers, of each plan for which both are known.
+        layouts: sentences on further possible changes of the plan as written.
+        traces: the communication of measured plans, where traced.
+        predicted: all predicted plans, where `plans` are the best of them, measured.
+        estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
     """
 
     title: str
@@ -332,8 +332,8 @@ class SweepResult:
 
 
 def plans_of(state: SweepState, hardware: Hardware | None) -> list[RankedPlan]:
-    """The plans that are ranked: those of the last measured round where there is one, else all that were predicted;
-    without a hardware file all that were measured."""
+    """The ranked plans: those of the last measured round if any, else all predicted plans; without a hardware file all
+    measured plans."""
     if hardware is None:
         return state.ranked_measured
     if state.final:
@@ -352,7 +352,7 @@ def result_of(
 
     Args:
         hardware: None where all plans were measured.
-        codes: of the best plan, and of changes of the plan as written; empty where it was interrupted before.
+        codes: of the best plan, and of changes of the plan as written; empty after an earlier interrupt.
     """
     plans = plans_of(state, hardware)
     predicted = [plan_of(prediction) for prediction in state.ranked_predictions]
@@ -366,7 +366,7 @@ def result_of(
     else:
         title += f"{count_text(len(plans), 'plan')}, predicted on {hardware.name}"
     compared = predicted
-    if hardware is None and state.written:  # two changes together are no neighbour of the plan as written
+    if hardware is None and state.written:  # two changes together are not a neighbour of the plan as written
         near = {state.written, *state.space.around(state.written)}
         compared = [plan for plan in plans if plan.candidate in near]
     best, memory = plans[0].candidate, hardware if hardware is not None and not is_measured else None

@@ -30,17 +30,17 @@ if TYPE_CHECKING:
 MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED = 20, 8, 10, 4, 6
 HOUR_S = 3600.0
 MIB, GIB = 1 << 20, 1 << 30
-# Estimated memory over that of all layers, less one, of the plans in docs/sweep.md.
+# Memory estimated from few layers over memory with all layers, minus one, of the plans in docs/sweep.md.
 SAMPLED = "-7 to +21 % off on 25 plans of three models"
 
 
 def cost_a_step(price: float, world: int, step_s: float) -> float:
-    """Of all devices, in the price's unit; the price is an hour's of one."""
+    """The price of a step on all devices, in the unit of `price`, which is per device-hour."""
     return price * world * step_s / HOUR_S
 
 
 def cost_a_billion(price: float, world: int, tokens_per_s: float) -> float:
-    """Of a billion tokens (or samples)."""
+    """The price of a billion tokens (or samples)."""
     return price * world / HOUR_S * 1e9 / tokens_per_s if tokens_per_s else inf
 
 
@@ -67,15 +67,15 @@ def recommendation(result: SweepResult) -> str:
 def _memory_of(plan: RankedPlan, result: SweepResult) -> str:
     capacity_bytes = result.capacity_bytes
     if plan.is_tight and capacity_bytes:
-        need, room = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - result.reserve_bytes)
-        return f"peak {need}, which fits into {room} only because the allocator frees its cache"
+        need, usable = size_text(plan.memory_bytes or 0), size_text(capacity_bytes - result.reserve_bytes)
+        return f"peak {need}, which fits into {usable} only because the allocator frees its cache"
     of = f" of {size_text(capacity_bytes)}" if capacity_bytes else ""
     reserve_text = f" ({size_text(result.reserve_bytes)} kept free)" if of and result.reserve_bytes else ""
     return f"peak {memory_text(plan)}{of}{reserve_text}"
 
 
 def memory_text(plan: RankedPlan) -> str:
-    """`61.2 GiB`, with ~ where it is an estimate, and a word where it does not fit or leaves no reserve."""
+    """`61.2 GiB`, with ~ for an estimate, and a word for a plan that does not fit or leaves no reserve."""
     if plan.memory_bytes is None:
         return NOTHING
     about = "~" if plan.memory_basis == "about" else ""
@@ -86,10 +86,10 @@ def memory_text(plan: RankedPlan) -> str:
 
 
 def why(result: SweepResult) -> list[str]:
-    """How the next plan differs."""
+    """Lines on the next plan and its differences."""
     best, next_plan = result.best, result.runner_up
     if next_plan is None:
-        return ["No other plan that was tried fits." if result.plans[1:] else "No other plan was tried."]
+        return ["No other tried plan fits." if result.plans[1:] else "No other plan was tried."]
     name = next_plan.candidate.text
     if next_plan.measured is not None:
         ratio, low, high = next_plan.measured
@@ -108,7 +108,7 @@ def why(result: SweepResult) -> list[str]:
 
 
 def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
-    """Where the other one spends more or less, the largest differences first."""
+    """The parts of a step in which the other plan takes more or less time, the largest differences first."""
     ours, theirs = best.prediction, other_plan.prediction
     if ours is None or theirs is None or not (ours.exposed_s or theirs.exposed_s or ours.parts_s):
         return []
@@ -131,7 +131,7 @@ def reasons(best: RankedPlan, other_plan: RankedPlan) -> list[str]:
 
 
 def record_of_result(result: SweepResult) -> dict[str, Any]:
-    """All of it as plain data."""
+    """The result as plain data."""
     return {
         "title": result.title,
         "where": result.where,
@@ -187,7 +187,7 @@ def record_of(plan: RankedPlan, world: int, price: float | None) -> dict[str, An
 
 
 def blocks_of(result: SweepResult) -> list[Block]:
-    """Everything; the recommendation and the next command are at the end."""
+    """The result as text; the recommendation and the next command are at the end."""
     code: list[Block] = [Heading("to paste", 3), Code(tuple(result.code))] if result.code else []
     return [
         Heading(result.title),
@@ -203,12 +203,12 @@ def blocks_of(result: SweepResult) -> list[Block]:
 
 
 def answer(result: SweepResult) -> tuple[str, ...]:
-    """The recommendation, and how the next plan differs."""
+    """The recommendation, and the differences of the next plan."""
     return (recommendation(result), *why(result))
 
 
 def page_of_result(result: SweepResult) -> str:
-    """Everything as HTML: the recommendation first, then the picture."""
+    """The result as HTML: the recommendation first, then the picture."""
     _, *rest, notes, _, command = blocks_of(result)
     with style.styled():
         figures = pareto_figures(result.title, result.plans, result.best, result.capacity_bytes)
@@ -237,7 +237,7 @@ def _changes(result: SweepResult) -> list[Block]:
         ("memory", lambda row: more_memory(row[1])),
         ("<verdict", lambda row: "does not fit" if row[1].plan.fits is False else row[1].plan.verdict or NOTHING),
     )
-    title = f"{count_text(len(rows), 'change')} of the plan as written, each on its own, the most worth making first"
+    title = f"{count_text(len(rows), 'change')} of the plan as written, each on its own, the largest gain first"
     table = table_of(title, columns, rows, (), (), ("verdict",))
     imports = dict.fromkeys(line for _, change in rows for line in change.imports)
     lines = [f"{line}  # {number}" for number, change in rows for line in change.code]
@@ -264,14 +264,14 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
     costs: TableColumns = ()
     if price is not None:
         costs = (
-            ("a step", lambda plan: f"{cost_a_step(price, world, plan.step_s):.3g}"),
-            (f"a billion {unit}", lambda plan: f"{cost_a_billion(price, world, plan.tokens_per_s):,.4g}"),
+            ("per step", lambda plan: f"{cost_a_step(price, world, plan.step_s):.3g}"),
+            (f"per billion {unit}", lambda plan: f"{cost_a_billion(price, world, plan.tokens_per_s):,.4g}"),
         )
     columns: TableColumns = (
         ("<mesh", lambda plan: plan.candidate.mesh_text),
         ("<changes", lambda plan: plan.candidate.changes_text),
         ("step", lambda plan: time_text(plan.step_s)),
-        ("to best", lambda plan: f"{plan.step_s / plans[0].step_s:.2f}"),
+        ("vs best", lambda plan: f"{plan.step_s / plans[0].step_s:.2f}"),
         (f"{unit}/s", lambda plan: rate_text(plan.tokens_per_s)),
         ("memory", memory_text),
         *costs,
@@ -288,16 +288,16 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
         notes.append(note)
     if {bool(plan.verdict) for plan in plans if plan.memory_basis == "measured" or plan.measured} == {False, True}:
         notes.append(
-            "without a verdict: times of an earlier, shorter round, which are not compared with those of the last round"
+            "without a verdict: times of an earlier, shorter round, not comparable with those of the last round"
         )
     if any(plan.fits is False and not plan.takes_reserve for plan in plans):
         notes.append("(no): does not fit")
     if any(plan.takes_reserve for plan in plans):
         reserve = size_text(result.reserve_bytes)
-        notes.append(f"(reserve): not recommended, leaves less than the {reserve} that are kept free")
+        notes.append(f"(reserve): not recommended, leaves less than the reserve of {reserve}")
     if any(plan.is_tight for plan in plans):
         notes.append("(tight): fits only because the allocator frees its cache; the time for that is not counted")
-    optional = (f"{unit}/s", "a step", "predicted", "to best")
+    optional = (f"{unit}/s", "per step", "predicted", "vs best")
     table = table_of(title, columns, plans, notes, (), optional, where_known=("predicted", "<verdict"))
     return capped(table, MAX_ROWS, "more rows: --format json")
 
@@ -305,7 +305,7 @@ def _table(title: str, result: SweepResult, plans: Sequence[RankedPlan]) -> Tabl
 def pareto_figures(
     title: str, plans: Sequence[RankedPlan], best: RankedPlan, capacity_bytes: float | None
 ) -> "Iterator[tuple[str, Figure]]":
-    """One figure, where the memory of some plan is known."""
+    """One figure, if the memory of any plan is known."""
     sized_plans = [plan for plan in plans if plan.memory_bytes is not None]
     if not sized_plans:
         return
@@ -357,7 +357,7 @@ def pareto_figures(
         axes.set_yscale("log")
         style.label_axis(axes.yaxis, lambda value: f"{value:g}")
     else:
-        axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # room for the numbers
+        axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # space for the numbers
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5, handletextpad=0.3)
     style.title(figure, title)
     yield "plans", figure

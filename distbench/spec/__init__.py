@@ -1,6 +1,6 @@
-"""What to run, as plain data. Imports no torch: a scenario is found by reading its source.
+"""Scenarios and jobs as plain data. Imports no torch: scenarios are discovered by reading their source.
 
-Names are imported when they are asked for: `distbench list` needs no plan, and a rank that has one no list.
+Names are imported on first use: `distbench list` needs no plan, and a rank with a plan needs no list.
 """
 
 import importlib
@@ -55,14 +55,14 @@ __all__ += ["find", "fit_mesh", "format_mesh", "list_entries", "parse_mesh", "pl
 
 
 def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> None:
-    """Have a package's names imported from its modules when they are asked for, and kept.
+    """Import a package's names from its modules on first use, and keep them.
 
-    A name that a module of the package has too stays what was taken, also once that module was imported; the module
-    itself stays importable.
+    A name that is also the name of one of the package's modules keeps its value after that module's import. The
+    module itself remains importable.
 
     Args:
-        package: its ``__name__``; called while it is being imported.
-        names_of: module, by its name below the package, to what is taken from it.
+        package: its ``__name__``; the call is part of its import.
+        names_of: module, by its name below the package, to the names imported from it.
     """
     module_of = {name: module for module, names in names_of.items() for name in names}
 
@@ -75,7 +75,7 @@ def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> No
             return exported
 
         def __setattr__(self, name: str, value: Any) -> None:
-            # Importing a module puts it here.
+            # Importing a module adds it to these names.
             if not (name in module_of and isinstance(value, ModuleType)):
                 super().__setattr__(name, value)
 

@@ -20,16 +20,16 @@ class Declared:
     """Base of dataclasses that users make.
 
     Raises:
-        TypeError: there is no field of that name, one holds what it cannot, or a function takes other arguments.
+        TypeError: an unknown field, a value of another type, or a function with other arguments.
     """
 
     # Field that is a function to the names of its arguments.
     called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    # Field of an older version to what to write now.
+    # Field of an older version to its replacement.
     removed_fields: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Refuse names that are not of fields."""
+        """Reject names that are not fields."""
         field_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # its subclasses are dataclasses
         for name in kwargs:
             if name in cls.removed_fields:
@@ -39,7 +39,7 @@ class Declared:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check each field against its annotation; a list becomes a tuple where the field takes one."""
+        """Check each field against its annotation; a list becomes a tuple where the field is a tuple."""
         kind: Any = type(self)
         for name, hint in _hints(kind).items():
             value = getattr(self, name)
@@ -69,7 +69,7 @@ class Declared:
         arguments = self.arguments_of(name)
         try:
             signature = inspect.signature(function)
-        except (TypeError, ValueError):  # one that is not written in Python need not have a signature
+        except (TypeError, ValueError):  # functions that are not written in Python may have no signature
             return
         try:
             signature.bind(*arguments)
@@ -125,7 +125,7 @@ def in_words(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a sentence: as it is written where that is short, else its type."""
+    """Return a value for a sentence: its repr where that is short, else its type."""
     text = repr(value)
     short = len(text) <= MAX_SHOWN and "\n" not in text and not text.startswith("<")
     return text if short else f"a {type(value).__qualname__}"

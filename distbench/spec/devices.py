@@ -1,6 +1,6 @@
-"""The types of device that ranks compute on, without torch; what torch does with each is in ranks/device.py.
+"""The types of device that ranks compute on, without torch; ranks/device.py has the calls to torch for each.
 
-torch knows ROCm's devices by CUDA's name, and so do we: which of the two drives them, torch's build says.
+torch uses the name "cuda" for ROCm's devices too, and so does distbench; torch's build decides between the two.
 """
 
 from dataclasses import dataclass
@@ -21,18 +21,18 @@ class DeviceType:
     """One type of device.
 
     Args:
-        backend: moves its tensors; torch's own word counts where it has one.
-        per_host: how many a host usually has, for prices of groups that nobody has measured.
+        backend: the process group's backend for its tensors, unless torch names a default.
+        per_host: the usual number per host, for prices of groups that were not measured.
         scales_sums: whether its backend multiplies while it adds (NCCL's ncclRedOpCreatePreMulSum).
-        waits_on_host: whether a collective ends where the host waits for it; elsewhere it ends on a stream.
-        variables: environment variables that change what is measured, for the run file's header.
-        families: beginnings of further ones: libraries get new ones with each version.
+        waits_on_host: whether the host waits for a collective's end; on other devices it ends on a stream.
+        variables: environment variables that change measurements, for the run file's header.
+        families: prefixes of further variables: libraries add new ones with each version.
         visible: environment variables that list the devices a process may use.
-        listers: commands that count them, the first that is installed.
-        files: patterns of files, one per device, where there is no lister; a file that holds "0" does not count.
-        brought_by: packages, or endings of torch's version, without one of which torch has no such device; torch then
-            counts them where there are no `listers` and `files`.
-        drivers: what torch must be built for, where that is not its name alone.
+        listers: commands that count the devices; the first installed one is used.
+        files: patterns of files, one per device, without a lister; a file that contains "0" does not count.
+        brought_by: packages, or suffixes of torch's version, one of which torch needs for this device. Without
+            `listers` and `files`, torch counts the devices.
+        drivers: the platforms that torch must be built for, unless that is the device's name alone.
     """
 
     backend: str
@@ -48,7 +48,7 @@ class DeviceType:
     drivers: str = ""
 
 
-# By torch's name, which is also what --device takes.
+# By torch's name, which is also the value of --device.
 DEVICES = {
     "cpu": DeviceType("gloo", waits_on_host=True, variables=("GLOO_SOCKET_IFNAME",)),
     "cuda": DeviceType(
@@ -63,7 +63,7 @@ DEVICES = {
         families=("NCCL_", "TORCH_NCCL_", "RCCL_", "MSCCLPP_", "HSA_", "UCX_", "FI_"),
         visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
         listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU ", "MIG "),),
-        # The driver of AMD's numbers CPUs too; those have no id.
+        # AMD's driver numbers CPUs too; those have no id.
         files=("dev/nvidia[0-9]*", "sys/class/kfd/kfd/topology/nodes/*/gpu_id"),
         drivers="CUDA or ROCm",
     ),
@@ -81,28 +81,28 @@ DEVICES = {
     ),
     "mtia": DeviceType("mtia", brought_by=("mtia",)),
 }
-# What switches something off that makes collectives fast, or makes every launch wait.
+# Settings that slow down collectives or make every launch wait.
 SWITCHED_OFF = {
     **dict.fromkeys(("NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_IB_DISABLE", "CUDA_LAUNCH_BLOCKING"), "1"),
     **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"), "0"),
     "NCCL_P2P_LEVEL": "LOC",
 }
-# Names one of torchrun's ways to bind ranks to the CPUs near their device: node, socket, exclusive, core-complex.
+# The CPU binding of ranks near their device, as torchrun names it: node, socket, exclusive, core-complex.
 NUMA_BINDING = "DISTBENCH_NUMA_BINDING"
 ACCELERATORS = tuple(name for name in DEVICES if name != "cpu")
 ANY_ACCELERATOR = f"{', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"  # for a sentence
-# Fields of a run file's header that hold the versions of what drives accelerators.
+# Fields of a run file's header with the versions of the accelerators' drivers.
 DRIVER_FIELDS = ("nccl", "cuda", "hip", "driver")
-DEVICE_HELP = "Default: the accelerator that is here, else cpu."
+DEVICE_HELP = "Default: this host's accelerator, else cpu."
 
 
 def known_device(name: str) -> DeviceType:
-    """Return the entry of a type of device; one that is not listed is an accelerator without properties."""
+    """Return the entry of a type of device; an unlisted type is an accelerator without properties."""
     return DEVICES.get(name) or DeviceType("")
 
 
 def built_for(name: str) -> str:
-    """Return what torch must be built for to have such a device, in words."""
+    """Return the platforms that torch must be built for to support such a device, in words."""
     return known_device(name).drivers or name.upper()
 
 
@@ -118,7 +118,7 @@ def backend_for(device: str, backend: str = "") -> str:
 
 
 def first_backend_class(backend: str) -> str:
-    """Return the class that torch had for a backend's name before 2.15, where "nccl" became another one.
+    """Return torch's class for a backend's name before 2.15; since 2.15 "nccl" has another class.
 
     >>> first_backend_class("gloo")
     'ProcessGroupGloo'

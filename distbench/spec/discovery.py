@@ -1,4 +1,4 @@
-"""Scenarios, found by reading source with `ast`: listing them takes milliseconds and imports nothing of theirs."""
+"""Discovery of scenarios by reading source with `ast`: listing them takes milliseconds and imports no scenario file."""
 
 import ast
 from collections.abc import Callable
@@ -19,8 +19,8 @@ class Entry:
     """One scenario as its source declares it.
 
     Args:
-        mesh: default mesh, mesh dim name to size; `quick_mesh` is that of --quick, where it is another one.
-        axes: parameter name to the values it runs through.
+        mesh: default mesh, mesh dim name to size; `quick_mesh` is the one of --quick, where it differs.
+        axes: parameter name to its values.
         quick: parameter name to its value under --quick.
         summary: first paragraph of its docstring, on one line.
         params: parameter name to default value.
@@ -45,19 +45,19 @@ def scenario_folder() -> Path:
 
 def list_entries() -> list[Entry]:
     """Return every shipped scenario, by name."""
-    # Other files hold what several scenarios share.
+    # The other files hold code that several scenarios share.
     files = [file for file in sorted(scenario_folder().glob("*.py")) if b"@scenario" in file.read_bytes()]
     entries = [entry for file in files for entry in read_entries(file)]
     return sorted(entries, key=lambda entry: entry.name)
 
 
 def find(target: str) -> list[Entry]:
-    """Return the scenarios of a name, `path/file.py` (all of it) or `path/file.py::name`; `UserError` for none."""
+    """Return the scenarios of a name, `path/file.py` (all of it) or `path/file.py::name`; `UserError` without one."""
     path, separator, name = target.partition("::")
     if separator or path.endswith(".py"):
         file = Path(path)
         if not file.is_file():
-            reason = "is no file" if file.exists() else "does not exist"
+            reason = "is not a file" if file.exists() else "does not exist"
             raise UserError(f"scenario file {path!r} {reason}; give a path to a .py file, or a name")
         entries, where = read_entries(file), f"in {path}"
         name = name or "*"
@@ -107,7 +107,7 @@ def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
     quick = header.get("quick", {})
     for name in (*axes, *quick):
         if name not in params:
-            raise UserError(f"{where}: {name!r} is no parameter of the function ({nearest(str(name), params)})")
+            raise UserError(f"{where}: {name!r} is not a parameter of the function ({nearest(str(name), params)})")
     summary = " ".join((ast.get_docstring(node) or "").partition("\n\n")[0].split())
     tags = tuple(header.get("tags", ()))
     quick_mesh = header.get("quick_mesh")
@@ -119,12 +119,12 @@ def _header(decorator: ast.Call, where: str) -> dict[str, Any]:
     header = {keyword.arg or "**": _literal(keyword.value, where) for keyword in decorator.keywords}
     for argument, value in header.items():
         if argument not in FITS:
-            raise UserError(f"{where}: @scenario takes no {argument!r}; it takes {', '.join(FITS)}")
+            raise UserError(f"{where}: @scenario has no argument {argument!r}; use {', '.join(FITS)}")
         fits, example = FITS[argument]
         if not fits(value):
-            raise UserError(f"{where}: {argument}={value!r} cannot be used; write for example {argument}={example}")
+            raise UserError(f"{where}: {argument}={value!r} is not valid; write for example {argument}={example}")
     if decorator.args or "mesh" not in header:
-        raise UserError(f"{where}: @scenario needs its mesh by name; write @scenario(mesh={{'tp': 2}})")
+        raise UserError(f"{where}: @scenario needs a mesh; write for example @scenario(mesh={{'tp': 2}})")
     for name in ("mesh", "quick_mesh"):
         check_mesh_dims(header.get(name, {}), f"{where}: ")
     return header

@@ -1,4 +1,4 @@
-"""The one error a user can fix. The CLI prints its message and exits with 2; nothing else is caught there."""
+"""The error that a user can fix. The CLI prints its message and exits with 2; it catches no other error."""
 
 import difflib
 from collections.abc import Iterable
@@ -7,17 +7,17 @@ from collections.abc import Iterable
 USER_ERROR, UNFORESEEN, INTERRUPTED = 2, 70, 130
 # Begins the message of a run whose plan does not fit its model or mesh.
 PLAN_PROBLEMS = "the plan cannot work"
-# Why a rank failed, in the file that it leaves: what the user can fix, a full disk, an exception, a host that is lost,
-# another rank that has ended.
+# Why a rank failed, in the file that it leaves: a user's error, a full disk, an exception, a lost host, another rank's
+# end.
 FAILURES = ("user", "storage", "raised", "lost", "gone")
 
 
 class UserError(Exception):
-    """Something the user can fix: one sentence that says what was given, what is allowed and what to do next."""
+    """A problem that the user can fix. The message states the given value, the allowed values and the next step."""
 
 
 class StorageFailed(Exception):
-    """The results or log folder took no more: full, or gone. Everything written before is kept."""
+    """The results or log folder is full or gone. Everything written before is kept."""
 
 
 def nearest(given: str, allowed: Iterable[str], count: int = 3) -> str:
@@ -27,6 +27,6 @@ def nearest(given: str, allowed: Iterable[str], count: int = 3) -> str:
     if close:
         return "nearest: " + ", ".join(close)
     if not names:
-        return "there are none"
+        return "none exist"
     first_names = ", ".join(names[:8])
-    return f"there are: {first_names}" + (", ..." if len(names) > 8 else "")
+    return f"available: {first_names}" + (", ..." if len(names) > 8 else "")

@@ -1,8 +1,8 @@
-"""Files, read to plain data or refused in one sentence, and written whole or not at all.
+"""File access: files are read to plain data or rejected in one sentence, and written whole or not at all.
 
-Refused are files that are not regular (a device never ends, a pipe may never begin), files that are too big, and JSON
-that distbench never writes: NaN, infinity, numbers of absurd length, nesting without end. `spec/json_decoder.py` makes
-records of plain data.
+Rejected are files that are not regular (a device never ends, a pipe may never begin), files that are too big, and JSON
+that distbench never writes: NaN, infinity, overlong numbers, deep nesting. `spec/json_decoder.py` makes records of
+plain data.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from distbench.spec.errors import UserError
 
 MAX_DOCUMENT_BYTES = 256 << 20
 MAX_DEPTH = 50
-MAX_COUNT = 10**18  # above: no count of anything
+MAX_COUNT = 10**18  # no count is larger
 MAX_DIGITS = 18
 _KINDS = {
     stat.S_ISDIR: "a folder",
@@ -38,7 +38,7 @@ _LONG = b"0" * 300
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number of JSON")
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -46,13 +46,13 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in record if names.count(name) > 1)
-        raise ValueError(f"{ascii(twice)[:60]} stands in one object twice")
+        raise ValueError(f"an object has the name {ascii(twice)[:60]} twice")
     return record
 
 
 def _whole(digits: str) -> int:
     if len(digits) > MAX_DIGITS and abs(value := int(digits[:4000])) > MAX_COUNT:
-        raise ValueError(f"whole number {str(value)[:MAX_DIGITS]}... is beyond {MAX_COUNT:.0e}")
+        raise ValueError(f"whole number {str(value)[:MAX_DIGITS]}... is above {MAX_COUNT:.0e}")
     return int(digits)
 
 
@@ -61,55 +61,55 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole, ob
 
 
 @contextmanager
-def opened(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterator[BinaryIO]:
+def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterator[BinaryIO]:
     """Open a regular file of at most `max_bytes` for reading bytes.
 
     Args:
-        what: the kind of file, for messages.
+        label: the kind of file, for messages.
 
     Raises:
-        UserError: it is no such file, or cannot be read.
+        UserError: not a regular file, too big, or not readable.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - before it is opened: opening a pipe waits for its writer
         if not stat.S_ISREG(status.st_mode):
-            kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(status.st_mode)), "no regular file")
-            raise UserError(f"{what} {path} cannot be read: it is {kind}; give a file")
+            kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(status.st_mode)), "not a regular file")
+            raise UserError(f"{label} {path} cannot be read: it is {kind}; give a file")
         if status.st_size > max_bytes:
-            size = f"its {status.st_size:,} bytes are more than the {max_bytes:,} that are read"
-            raise UserError(f"{what} {path} cannot be read: {size}; give another file")
+            size = f"it has {status.st_size:,} bytes, and the limit is {max_bytes:,}"
+            raise UserError(f"{label} {path} cannot be read: {size}; give another file")
         with path.open("rb") as file:
             yield file
     except (OSError, ValueError) as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else error
-        raise UserError(f"{what} {path} cannot be read: {why}") from error
+        raise UserError(f"{label} {path} cannot be read: {why}") from error
 
 
-def read_text(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
-    """Return a file's text (UTF-8). Raises as `opened`, also where it is no such text."""
-    with opened(path, what, max_bytes) as file:
+def read_text(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
+    """Return a file's text. Raises as `opened`, also for a text that is not valid UTF-8."""
+    with opened(path, label, max_bytes) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise UserError(f"{what} {path} cannot be read: it is still growing beyond {max_bytes:,} bytes")
+        raise UserError(f"{label} {path} cannot be read: it grows beyond the limit of {max_bytes:,} bytes")
     try:
         return data.decode("utf-8-sig")  # editors on Windows put a mark before it
     except UnicodeDecodeError as error:
-        raise UserError(f"{what} {path} cannot be read: byte {error.start} is no UTF-8 text") from error
+        raise UserError(f"{label} {path} cannot be read: byte {error.start} is not valid UTF-8") from error
 
 
-def read_json(path: Path, what: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
+def read_json(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
     """Return a file's JSON value. Raises as `read_text`, also for invalid JSON or an object with a name twice."""
     try:
-        return parse_json(read_text(path, what, max_bytes), _STRICT)
+        return parse_json(read_text(path, label, max_bytes), _STRICT)
     except ValueError as error:
-        raise UserError(f"{what} {path} cannot be read: {error}") from error
+        raise UserError(f"{label} {path} cannot be read: {error}") from error
 
 
 def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
     """Return the value of a JSON text with finite numbers, integers up to MAX_COUNT and at most MAX_DEPTH levels.
 
     Raises:
-        ValueError: one short sentence: the text is not valid.
+        ValueError: the text is not valid; the message is one short sentence.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
@@ -117,9 +117,9 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
     except RecursionError as error:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from error
     except json.JSONDecodeError as error:
-        raise ValueError(f"line {error.lineno}, column {error.colno} is no JSON ({error.msg})") from error
+        raise ValueError(f"line {error.lineno}, column {error.colno} is not valid JSON ({error.msg})") from error
     except UnicodeDecodeError as error:
-        raise ValueError(f"byte {error.start} is no UTF-8 text") from error
+        raise ValueError(f"byte {error.start} is not valid UTF-8") from error
     except ValueError as error:  # of the hooks above
         raise ValueError(str(error).partition(";")[0]) from error
     zeros = data.translate(_DIGITS, b"+")
@@ -127,16 +127,16 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
     if has_long_number or data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _require_sane(value)
     if b"\\u" in data:
-        # No file and no terminal takes half of a surrogate pair.
+        # Neither a file nor a terminal accepts half of a surrogate pair.
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
-            raise ValueError("a text of it holds half a character (a lone surrogate)") from error
+            raise ValueError("a string contains half a character (a lone surrogate)") from error
     return value
 
 
 def _require_sane(value: Any) -> None:
-    """Refuse infinite numbers and deep nesting, by levels: a deep value would break a recursion."""
+    """Reject infinite numbers and deep nesting, level by level: a deep value would break a recursion."""
     level = [[value]]
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
@@ -147,16 +147,16 @@ def _require_sane(value: Any) -> None:
                 elif isinstance(item, list):
                     inner.append(item)
                 elif isinstance(item, float) and not math.isfinite(item):
-                    raise ValueError("a number in it is beyond any that a computer holds")
+                    raise ValueError("it contains a number too large for a float")
         if not inner:
             return
         level = inner
     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
-# The folder takes no new file, or something is mounted on this one: then it can only be written in place.
+# The folder accepts no new file, or the file is a mount point: then it can only be written in place.
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY)
-RANDOM_BYTES = 6  # 4 launches of one sweep begin within a second: of 2 bytes, 1 sweep in 11,000 had a name twice
+RANDOM_BYTES = 6  # 4 launches of one sweep begin within a second: with 2 bytes, 1 sweep in 11,000 had a duplicate name
 DAY_S = 86_400.0
 LATEST = 1e11  # seconds since the epoch, year 5138: beyond it dates cannot be written
 MAX_SHOWN = 60
@@ -173,7 +173,7 @@ def unique_stem(moment: float, *parts: str) -> str:
 
 
 def write_whole(path: Path, content: str | bytes) -> None:
-    """Write a text (UTF-8) or bytes under another name first, renamed when it is whole; else the old file remains.
+    """Write a text (UTF-8) or bytes to a temporary file, then rename it; after a failure the old file remains.
 
     Raises:
         OSError: it cannot be written.

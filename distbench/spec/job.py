@@ -1,4 +1,4 @@
-"""A job: everything that one launch needs to know, in one JSON file; and what of a scenario a user chooses for it."""
+"""A job: everything that one launch needs, in one JSON file, and the user's choices (--set, -k) for its scenario."""
 
 import ast
 import contextlib
@@ -20,15 +20,15 @@ from distbench.spec.printable_text import count_text, cut
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
-# Raised by reading a text as a Python value, also an absurdly nested one.
+# Raised by reading a text as a Python value, also a deeply nested one.
 _NOT_PYTHON = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 _TRUTHS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
-JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when it is there
-LAUNCH_LOG = "launch.log"  # there too: what the process printed that started the ranks
+JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when the file exists
+LAUNCH_LOG = "launch.log"  # also in the log folder: output of the process that started the ranks
 
 
 def pid_file(log_dir: Path, rank: int) -> Path:
-    """Return the file there that holds a rank's pid, from when it begins until it has done all of its work."""
+    """Return the file with a rank's pid in a log folder; it exists from the rank's start to its last work."""
     return log_dir / f"rank{rank}.pid"
 
 
@@ -38,20 +38,20 @@ class Settings:
 
     Args:
         warmup_iterations: iterations before the first sample of every case.
-        min_samples: samples taken whatever they cost.
+        min_samples: samples taken regardless of their time.
         max_samples: samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
-        budget_s: seconds of timed iterations that the cases of a launch share: with many cases, each ends sooner.
-        target_ci: width, as a share of the median, at which a case ends: of the median pass's 95 % interval where cases
-            take turns; else of the order statistics that would bound the median, were samples independent.
-        iterations_per_sample: 1 times each iteration alone; more times that many back to back (pipelined).
+        budget_s: seconds of timed iterations that the cases of a launch share; with many cases, each ends sooner.
+        target_ci: width, as a share of the median, at which a case ends. With several passes: the width of the median
+            pass's 95 % interval. With one: of the order statistics that would bound the median of independent samples.
+        iterations_per_sample: with 1, each iteration is timed alone; with n, n iterations back to back (pipelined).
         seed: for data, initial parameters and the order of cases.
-        max_relaunches: new launches at most, after cases that killed or hung a rank.
-        passes: times that all cases are gone through, each time taking this share of a case's samples and seconds: what
-            else the machine does then affects all cases alike. 0: where a report compares variants, as many as the
-            budget gives; one elsewhere.
-        check: a name out of CHECKS: of a step, all its gradients are compared with one device's, or its loss alone, or
-            nothing. One device then holds the whole model with its activations, or without them, or not at all.
+        max_relaunches: the largest number of new launches, after cases that killed or hung a rank.
+        passes: rounds over all cases; each takes an equal share of a case's samples and seconds, so that other load on
+            the machine affects all cases equally. 0: as many as the budget allows where a report compares variants,
+            else one.
+        check: a name out of CHECKS. A step's gradients and loss, or its loss alone, or nothing, is compared with one
+            device's step. One device then holds the whole model with its activations, or without them, or not at all.
     """
 
     warmup_iterations: int = 3
@@ -68,7 +68,7 @@ class Settings:
 
     @classmethod
     def quick(cls) -> "Settings":
-        """Return settings for a look, not a measurement to keep: fewer samples, less time per case."""
+        """Return settings for a quick look: fewer samples, less time per case."""
         return cls(warmup_iterations=2, min_samples=6, max_samples=200, max_case_s=0.8, budget_s=5.0)
 
     def with_budget(self, budget_s: float) -> "Settings":
@@ -95,24 +95,24 @@ class Job:
         invocation_id: shared by all runs of one command.
         file: declares the scenario.
         variants: one dict of parameters each, in the order they run.
-        axes: names of the parameters that tell the variants apart.
+        axes: names of the parameters that differ between variants.
         mesh: mesh dim name to size.
         device: a name out of DEVICES.
-        timeout_s: seconds without progress after which the launch is given up.
+        timeout_s: seconds without progress after which the launch is aborted.
         started_at: seconds since the epoch when the command began.
         started_clock_s: the same by time.monotonic(), for durations: the wall clock may jump.
         reporting_rank: the rank that reports progress to the parent: 0, or under another launcher each parent's own.
-        is_call: `scenario` names no scenario but a function as of `Scenario.calls`, and a variant its arguments.
+        is_call: `scenario` names a function as of `Scenario.calls`, and a variant is its arguments.
         environment: facts of the machine.
         profile: file of the cost profile that every rank loads.
         done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
-        ended_ids: those of them that failed: none of their passes is run.
-        passes_done: case id to the number of the pass that it goes on with once every case of its group has its row.
+        ended_ids: done cases that failed; their further passes are not run.
+        passes_done: case id to the number of its next pass, after every case of its group has its row.
         note: printed before it starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
         label: the user's own text for this run, or "".
-        chosen: which cases run, an expression as `CaseChoice` has it; "" for all.
-        file_digest: of the scenario file, as `digest_of` has it.
+        chosen: the cases to run, an expression of `CaseChoice`; "" for all.
+        file_digest: `digest_of` the scenario file.
     """
 
     run_id: str
@@ -148,7 +148,7 @@ class Job:
 
     @classmethod
     def load(cls, path: Path) -> "Job":
-        """Return the job that `save` wrote; UserError where the file holds none, as on a disk that was full."""
+        """Return the job that `save` wrote; UserError for a damaged file, such as after a full disk."""
         from distbench.spec.json_decoder import Format, read_record
 
         return read_record(path, cls, Format("job file", "start the launch again"))
@@ -188,7 +188,7 @@ def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) 
 
 
 def variant_text(variant: Variant, axes: Sequence[str]) -> str:
-    """Return `rotate=alltoall,load_balance=True`, as names of cases have it; empty where nothing is swept."""
+    """Return `rotate=alltoall,load_balance=True`, as in names of cases; empty without axes."""
     return ",".join(f"{name}={variant[name]}" for name in axes if name in variant)
 
 
@@ -237,7 +237,7 @@ def _typed(name: str, text: str, default: Any) -> Any:
     if expected_type in (tuple, list) and isinstance(value, tuple | list):
         return expected_type(value)
     allowed = (float, int) if expected_type is float else expected_type
-    # To Python, True is a number; to a scenario it is none.
+    # In Python, True is a number; in a scenario it is not.
     is_allowed = isinstance(value, allowed) and (expected_type is bool or not isinstance(value, bool))
     if default is not None and not is_allowed:
         kind = "true or false" if expected_type is bool else f"{expected_type.__name__} values such as {default!r}"
@@ -255,8 +255,8 @@ class Knob:
     """A change to a plan.
 
     Args:
-        values: all that it may be, or () for any of the type of `example`.
-        needs: the part of a plan that it changes, which the plan must have: "fsdp", "cp" or "".
+        values: the allowed values, or () for any of the type of `example`.
+        needs: the part of a plan that it changes and that the plan must have: "fsdp", "cp" or "".
     """
 
     example: Any
@@ -281,7 +281,7 @@ KNOBS: Mapping[str, Knob] = {
 def is_knob(name: str) -> bool:
     """Return whether a name of --set is a change to the plan; UserError for an unknown `plan.` name."""
     if name.startswith(PREFIX) and name not in KNOBS:
-        raise UserError(f"--set {name}: no such change to a plan ({nearest(name, KNOBS)})")
+        raise UserError(f"--set {name} is not a change to a plan ({nearest(name, KNOBS)})")
     return name in KNOBS
 
 
@@ -292,7 +292,7 @@ def _check_knob(name: str, value: Any) -> None:
     elif knob.values and value not in knob.values:
         raise UserError(f"--set {name}={value} is unknown; use {', '.join(map(str, knob.values))}")
     elif not knob.values and not 0 < value < 1 << 16:
-        raise UserError(f"--set {name}={value} cannot be used; give a whole number from 1")
+        raise UserError(f"--set {name}={value} is not valid; give a whole number from 1")
 
 
 def split_variant(variant: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -302,7 +302,7 @@ def split_variant(variant: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str,
 
 
 def brief_mesh(mesh: Mapping[str, int]) -> str:
-    """Return `dp_shard2xtp2` of `{"dp_shard": 2, "tp": 2}`; mesh dims of one rank only where there are no others."""
+    """Return `dp_shard2xtp2` for `{"dp_shard": 2, "tp": 2}`; mesh dims of one rank only in a mesh of one rank."""
     kept = {name: size for name, size in mesh.items() if size > 1} or mesh
     return "x".join(f"{name}{size}" for name, size in kept.items())
 
@@ -313,32 +313,32 @@ def parse_brief_mesh(text: str) -> Mesh:
     for part in str(text).split("x"):
         match = _MESH_PART.fullmatch(part)
         if match is None or match[1] in mesh:
-            raise UserError(f"--set {MESH}={text} is no mesh; write for example {MESH}=dp_shard2xtp2")
+            raise UserError(f"--set {MESH}={text} is not a mesh; write for example {MESH}=dp_shard2xtp2")
         mesh[match[1]] = mesh_dim_size(match[2], part)
     check_mesh_dims(mesh)
     return mesh
 
 
 def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
-    """Return the mesh of a variant: `mesh`, or its own of as many ranks, with 1 for other mesh dims of `mesh`.
+    """Return the mesh of a variant: `mesh`, or its own with the same number of ranks and 1 for the other mesh dims.
 
     Raises:
-        UserError: its own has another number of ranks.
+        UserError: its own mesh has another number of ranks.
     """
     if MESH not in variant:
         return dict(mesh)
     own_mesh = parse_brief_mesh(variant[MESH])
     if mesh_size(own_mesh) != mesh_size(mesh):
-        sizes = f"{count_text(mesh_size(own_mesh), 'rank')}, and the launch {mesh_size(mesh)}"
+        sizes = f"{count_text(mesh_size(own_mesh), 'rank')}, and the launch has {mesh_size(mesh)}"
         problem = f"--set {MESH}={variant[MESH]} has {sizes}"
-        raise UserError(f"{problem}; give meshes of as many, or --mesh")
+        raise UserError(f"{problem}; give meshes of that size, or change --mesh")
     return {**dict.fromkeys(mesh, 1), **own_mesh}
 
 
 # `run -k EXPR`: cases by parts of their ids, `and`, `or`, `not` and parentheses, as pytest's -k chooses tests.
 
 _Matches = Callable[[str], bool]
-# A part of an id in quotes may hold spaces and parentheses, as those of redistributions do.
+# A part of an id in quotes may contain spaces and parentheses, as ids of redistributions do.
 TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
 MAX_NAMED, MAX_SHOWN = 3, 200
 MAX_DEPTH = 50
@@ -353,10 +353,10 @@ class CaseChoice:
         self._depth = 0
         self._matches = self._any_of()
         if self._tokens:
-            raise self._wrong(f"{self._tokens[0][1]!r} is not expected there")
+            raise self._wrong(f"{self._tokens[0][1]!r} is not expected at its place")
 
     def matches(self, case_id: str) -> bool:
-        """Return whether a case is chosen; upper and lower case are the same."""
+        """Return whether a case is chosen, ignoring upper and lower case."""
         return self._matches(case_id.lower())
 
     def _split(self) -> list[tuple[str, str]]:
@@ -421,6 +421,6 @@ def _shown(text: str) -> str:
 
 
 def none_chosen(text: str, num_cases: int, ids: Sequence[str]) -> str:
-    """Return one sentence for a choice that leaves no case."""
-    choice = f"-k {_shown(text)} chooses none of the {count_text(num_cases, 'case')}"
-    return f"{choice}; there are e.g. {'; '.join(ids[:MAX_NAMED])}; `run --dry-run` lists all"
+    """Return one sentence for a choice without cases."""
+    choice = f"-k {_shown(text)} matches 0 of {count_text(num_cases, 'case')}"
+    return f"{choice}, such as {', '.join(ids[:MAX_NAMED])}; `run --dry-run` lists all"

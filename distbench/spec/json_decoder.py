@@ -1,8 +1,8 @@
-"""The one decoder of records: plain JSON data to the type that a file declares, or one sentence on the wrong field.
+"""The decoder of records: plain JSON data to the type that a file declares, or one sentence on the wrong field.
 
-A record's type is a `msgspec.Struct`, a dataclass or a NamedTuple. Its annotations are what is checked, what a message
-lists as allowed, and what docs/run_file.schema.json has. A field that the type does not name may hold anything, so that
-files of newer versions which only add fields can be read.
+A record's type is a `msgspec.Struct`, a dataclass or a NamedTuple. Its annotations are checked, are listed in messages
+as the allowed values, and are exported to docs/run_file.schema.json. A field that the type does not name may hold any
+value, so files of newer versions that only add fields can be read.
 """
 
 import re
@@ -19,7 +19,7 @@ from distbench.spec.file_io import DAY_S, LATEST, MAX_COUNT, read_json, shown
 
 T = TypeVar("T")
 
-# Types of fields; a message gives the description as what is allowed.
+# Types of fields; messages give the description as the allowed value.
 Name = Annotated[str, Meta(min_length=1, description="a name")]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT, description="a whole number from 0 on")]
 Size = Annotated[int, Meta(ge=1, le=MAX_COUNT, description="a whole number above 0")]
@@ -57,13 +57,13 @@ class Format(NamedTuple):
     """A kind of file that is one JSON document.
 
     Args:
-        what: its name in messages.
-        advice: what to do about a damaged file.
+        label: its name in messages.
+        advice: the next step for a damaged file.
         version_field: the field that has the format's version, a whole number.
         newest: the newest version that this distbench reads.
     """
 
-    what: str
+    label: str
     advice: str
     version_field: str = ""
     newest: int = 0
@@ -73,16 +73,16 @@ def read_record(path: Path, kind: type[T], form: Format, require: Callable[[T], 
     """Read a JSON document.
 
     Args:
-        require: raises a ValueError where fields of a record that is right by its type contradict each other.
+        require: raises a ValueError where fields of the right types contradict each other.
 
     Raises:
-        UserError: it cannot be read, is newer than this distbench, or a field holds what it must not.
+        UserError: not readable, newer than this distbench, or a field with a value that is not allowed.
     """
     try:
-        record = read_json(path, form.what)
+        record = read_json(path, form.label)
     except UserError as error:
         raise UserError(f"{error}; {form.advice}") from error
-    return document(record, kind, f"{form.what} {path}", form, require)
+    return document(record, kind, f"{form.label} {path}", form, require)
 
 
 def document(record: Any, kind: type[T], where: str, form: Format, require: Callable[[T], None] = lambda _: None) -> T:
@@ -106,7 +106,7 @@ def decode(value: Any, kind: type[T], where: str = "") -> T:
         where: the path to `value`, where it is a part of a record.
 
     Raises:
-        ValueError: one sentence: the first wrong field, what it holds, and what is allowed.
+        ValueError: one sentence with the first wrong field, its value and the allowed values.
     """
     try:
         return msgspec.convert(value, kind)
@@ -134,7 +134,7 @@ def _sentence(error: msgspec.ValidationError, value: Any, kind: Any, where: str)
         return f"{inner}{match[1]} is missing"
     if match := _UNKNOWN.fullmatch(text):
         return f"{inner}{match[1]} is unknown ({nearest(match[1], _hints(kind))})"
-    if error.__cause__ is not None:  # a rule of the type's own, in words that begin with a field
+    if error.__cause__ is not None:  # a rule of the type itself, in words that begin with a field
         return f"{inner}{text}"
     if where and value is None:
         return f"{where} is missing or null"
@@ -146,7 +146,7 @@ def _part(kind: Any, value: Any, name: str, index: str) -> tuple[str, Any, Any]:
 
     Args:
         name: of a field; empty for another step.
-        index: of an item, or `...` for a value of a mapping: msgspec does not report of which key.
+        index: of an item, or `...` for a value of a mapping: msgspec does not report the key.
     """
     for member in _members(kind):
         origin, inner = get_origin(member) or member, get_args(member)
@@ -169,7 +169,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of a union, or the type itself, without what is annotated to them."""
+    """The types of a union, or the type itself, without annotations."""
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

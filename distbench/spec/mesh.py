@@ -1,8 +1,8 @@
-"""Device meshes as ordered {mesh dim: size}, without torch; and how many ranks of each group one host has.
+"""Device meshes as ordered {mesh dim: size}, without torch, and the number of ranks of each group per host.
 
-A shape is written as those numbers: `4` are four ranks of one host, `1+1` one of each of two hosts, `2+2` two of each,
-`2|1+1` a mesh dim of which some groups stay within a host and others cross. Ranks are numbered host by host, and all
-groups of a mesh dim communicate at once, so on the same hosts a shape also says how many groups share a host's link.
+A shape is the text of those numbers: `4` is four ranks on one host, `1+1` one rank on each of two hosts, `2+2` two on
+each, `2|1+1` a mesh dim of which some groups are within a host and others cross hosts. Ranks are numbered host by host,
+and all groups of a mesh dim communicate at once, so a shape also implies how many groups share a host's link.
 """
 
 import math
@@ -14,8 +14,8 @@ from itertools import product
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, cut
 
-RANKS_PER_CPU = 4  # more measure little but each other
-MAX_RANKS = 1 << 16  # torch's fake process groups of more take minutes, or all memory
+RANKS_PER_CPU = 4  # more ranks mainly measure the contention between them
+MAX_RANKS = 1 << 16  # larger fake process groups of torch take minutes, or all memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
 BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")  # along these, ranks get different parts of the batch
 
@@ -38,22 +38,22 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def mesh_dim_size(digits: str, part: str) -> int:
-    """Return the size in a part of a mesh; UserError where no mesh dim has such a size."""
+    """Return the size in a part of a mesh; UserError for a size that is not valid."""
     if len(digits) > len(str(MAX_RANKS)) or not 1 <= int(digits) <= MAX_RANKS:
-        problem = f"mesh part {cut(part)!r} has a size that no mesh dim has"
+        problem = f"mesh part {cut(part)!r} has an invalid size"
         raise UserError(f"{problem}; give a whole number from 1 to {MAX_RANKS}")
     return int(digits)
 
 
 def check_num_ranks(mesh: Mapping[str, int]) -> None:
-    """Refuse a mesh of more ranks than MAX_RANKS."""
+    """Reject a mesh of more ranks than MAX_RANKS."""
     if mesh_size(mesh) > MAX_RANKS:
         problem = f"mesh {format_mesh(mesh)} has {count_text(mesh_size(mesh), 'rank')}"
         raise UserError(f"{problem}; give a mesh of at most {MAX_RANKS:,}")
 
 
 def check_mesh_dims(mesh: Mapping[str, int], where: str = "") -> None:
-    """Refuse names that are not in MESH_DIMS: no plan knows them. `where` begins the sentence."""
+    """Reject names that are not in MESH_DIMS: no plan uses them. `where` begins the sentence."""
     for name in mesh:
         if name not in MESH_DIMS:
             raise UserError(f"{where}mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")
@@ -113,12 +113,12 @@ def groups_of(size: int, stride: int, num_ranks: int) -> list[range]:
 
 
 def sizes_of(shape: str) -> set[int]:
-    """Return how many ranks the groups of a shape have: one number, where it is of groups of a mesh dim."""
+    """Return the numbers of ranks of a shape's groups: one number for the groups of a mesh dim."""
     return {sum(map(int, group.split("+"))) for group in shape.split("|")}
 
 
 def fits(measured: str, shape: str) -> bool:
-    """Return whether a line measured over groups of one shape holds for another: it has all of its patterns."""
+    """Return whether a line measured over groups of one shape is valid for another: it has all of its patterns."""
     return not measured or set(shape.split("|")) <= set(measured.split("|"))
 
 
@@ -145,7 +145,7 @@ def ranks_per_host(hosts: Sequence[str]) -> set[int]:
 
 
 def more_like(hosts: Sequence[str], num_ranks: int) -> tuple[str, ...]:
-    """Return hosts for another number of ranks, as many on each; none where these differ in that."""
+    """Return hosts for another number of ranks, as many on each; empty where the given hosts differ in that number."""
     if len(hosts) == num_ranks:
         return tuple(hosts)
     counts = ranks_per_host(hosts)
@@ -162,7 +162,7 @@ def layout_text(hosts: Sequence[str]) -> str:
 
 
 def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (shape, size, stride) of groups that other meshes over these ranks have and this one lacks.
+    """Return (shape, size, stride) of groups that other meshes over these ranks have and this mesh lacks.
 
     Mesh dims are split into primes, and neighbouring ones joined. Groups that cross hosts must span all hosts, since
     many hosts would give too many. The first of each shape.

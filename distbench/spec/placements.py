@@ -1,8 +1,9 @@
 """Placement notation, one placement per mesh dim, as text and as data; the names of the redistribution planners.
 
-`R` replicates and `S(0)` shards tensor dim 0, from left to right where several mesh dims do; `S(0)[1]` gives its turn.
-`_S(0,2)` is a strided shard: this mesh dim takes its chunk of each of 2 pieces. `P(sum)` waits for its reduction. Run
-files also hold strided shards as torch writes them: `_S(0, 2)`, `SS(0, 2)`, `_StridedShard(dim=0, sf=2)`.
+`R` replicates and `S(0)` shards tensor dim 0. Several mesh dims shard one tensor dim from left to right, unless
+`S(0)[1]` gives the position in the order. `_S(0,2)` is a strided shard: this mesh dim takes its chunk of each of 2
+pieces. `P(sum)` is a partial sum, to be reduced. Run files also contain strided shards as torch writes them:
+`_S(0, 2)`, `SS(0, 2)`, `_StridedShard(dim=0, sf=2)`.
 """
 
 import re
@@ -20,12 +21,12 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Placement:
-    """What one mesh dim does with a tensor: it shards a tensor dim, holds partial values, or else a replica."""
+    """The effect of one mesh dim on a tensor: it shards a tensor dim, holds partial values, or holds a replica."""
 
     tensor_dim: int | None = None
-    turn: int | None = None  # how many mesh dims shard that tensor dim before this one; None where the text is silent
-    split_factor: int | None = None  # the pieces that a strided shard takes its chunks of; None for a plain shard
-    reduce_op: str | None = None  # the reduction that partial values wait for
+    turn: int | None = None  # the number of mesh dims that shard that tensor dim before this one; None if not given
+    split_factor: int | None = None  # the number of pieces of a strided shard; None for a plain shard
+    reduce_op: str | None = None  # the pending reduction of partial values
 
     def __str__(self) -> str:
         if self.reduce_op is not None:
@@ -38,7 +39,7 @@ class Placement:
 
 
 def parse_placements(text: str) -> tuple[Placement, ...]:
-    """`"S(0)[1]RP(sum)"` as one placement a mesh dim, outermost mesh dim first; ValueError for any other text."""
+    """`"S(0)[1]RP(sum)"` as one placement per mesh dim, outermost mesh dim first; ValueError for any other text."""
     matches = list(_TOKEN.finditer(text))
     if "".join(match.group() for match in matches) != text or not matches:
         raise ValueError(f"placements {text!r} are unknown; write R, S(tensor dim), S(tensor dim)[turn] or P(sum)")
@@ -59,7 +60,7 @@ def shard_orders(placements: Sequence[Placement], tensor_ndim: int) -> tuple[tup
     """For each tensor dim, the mesh dims that shard it, the first one first.
 
     Raises:
-        ValueError: a tensor dim that is not there, or turns that are not 0, 1, 2, ... on each tensor dim.
+        ValueError: a tensor dim that the tensor lacks, or turns that are not 0, 1, 2, ... on each tensor dim.
     """
     turns: list[list[tuple[int, int]]] = [[] for _ in range(tensor_ndim)]
     for mesh_dim, placement in enumerate(placements):
@@ -78,11 +79,11 @@ def shard_orders(placements: Sequence[Placement], tensor_ndim: int) -> tuple[tup
 TORCH_PLANNERS = ("greedy", "min_cost")
 # The cheapest path under a profile, and one exchange without a path.
 OUR_PLANNERS = ("calibrated", "direct")
-# What needs least of the user goes first: that is also the order in which equally good ones are preferred.
+# Planners that require least from the user come first; ties are resolved in this order.
 PLANNERS = (*TORCH_PLANNERS, *OUR_PLANNERS)
 # DTensor's default, which the others are compared with.
 BASELINE = "greedy"
-# A planner whose all-to-alls ran as such on CPU, and not as all-gathers, has this behind its name; direct uses none.
+# Suffix of a planner's name whose all-to-alls ran as such on CPU, not as all-gathers; direct uses no all-to-all.
 NATIVE = "+native"
 VARIANTS = tuple(name + how for name in PLANNERS for how in ("", NATIVE) if name + how != f"direct{NATIVE}")
 OUR_VARIANTS = tuple(name for name in VARIANTS if name.removesuffix(NATIVE) in OUR_PLANNERS)

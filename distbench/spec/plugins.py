@@ -11,7 +11,7 @@ from distbench.spec.errors import UserError, nearest
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# Group to the words of messages. CONTRIBUTING.md describes the object of each group.
+# Group to its name in messages. CONTRIBUTING.md describes the object of each group.
 GROUPS = {
     "planners": "planner",
     "launchers": "launcher",
@@ -26,10 +26,10 @@ def _entry_points(group: str) -> "dict[str, list[EntryPoint]]":
     # Importing it takes as long as the start of a command.
     from importlib import metadata
 
-    found: dict[str, list[EntryPoint]] = {}
+    entries: dict[str, list[EntryPoint]] = {}
     for entry in sorted(metadata.entry_points(group=f"distbench.{group}"), key=lambda entry: (entry.name, entry.value)):
-        found.setdefault(entry.name, []).append(entry)
-    return found
+        entries.setdefault(entry.name, []).append(entry)
+    return entries
 
 
 def plugin_names(group: str) -> tuple[str, ...]:

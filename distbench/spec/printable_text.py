@@ -8,9 +8,9 @@ from typing import Any
 MAX_TEXT = 20_000
 # All but line break and tab: C0, DEL, C1, directions, line separators, halves of characters and no characters.
 _CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff\ufffe\uffff]")
-# GitHub reads `::name::` at a line's start and `##[name]` anywhere; Azure `##vso[`, TeamCity `##teamcity[`.
+# GitHub runs `::name::` at a line's start and `##[name]` anywhere; Azure runs `##vso[`, TeamCity `##teamcity[`.
 _AT_START = re.compile(r"^(\s*):(?=:)", re.MULTILINE)
-# A spreadsheet takes a cell that begins so for a formula, and runs it.
+# A spreadsheet runs a cell that begins with one of these as a formula.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 _ANYWHERE = re.compile(r"##(?=\w*\[)")
 
@@ -37,19 +37,19 @@ def clean(text: str) -> str:
 
 
 def cut(text: str) -> str:
-    """The beginning of a text that is too long to be read, and how much more there is."""
+    """The beginning of an overlong text, and the number of characters left out."""
     return text if len(text) <= MAX_TEXT else f"{text[:MAX_TEXT]} ... ({len(text) - MAX_TEXT:,} more characters)"
 
 
 def printable(text: str) -> str:
-    """Lines for a terminal or a log: without control characters, and none that a CI system takes for a command."""
+    """Lines for a terminal or a log, without control characters and without a CI system's commands."""
     text = _CONTROL.sub(" ", text)
     text = _AT_START.sub(r"\1: ", text) if "::" in text else text
     return _ANYWHERE.sub("# #", text) if "##" in text else text
 
 
 def cell(value: Any) -> Any:
-    """A value for a CSV file: before a text that a spreadsheet would run as a formula stands an apostrophe."""
+    """A value for a CSV file; an apostrophe precedes a text that a spreadsheet would run as a formula."""
     if not isinstance(value, str) or not value.startswith(_FORMULA):
         return value
     with contextlib.suppress(ValueError):

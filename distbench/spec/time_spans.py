@@ -1,4 +1,4 @@
-"""Spans of time, (begin, end) in seconds: their union, and how much of another span they cover."""
+"""Spans of time, (begin, end) in seconds: their union, and the part of another span that they cover."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 class Cover:
-    """How much of any span others cover; each answer is a bisection."""
+    """The covered part of any span; each query is a bisection."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         merged = union(spans)

@@ -24,7 +24,7 @@ def release(version: str) -> tuple[int, int]:
 
 
 def outside_of_support(version: str) -> str:
-    """Return a sentence about a torch outside of the bound; empty for a supported one."""
+    """Return a sentence about an unsupported version of torch; empty for a supported one."""
     if release(version) < OLDEST:
         return f"torch {version} is older than {SUPPORTED}, which distbench supports; {INSTALL}"
     if release(version) > NEWEST:
@@ -36,7 +36,7 @@ def installed_torch() -> str:
     """Return the version of the installed torch.
 
     Raises:
-        UserError: there is none, it is older than those that are supported, or another one is imported in its place.
+        UserError: torch is not installed, older than the supported versions, or hidden by another torch.
     """
     try:
         installed = importlib.metadata.distribution("torch")
@@ -47,7 +47,7 @@ def installed_torch() -> str:
     imported = (folder and _version_of(folder)) or version
     if imported.partition("+")[0] != version.partition("+")[0]:
         raise UserError(
-            f"two torches are on Python's path: `import torch` finds {imported} in {folder}, the installed package is "
+            f"Python's path has two versions of torch: `import torch` loads {imported} in {folder}, and the package is "
             f"{version} in {installed.locate_file('torch')}; remove one of them"
         )
     if release(version) < OLDEST:
@@ -56,7 +56,7 @@ def installed_torch() -> str:
 
 
 def _version_of(folder: Path) -> str | None:
-    """The version that a torch package states of itself; None where it states none."""
+    """The version in a torch package's version.py; None without one."""
     try:
         text = (folder / "version.py").read_text()
     except OSError:

@@ -21,7 +21,7 @@ MIN_FOR_PERCENTILE = {50: 5, 90: 29, 99: 299}
 
 
 class Interval(NamedTuple):
-    """Estimates with the bounds of their 95 % confidence intervals, one element per case; nan if there is none."""
+    """Estimates with the bounds of their 95 % confidence intervals, one element per case; nan without an estimate."""
 
     center: Floats
     low: Floats

@@ -66,14 +66,14 @@ class PassComparison:
         """
         if TOO_FEW in self.verdict:
             advice = f"use --passes {MIN_PASSES} or a larger --budget"
-            return [f"under {MIN_PASSES} passes there are no verdicts: {advice}"]
+            return [f"fewer than {MIN_PASSES} passes give no verdicts: {advice}"]
         if not math.isfinite(self.detectable):
             return []
         needed = self.passes_for(0.1)
         is_near = self.detectable > 0.1 and needed and needed <= MAX_ADVISED
         more = f"; for 10 % it takes about {needed} passes" if is_near else ""
         sentence = (
-            f"{subject} {100 * self.detectable:.0f} % slower than {reference} would have been found four times in five"
+            f"{subject} {100 * self.detectable:.0f} % slower than {reference} would be detected four times in five"
         )
         return [f"{sentence}{more}"]
 

@@ -196,11 +196,11 @@ def calibrated_planning(
     """Let DTensor plan every redistribution under a profile, including implicit ones and those of backward.
 
     Before operators choose a sharding, they query the prices of redistributions, which also come from the profile.
-    DTensor caches an operator's choice, inside and outside of the context alike.
+    DTensor caches an operator's choice, both inside and outside of the context.
 
     It may be nested, also inside torch's own planner contexts, and restores the previous planner. Unsupported cases
     (symbolic shapes, undecodable `_StridedShard`, `_MaskPartial`, meshes that the profile does not cover by name and
-    size) are planned and priced as without it. Enter and leave it on all ranks alike; contexts may be left in any
+    size) are planned and priced as without it. Enter and leave it on all ranks; contexts may be left in any
     order. It also plans for other threads: backward may run on its own threads.
 
     Args:

@@ -70,7 +70,7 @@ class RowWriter:
         return time.monotonic() - self._synced_at > SAVE_EVERY_S
 
     def save_row(self, result: CaseResult) -> None:
-        """Append the row of a case; only if the machine stops may one second of rows be lost."""
+        """Append the row of a case; a crash of the machine may lose at most one second of rows."""
         result.backend = self._context.backend
         self._append([result.to_record()], self._is_sync_due())
 
@@ -287,7 +287,7 @@ class Runner:
         return "ok"
 
     def _see(self) -> None:
-        """Share the samples since the last call: ranks do that together, and not between two cases."""
+        """Gather the samples since the last call; all ranks call this together."""
         unseen, self._unseen = self._unseen, []
         if unseen:
             all_samples = self._meter.see([own_samples for _, _, own_samples in unseen], "passes")
@@ -332,7 +332,7 @@ class Runner:
         turn.medians.append(median(samples.samples_s))
 
     def _trace(self, turn: CaseProgress) -> None:
-        """Append a case's trace, or why there is none; the launch continues if all ranks failed."""
+        """Append a case's trace, or the reason without one; the launch continues if all ranks failed."""
         if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
             return
         turn.is_traced = True

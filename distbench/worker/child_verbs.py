@@ -111,7 +111,7 @@ class ForkPool:
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_ended` closes it
         process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
         process.start()
-        # While this process holds the sending end too, the end of a child would not be detected.
+        # If this process kept the sending end open, the end of a child would not be detected.
         sender.close()
         self._running[receiver] = question, process, stderr
 
@@ -144,7 +144,7 @@ class ForkPool:
             if not question.again:
                 self._waiting.appendleft(Question(question.data, again=ended))
                 return None
-            question.why = f"its process was {ended}, the second time"
+            question.why = f"its process was {ended}, second attempt"
         elif question.answer is None:
             words = f" (its last words: {last_words(stderr_lines)})" if last_words(stderr_lines) else ""
             question.why = f"its process ended with exit code {code} and without an answer{words}"
@@ -195,7 +195,7 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
 
     Returns:
         torch's version; why it makes no partial of a shard (None if it does); for each planner one answer per pair:
-        {"path": torch's own notation}, {"error": why there is none}, or None after the time limit. {"torch",
+        {"path": torch's own notation}, {"error": the reason}, or None after the time limit. {"torch",
         "unsupported"} for an unsupported version of torch.
     """
     shape, dtype = request["shape"], TORCH_DTYPES[request["dtype"]]
@@ -274,7 +274,7 @@ all_signatures = partial(_answers_of, signature)
 
 def all_recordings(records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]") -> list[list[dict[str, str]]]:
     """Return one entry per job and variant: {"label": its name, "file": the recordings in the folder}, or {"label",
-    "left_out": why there is none}.
+    "left_out": the reason}.
 
     Args:
         ranks: as JSON; null for rank 0 and those that differ from it.
@@ -312,10 +312,10 @@ def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[st
     - "code": the plan as Python, and its difference from the first variant's, see `_code`
 
     or {"id", "left_out": why there is no answer, "lasts": whether a repeated query would fail likewise}. A process that
-    a signal ends is started once more; the answer then has in "again" how the first one ended.
+    a signal ends is started again; "again" in the answer describes the end of the first process.
     """
     pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario), int(num_at_once)), True
-    # A buffer would read lines that `wait` then misses.
+    # Unbuffered: a buffer would contain lines that `wait` cannot detect.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
             questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
@@ -351,7 +351,7 @@ def _sweep_answer(file: Path, name: str, question: dict[str, Any]) -> Answer:
 
 
 def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """Record rank 0's step; also those of ranks with more to do; of a pipeline every position's."""
+    """Record the step of rank 0, of ranks with more work, and of every position of a pipeline."""
     step_args = scenario, question["scenario"], question["label"], question["mesh"]
     if scenario.plan.pipeline is not None:
         recordings = recorded_ranks(*step_args, None)

@@ -39,7 +39,7 @@ from distbench.worker.rank_session import declared, load_scenario, variant_label
 MAX_REPEATED = 20_000_000
 # With fewer parameters and elements of its batch than this, a model is always run with values.
 SMALL = 2_000_000
-# Errors of an index that another rank would have sent; memory that FSDP2 has freed is out of bounds on all of them.
+# Errors of an index that another rank would have sent; memory freed by FSDP2 is out of bounds on every rank.
 NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
 # Most parts of a batch whose gradients are compared.
 MOST_PARTS = 8
@@ -123,7 +123,7 @@ def _tried_with_values(
     problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
     plan = scenario.step_plan
     is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
-    lacking = [one for one in step.model.parameters() if one.requires_grad and one.grad is None]
+    lacking = [parameter for parameter in step.model.parameters() if parameter.requires_grad and parameter.grad is None]
     if lacking and is_compared and not (problems or why_not or scenario.inference):
         problems = _of_some_parts_only(scenario, step, context)
     return problems, why_not
@@ -141,9 +141,9 @@ def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankCon
         if odd := sorted(names_of_parts[0] ^ names_of_parts[-1]):
             some, none = (0, part) if odd[0] in names_of_parts[0] else (part, 0)
             return (
-                f"parameter {odd[0]} gets a gradient from part {some} of the batch and none from part {none}; FSDP2 "
-                "sums the gradients of all ranks, so ranks would wait for each other: use it in each part (add 0 times "
-                "its sum to the loss), or add it to FsdpPlan(ignored=...)",
+                f"parameter {odd[0]} gets a gradient from part {some} of the batch but not from part {none}; FSDP2 "
+                "sums the gradients of all ranks, so ranks would wait for each other. Use the parameter in each part "
+                "(add 0 times its sum to the loss), or add it to FsdpPlan(ignored=...)",
             )
     return ()
 
@@ -355,8 +355,12 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
 def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
     """Return notes on parts of the plan that work but may cost more than expected."""
     policies = policies_of(scenario.step_plan.fsdp) if scenario.step_plan.fsdp is not None else []
-    parameter_dtype = next((one.dtype for one in model.parameters() if one.is_floating_point()), torch.float32)
-    policies = [one for one in policies if not one.reduce_dtype and one.param_dtype not in (None, parameter_dtype)]
+    parameter_dtype = next(
+        (parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()), torch.float32
+    )
+    policies = [
+        policy for policy in policies if not policy.reduce_dtype and policy.param_dtype not in (None, parameter_dtype)
+    ]
     if not policies:
         return []
     policy, own_name, gathered = policies[0], dtype_name(parameter_dtype), dtype_name(policies[0].param_dtype)

@@ -41,7 +41,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
     Args:
         num_ranks: of each job.
         program: a Python file, or "-m" and a module, which each rank runs with its job's file.
-        job_files: the first one exists; each of the others is waited for after the job before it.
+        job_files: the first one exists; after each job the launcher waits for the next job's file.
     """
     die_with_parent()
     adopt_orphans()
@@ -54,7 +54,7 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
         ranks = Ranks(num_ranks, program)
         signal.signal(signal.SIGTERM, ranks.end_by_signal)
         for number, file in enumerate(job_files, start=1):
-            while not file.exists():  # if the parent ends without writing one, it ends this process too
+            while not file.exists():  # a parent that ends without writing the file ends this process too
                 time.sleep(POLL_S)
             log_dir = file.parent
             _log_to(log_dir / LAUNCH_LOG)

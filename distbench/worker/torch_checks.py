@@ -32,7 +32,7 @@ from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 
 def checks(_: None = None) -> list[dict[str, Any]]:
-    """Return each check as name, ok, found and advice."""
+    """Return the rows of all checks."""
     version, outside = torch.__version__, outside_of_support(torch.__version__)
     distributed = dist.is_available()
     rows = [

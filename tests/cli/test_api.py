@@ -104,9 +104,9 @@ def test_a_function_takes_what_its_command_takes(name: str) -> None:
         (lambda: distbench.run("tp_mlp", budget="much"), "'much' is not a duration"),
         (lambda: distbench.run("tp_mlp", mesh={"dp": 2}), "'dp' is unknown"),
         (lambda: distbench.run(), "run needs a SCENARIO"),
-        (lambda: distbench.load("nowhere"), "run nowhere does not exist: it is no file or folder here"),
+        (lambda: distbench.load("nowhere"), "run nowhere does not exist: it is not a file or folder"),
         (lambda: distbench.load(), "load needs a run file"),
-        (lambda: distbench.compare("nowhere", "there"), "run nowhere does not exist: it is no file or folder here"),
+        (lambda: distbench.compare("nowhere", "there"), "run nowhere does not exist: it is not a file or folder"),
     ],
 )
 def test_what_the_caller_can_mend_is_raised(call: Any, says: str, known_host: None) -> None:

@@ -87,7 +87,7 @@ def test_several_launches_that_took_turns_are_judged_as_the_gate_does(tmp_path: 
     text = flat(run(base, new, "-v"))
     assert (
         f"FAIL: 1 slower. Worst: {CASE}: B 1.3x slower than A (95 % CI 1.2" in text
-        and "10 pairs of launches that took turns" in text
+        and "10 pairs of alternating launches" in text
     )
     row = frame(base, new).loc[CASE]
     assert row["verdict"] == "slower" and row["ratio_low"] < 1.3 < row["ratio_high"] and row["num_launches"] == 10
@@ -100,7 +100,7 @@ def test_no_change_is_within_noise_and_too_few_launches_are_not_told(tmp_path: P
     assert frame(*taking_turns(tmp_path / "same", 1.0, 1.0)).loc[CASE, "verdict"] == "within noise"
     base, new = taking_turns(tmp_path / "few", 1.0, 1.5, count=3)
     row = frame(base, new).loc[CASE]
-    assert row["verdict"] == "not told" and "no verdict below 5" in row["why"]
+    assert row["verdict"] == "not told" and "a verdict needs at least 5" in row["why"]
 
 
 def test_launches_that_did_not_take_turns_are_no_verdict(tmp_path: Path) -> None:
@@ -109,7 +109,7 @@ def test_launches_that_did_not_take_turns_are_no_verdict(tmp_path: Path) -> None
             lines = records(f"{side}{number}", start + 100 * number, {CASE: case(steady(1.0 + (side == "b"), number))})
             write(tmp_path / side / f"{number}.jsonl", lines)
     row = frame(tmp_path / "a", tmp_path / "b").loc[CASE]
-    assert row["verdict"] == "not told" and "did not take turns" in row["why"]
+    assert row["verdict"] == "not told" and "did not alternate" in row["why"]
 
 
 def test_what_differs_is_listed_and_what_stands_on_one_side_says_so(tmp_path: Path) -> None:
@@ -146,7 +146,10 @@ def test_steps_that_compute_differently_are_not_compared(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"machine": "box-2"}, "machine: box-1 in the baseline, box-2 in the candidate; what may differ is named by"),
+        (
+            {"machine": "box-2"},
+            "machine: box-1 in the baseline, box-2 in the candidate; --allow-different FIELD permits",
+        ),
         ({"mesh": {"tp": 2}}, "mesh: tp=4 in the baseline, tp=2 in the candidate"),
         ({"scenario": "other"}, "b.jsonl holds other; give runs of one scenario"),
     ],

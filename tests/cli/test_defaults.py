@@ -106,7 +106,7 @@ def test_a_table_that_is_none_and_a_project_without_one(project: Path) -> None:
 def test_a_default_is_used_by_the_command_itself(project: Path) -> None:
     write(project / "bench", '[tool.distbench]\nresults = "nowhere"\n')
     done = run("report")
-    assert done.exit_code == 2 and "no run file is under nowhere" in done.output
+    assert done.exit_code == 2 and "no run file under nowhere" in done.output
 
 
 SUITE = """

@@ -1,5 +1,6 @@
 """`distbench ab`: turns, looks, worktrees and refusals; a stand-in for the launched command writes run files."""
 
+import contextlib
 import json
 import os
 import re
@@ -7,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from processes import PATIENCE_S, Children
 
 from distbench.cli.main import main
 from distbench.judge import ab as turns
-from distbench.judge.ab import Side, Terms, checked_out, looks_of, order_of, python_at, settled_by, take_turns
+from distbench.judge.ab import Side, Terms, checked_out, looks_of, order_of, python_at, run_pairs, settled_by
 from distbench.judge.gate import CaseVerdict, Gated, MetricVerdict
 from distbench.processes.signals import stopped_as_interrupt
 from distbench.spec.errors import UserError
@@ -26,6 +28,7 @@ from distbench.statistics.verdicts import Options
 # What stands in for distbench in a revision's folder: writes one run file, whose time the revision's file tells.
 STAND_IN = """
 import json, sys, time
+from collections.abc import Iterator
 from pathlib import Path
 folder = Path(sys.argv[sys.argv.index("--out") + 1])
 number = len(list(folder.glob("*.jsonl")))
@@ -117,7 +120,7 @@ def test_the_working_tree_is_a_side_too(repository: Path, tmp_path: Path) -> Non
 
 def test_a_budget_ends_it_between_pairs_and_says_so(repository: Path, tmp_path: Path) -> None:
     sides = [Side(name, ".", repository) for name in "ab"]
-    settled = take_turns(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
+    settled = run_pairs(sides, ["x"], tmp_path, Options(), Terms(20, 1e-9, (5, 20), 1), lambda line: None)
     assert settled.num_pairs == 1 and "would take longer than --max-time" in settled.reason
     assert settled.gated.exit_code() == 4
 
@@ -176,12 +179,12 @@ def test_what_cannot_work_is_a_sentence(repository: Path, arguments: tuple[str, 
 
 
 def test_a_launch_that_distbench_itself_fails_ends_it_in_a_later_pair_too(repository: Path, tmp_path: Path) -> None:
-    fails = "\nif number == 1: sys.exit(print('distbench: an error that was not foreseen', file=sys.stderr) or 70)\n"
+    fails = "\nif number == 1: sys.exit(print('distbench: internal error', file=sys.stderr) or 70)\n"
     stand_in = STAND_IN.replace("lines = json", f"{fails}lines = json", 1)
     (repository / "distbench" / "__main__.py").write_text(stand_in)
     out = tmp_path / "out"
     code, output = run_ab("base", ".", "--pairs", "3", "--results", str(out), "--", "x")
-    assert code == 2 and "b: the working tree: an error that was not foreseen" in output
+    assert code == 2 and "b: the working tree: internal error" in output
     assert (out / "b" / "0.jsonl").exists()
 
 
@@ -226,6 +229,26 @@ def test_a_launch_that_cannot_work_says_which_side_and_why(repository: Path, tmp
     assert "2 pairs" in run_ab(*again)[1]
 
 
+@contextlib.contextmanager
+def interrupted_ab(
+    children: Children, repository: Path, tmp_path: Path, candidate: str, mark: Path
+) -> Iterator["subprocess.Popen[str]"]:
+    """`ab base CANDIDATE` once the file `mark` has text; at the end it was interrupted and left no worktree."""
+    (tmp_path / "temporary").mkdir()
+    command = (sys.executable, "-P", "-m", "distbench", "ab", "base", candidate, "--results", str(tmp_path / "out"))
+    temporary = {"TMPDIR": str(tmp_path / "temporary")}
+    with children.start(*command, "--", "x", cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
+        started_s = time.monotonic()
+        while not (mark.exists() and mark.read_text()):
+            assert ab.poll() is None and time.monotonic() - started_s < PATIENCE_S
+            time.sleep(0.02)
+        yield ab
+        errors = ab.communicate(timeout=PATIENCE_S)[1]
+    assert ab.returncode == 130 and errors.splitlines()[-1] == "distbench: interrupted"
+    assert git(repository, "worktree", "list").count("\n") == 0
+    assert list((tmp_path / "temporary").iterdir()) == []
+
+
 @pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
     children: Children, repository: Path, tmp_path: Path, signum: signal.Signals
@@ -233,34 +256,12 @@ def test_a_signal_ends_the_launch_and_takes_the_worktrees_away(
     """By a process of its own: side b's launch is under way, and side a has a worktree."""
     slow = "import os, pathlib, time; pathlib.Path('pid').write_text(str(os.getpid())); time.sleep(60)"
     (repository / "distbench" / "__main__.py").write_text(slow)
-    (tmp_path / "temporary").mkdir()
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "distbench",
-        "ab",
-        "base",
-        ".",
-        "--results",
-        str(tmp_path / "out"),
-        "--",
-        "x",
-    ]
-    temporary = {"TMPDIR": str(tmp_path / "temporary")}
-    with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
-        started_s = time.monotonic()
-        while not (pid := (repository / "pid").read_text() if (repository / "pid").exists() else ""):
-            assert ab.poll() is None and time.monotonic() - started_s < PATIENCE_S
-            time.sleep(0.05)
+    with interrupted_ab(children, repository, tmp_path, ".", repository / "pid") as ab:
+        pid = int((repository / "pid").read_text())
         assert git(repository, "worktree", "list").count("\n") == 1
         ab.send_signal(signum)
-        said = ab.communicate(timeout=PATIENCE_S)[1]
-    assert ab.returncode == 130 and said.splitlines()[-1] == "distbench: interrupted"
-    assert git(repository, "worktree", "list").count("\n") == 0
-    assert list((tmp_path / "temporary").iterdir()) == []
     with pytest.raises(ProcessLookupError):
-        os.kill(int(pid), 0)
+        os.kill(pid, 0)
 
 
 def test_a_signal_while_a_launch_starts_leaves_none_running(
@@ -289,33 +290,10 @@ def test_a_signal_while_a_revision_is_checked_out_leaves_no_worktree(
 ) -> None:
     hook = repository / ".git" / "hooks" / "post-checkout"
     hook.parent.mkdir(exist_ok=True)
-    hook.write_text(f"#!/bin/sh\ntouch {tmp_path}/checking-out\nexec sleep 3\n")
+    hook.write_text(f"#!/bin/sh\necho begun > {tmp_path}/checking-out\nexec sleep 3\n")
     hook.chmod(0o755)
-    (tmp_path / "temporary").mkdir()
-    command = [
-        sys.executable,
-        "-P",
-        "-m",
-        "distbench",
-        "ab",
-        "base",
-        "slow",
-        "--results",
-        str(tmp_path / "out"),
-        "--",
-        "x",
-    ]
-    temporary = {"TMPDIR": str(tmp_path / "temporary")}
-    with children.start(*command, cwd=repository, variables=temporary, stderr=subprocess.PIPE) as ab:
-        started_s = time.monotonic()
-        while not (tmp_path / "checking-out").exists():
-            assert ab.poll() is None and time.monotonic() - started_s < PATIENCE_S
-            time.sleep(0.02)
+    with interrupted_ab(children, repository, tmp_path, "slow", tmp_path / "checking-out") as ab:
         ab.send_signal(signum)
-        said = ab.communicate(timeout=PATIENCE_S)[1]
-    assert ab.returncode == 130 and said.splitlines()[-1] == "distbench: interrupted"
-    assert git(repository, "worktree", "list").count("\n") == 0
-    assert list((tmp_path / "temporary").iterdir()) == []
 
 
 def test_what_was_found_is_written_in_the_gates_forms(repository: Path, tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ def test_what_is_found_and_what_is_never_called_a_pass(trial: RecordedSeries) ->
     slow = ours(trial, 10, "+20 %")
     assert slow.passed == 0
     if trial.name == "quiet":
-        assert slow.found >= 0.95 * FEW
-        assert ours(trial, 10, "+10 %").found >= 0.5 * FEW
-        assert ours(trial, 5, "+20 %").found >= 0.8 * FEW
+        assert slow.detected >= 0.95 * FEW
+        assert ours(trial, 10, "+10 %").detected >= 0.5 * FEW
+        assert ours(trial, 5, "+20 %").detected >= 0.8 * FEW
     else:
-        assert slow.found >= 0.05 * FEW
-        assert ours(trial, 10, "+50 %").found >= 0.6 * FEW
+        assert slow.detected >= 0.05 * FEW
+        assert ours(trial, 10, "+50 %").detected >= 0.6 * FEW
 
 
 def test_other_tools_on_the_same_launches_cry_wolf(trial: RecordedSeries) -> None:
@@ -134,8 +134,8 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
     failed = write_side(tmp_path / "failed", lambda index: {CASE: case([1.0])}, count=9, status="failed")
     write_side(tmp_path / "failed" / "but", lambda index: {CASE: case([1.0])}, count=3)
     for arguments, says in (
-        ([str(folder)], "holds 4 launches; record"),
-        ([str(failed)], "holds 3 launches that finished, and 9 that did not"),
+        ([str(folder)], "has 4 launches; record"),
+        ([str(failed)], "has 3 launches that finished, and 9 that did not"),
         (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
         (["--", "tp_mlp", "--results=here"], "--results is not allowed after --"),
     ):

@@ -85,7 +85,7 @@ def test_below_the_minimum_of_launches_there_is_no_verdict(tmp_path: Path) -> No
     assert only(compare(base, new, Options(min_launches=4))).verdict == "inconclusive"
     assert only(compare(base, new, Options(min_launches=4, alpha=0.1))).verdict == "regression"
     surer = only(compare(*taking_turns(tmp_path / "more", 1e-3, 2e-3, count=6), Options(alpha=0.01)))
-    assert surer.reason == "6 pairs; no verdict below 8"
+    assert surer.reason == "6 pairs; a verdict needs at least 8"
 
 
 def test_another_occasion_only_warns_unless_the_machine_is_dedicated(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_a_candidate_launch_that_died_before_its_cases_is_missing_them(tmp_path:
     write(new / "dead.jsonl", records("dead", 1975.0, {}, complete=False))
     gated = compare(base, new)
     assert (only(gated).verdict, gated.exit_code()) == ("missing", 4)
-    assert gated.warnings[0] == "1 of 11 candidate launches did not run to their end"
+    assert gated.warnings[0] == "1 of 11 candidate launches did not finish"
 
 
 def test_a_side_that_ran_second_in_every_pair_is_warned_about(tmp_path: Path) -> None:

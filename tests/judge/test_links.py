@@ -100,7 +100,7 @@ def test_a_burst_of_products_counts_as_one_product() -> None:
     assert links is not None and bursts is not None
     ratios = {
         one.quantity: float((one.times_s / of_bursts.times_s).mean())
-        for one, of_bursts in zip(links.alike, bursts.alike, strict=True)
+        for one, of_bursts in zip(links.groups, bursts.groups, strict=True)
     }
     assert ratios == pytest.approx({"latency": 1, "bandwidth": 1, "compute": 10})
 
@@ -276,7 +276,7 @@ def test_an_interface_that_sends_segments_again_has_a_warning() -> None:
         of_a, of_b = {"eth0": [1000, 0], "eth1": [500, 0]}, {"eth0": [1000, 0], "eth1": [500, 5]}
         case["counters"] = {"tcp_segments": [of_a] * 4 + [of_b] * 4}
     warning, *_ = link_lines(run)
-    share = "1.0 % of its packets (120 of 12,000 TCP segments sent again)"
+    share = "1.0 % of its packets (120 of 12,000 TCP segments retransmitted)"
     assert warning.startswith(f"warning: host b loses {share} on eth1. Run ")
 
 
@@ -324,9 +324,9 @@ def test_links_are_measured_checked_and_read_again(ranks: Ranks, tmp_path: Path)
     assert all(case["counters"]["repeats"] > 1 for case in computing)
     links = link_run_of(run)
     assert isinstance(links, LinkRun) and len(links.hosts) == 4
-    shapes = {(alike.quantity, alike.times_s.shape) for alike in links.alike}
+    shapes = {(alike.quantity, alike.times_s.shape) for alike in links.groups}
     assert shapes == {("latency", (4, 6)), ("bandwidth", (4, 6)), ("all_reduce", (4, 2)), ("compute", (4, 4))}
-    assert all((alike.times_s > 0).all() for alike in links.alike)
+    assert all((alike.times_s > 0).all() for alike in links.groups)
     assert all(sent > 0 for sent, _ in links.segments.values()) and len(links.segments) == 1
 
 

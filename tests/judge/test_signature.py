@@ -62,7 +62,7 @@ def test_the_text_is_read_back_and_its_order_depends_on_nothing() -> None:
             "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\n4 y forward\n",
             "line 7 is not a path",
         ),
-        ("distbench signature, version 1\nscenario a\n", "lacks its line 'mesh'"),
+        ("distbench signature, version 1\nscenario a\n", "has no line 'mesh'"),
         (
             "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\npredicted peak memory x B\n",
             "line 7 is not a path",
@@ -87,7 +87,10 @@ def test_differences_name_module_collective_mesh_dim_and_bytes() -> None:
     assert text == "step/x: (root), backward: 1 reduce_scatter over dp_shard (fsdp) of 512 B bf16 became 1 KiB f32"
     [text] = differences(base, signature_of({GATHER: 3, REDUCE: 1}))
     assert "-1 all_gather over tp" in text
-    assert differences(base, signature_of({GATHER: 4, REDUCE: 1}, "step/y")) == ["step/x: is gone", "step/y: is new"]
+    assert differences(base, signature_of({GATHER: 4, REDUCE: 1}, "step/y")) == [
+        "step/x: missing in the candidate",
+        "step/y: not in the baseline",
+    ]
 
 
 def test_the_predicted_peak_of_memory_is_part_of_it() -> None:
@@ -101,7 +104,8 @@ def test_the_predicted_peak_of_memory_is_part_of_it() -> None:
 def test_other_scenarios_and_meshes_are_not_compared() -> None:
     base = signature_of({})
     assert incomparable(base, base) is None
-    assert incomparable(base, Signature("llama", {"tp": 2}, "2.13.0", {})) == "mesh dp_shard=4,tp=2 against tp=2"
+    of_tp = Signature("llama", {"tp": 2}, "2.13.0", {})
+    assert incomparable(base, of_tp) == "mesh dp_shard=4,tp=2 in the baseline, tp=2 in the candidate"
     assert "scenario" in str(incomparable(base, Signature("other", MESH, "2.13.0", {})))
 
 
@@ -386,7 +390,7 @@ def test_the_exact_gate_never_passes_what_it_did_not_compare(tmp_path: FilePath)
     assert code == 4 and "nothing was compared" in output
     new.write_text(Signature("llama", {"tp": 2}, "2.13.0", {"c": {GATHER: 1}}).to_text())
     code, output = gate(base, new)
-    assert code == 4 and "mesh dp_shard=4,tp=2 against tp=2" in output
+    assert code == 4 and "mesh dp_shard=4,tp=2 in the baseline, tp=2 in the candidate" in output
     code, output = gate(base, tmp_path / "nowhere")
     assert code == 2 and "cannot be read" in output
 

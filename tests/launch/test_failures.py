@@ -213,7 +213,7 @@ def test_a_rank_that_leaves_without_an_error_is_named(ranks: Ranks, tmp_path: Pa
         "case=4,misdeed=leave": "ok",
         "case=4,misdeed=interrupt": "ok",
     }
-    assert "rank 1 ended with exit code 0 before all was done" in rows["case=3,misdeed=leave"]["error"]
+    assert "rank 1 ended with exit code 0 before its work was done" in rows["case=3,misdeed=leave"]["error"]
     assert "rank 1 raised KeyboardInterrupt" in rows["case=3,misdeed=interrupt"]["error"]
 
 
@@ -225,7 +225,7 @@ def test_a_log_that_grows_too_long_is_cut_with_a_warning(
     done = ranks.run_here("run", MISDEEDS, *given)
     assert done.exit_code == 0, done.output
     said = next(line for line in done.stderr.splitlines() if line.startswith("distbench: warning: misdeeds: "))
-    cut = float(re.findall(r"([\d,]+) MB were taken out", said)[0].replace(",", ""))
+    cut = float(re.findall(r"([\d,]+) MB of it were removed", said)[0].replace(",", ""))
     assert cut >= 1 and all(path.stat().st_size <= 1_500_000 for path in tmp_path.rglob("*.log"))
 
 

@@ -114,7 +114,7 @@ def test_another_thread_than_the_main_one_handles_no_signal() -> None:
 
     def look() -> bool:
         with stopped_as_interrupt(), noted_stop() as stop:
-            return stop.asked or before != [signal.getsignal(each) for each in STOPPING]
+            return stop.is_requested or before != [signal.getsignal(each) for each in STOPPING]
 
     with ThreadPoolExecutor() as pool:
         assert pool.submit(look).result() is False
@@ -186,11 +186,11 @@ def test_a_clock_that_jumps_back_changes_no_duration(tmp_path: Path, monkeypatch
     [
         ({"RANK": "1"}, "WORLD_SIZE is missing"),
         ({"WORLD_SIZE": "2"}, "RANK is missing"),
-        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 is no rank of WORLD_SIZE=2, which has 0 to 1"),
-        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is no rank"),
-        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is no port"),
+        ({"RANK": "5", "WORLD_SIZE": "2"}, "RANK=5 is not valid for WORLD_SIZE=2, which has ranks 0 to 1"),
+        ({"RANK": "-1", "WORLD_SIZE": "2"}, "RANK=-1 is not valid"),
+        ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "70000"}, "MASTER_PORT=70000 is not a valid port"),
         ({"RANK": "0", "WORLD_SIZE": "2", "MASTER_PORT": "http"}, "not numbers"),
-        ({"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "RANK=2 is no rank"),
+        ({"SLURM_PROCID": "2", "SLURM_STEP_ID": "0", "SLURM_NTASKS": "2"}, "RANK=2 is not valid"),
     ],
 )
 def test_rank_variables_that_no_launcher_sets_are_refused(variables: dict[str, str], says: str) -> None:
@@ -214,7 +214,7 @@ def test_a_signal_after_the_one_that_stopped_a_launch_is_ignored_while_the_comma
     with stopped_as_interrupt():
         with noted_stop() as stop:
             signal.raise_signal(signal.SIGTERM)
-        assert stop.asked
+        assert stop.is_requested
         signal.raise_signal(signal.SIGINT)
         signal.raise_signal(signal.SIGHUP)
     assert [signal.getsignal(each) for each in STOPPING] == before
@@ -227,10 +227,10 @@ def test_a_signal_after_the_one_that_stopped_a_launch_is_ignored_while_the_comma
 def test_noted_signals_interrupt_nothing_and_the_handlers_come_back() -> None:
     before = [signal.getsignal(each) for each in STOPPING]
     with noted_stop() as stop:
-        assert not stop.asked
+        assert not stop.is_requested
         for each in SIGNALS:
             signal.raise_signal(each)
-        assert stop.asked
+        assert stop.is_requested
     assert [signal.getsignal(each) for each in STOPPING] == before
 
 
@@ -260,7 +260,7 @@ def stub(*ends: Any) -> Any:
         end = next(left)
         if isinstance(end, Exception):
             raise end
-        stop.asked = end == "asked"
+        stop.is_requested = end == "asked"
         append(Path(job.run_file), HEADER)
         return Attempt(num_cases=0, reached_end=True)
 
@@ -304,6 +304,9 @@ def test_progress_shown_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch)
 
 def test_a_folder_given_as_a_scenario_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
-    for target, says in ((tmp_path, "is a folder; give one of its .py files"), (tmp_path / "folder.py", "is no file")):
+    for target, says in (
+        (tmp_path, "is a folder; give one of its .py files"),
+        (tmp_path / "folder.py", "is not a file"),
+    ):
         with pytest.raises(UserError, match=says):
             find(str(target))

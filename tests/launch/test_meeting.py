@@ -44,7 +44,7 @@ def test_a_first_host_without_an_address_is_refused_before_torchrun_waits(monkey
     monkeypatch.setattr(rendezvous.require_host, "__defaults__", (0.0,))
     words = ("--launcher", "torchrun", "--launcher-args", "--node-rank 1 --master-addr no-such-host.invalid")
     code, text = run("--nodes", "2", *words)
-    assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in text
+    assert code == 2 and "MASTER_ADDR=no-such-host.invalid does not resolve on this host" in text
 
 
 def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_a_node_that_waits_says_so_once_and_is_given_up(monkeypatch: pytest.Monk
     with socket.socket() as there:
         there.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{there.getsockname()[1]}"
-        for sentence in ("and nothing answers at 127.0.0.1:", "for 2 nodes to meet at 127.0.0.1:"):
+        for sentence in ("does not respond (", "for 2 nodes at 127.0.0.1:"):
             asked = NodeLaunch(("tiny",), 2, 1, "cpu", Path("results"), "distbench-tiny", (), timeout_s=0.05)
             said: list[str] = []
             process = FakeTorchrun()
@@ -92,12 +92,12 @@ def test_rank_0_must_be_where_the_others_look_for_it() -> None:
         taken.bind(("", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(UserError, match=f"port {port} of this host cannot be had .*Address already in use"):
+        with pytest.raises(UserError, match=f"port {port} of this host is not available .*Address already in use"):
             rendezvous.require_own(f"127.0.0.1:{port}")
     rendezvous.require_own(f"127.0.0.1:{port}")
     # RFC 5737 keeps this network for documentation.
     elsewhere = Joined(0, 2, {"MASTER_PORT": str(port)}, f"192.0.2.77:{port}")
-    with pytest.raises(UserError, match="that is not this host, where rank 0 is, and what is sent there does not"):
+    with pytest.raises(UserError, match="data sent to that address does not reach this host"):
         require_address(elsewhere, wait_s=0)
     require_address(replace(elsewhere, rank=1), wait_s=0)
 
@@ -119,7 +119,7 @@ def test_a_node_that_only_slurm_knows_by_name_is_met_at_its_address(monkeypatch:
 
 
 def test_an_address_that_is_none_is_refused_before_torch_waits_for_it() -> None:
-    with pytest.raises(UserError, match=r"MASTER_ADDR=no-such-host.invalid is no name or address that this host knows"):
+    with pytest.raises(UserError, match=r"MASTER_ADDR=no-such-host.invalid does not resolve on this host"):
         require_address(Joined(1, 2, {}, "no-such-host.invalid:29500"), wait_s=0)
     require_address(Joined(1, 2, {}, "127.0.0.1:29500"), wait_s=0)
     require_address(Joined(1, 2, {}, ":1"), wait_s=0)
@@ -142,11 +142,13 @@ def test_a_rank_that_waits_says_once_where_and_what_answers(capsys: pytest.Captu
         meeting.waited(22)
         said = capsys.readouterr().err
         assert (
-            said.count("\n") == 1 and f"rank 1 has waited 21 s at {address}" in said and "nothing answers there" in said
+            said.count("\n") == 1
+            and f"rank 1 has waited 21 s at {address}" in said
+            and "this address does not respond" in said
         )
         listening.listen()
         Meeting(Joined(2, 4, {"LOCAL_RANK": "0"}, address)).waited(21)
-        assert "something answers there" in capsys.readouterr().err
+        assert "this address responds" in capsys.readouterr().err
         Meeting(Joined(3, 4, {"LOCAL_RANK": "1"}, address)).waited(21)
         Meeting(None).waited(21)
         assert not capsys.readouterr().err

@@ -81,22 +81,34 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
     [
         (("--mesh", "tp=3", "--nodes", "2"), "which 2 nodes do not share evenly; say --ranks-per-node"),
         (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 have 16"),
-        (("--nodes", "2", "--launcher", "torchrun"), "was not told which this is"),
+        (("--nodes", "2", "--launcher", "torchrun"), "needs this node's rank"),
         (("--nodes", "2", "--launcher-args", "'x"), "quote it as for a shell"),
         (("--nodes", "0"), "0 is not in the range"),
         (("--nodes", "-1"), "-1 is not in the range"),
         (("--nodes", "two"), "'two' is not a valid integer"),
         (("--nodes", "2", "--launcher", "mpi"), "'mpi' is not one of"),
-        (torchrun_words("--node-rank 2 --master-addr a"), "--node-rank 2 is none of 2 nodes; give each one of 0 to 1"),
-        (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is none of 2 nodes"),
-        (torchrun_words("--node-rank 1"), "was told that this is node 1, and not where they meet"),
-        (torchrun_words("--node-rank 1 --nproc-per-node=4"), "--nproc-per-node=4: how many nodes and ranks there are"),
+        (
+            torchrun_words("--node-rank 2 --master-addr a"),
+            "--node-rank 2 is not valid for 2 nodes; give each its own, 0 to 1",
+        ),
+        (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is not valid for 2 nodes"),
+        (torchrun_words("--node-rank 1"), "needs the address of node 0"),
+        (
+            torchrun_words("--node-rank 1 --nproc-per-node=4"),
+            "--nproc-per-node=4: --nodes and --ranks-per-node set the number of nodes",
+        ),
         # argparse takes them shortened, and so do TorchX and Slurm's getopt.
-        (torchrun_words("--node-rank 1 --nproc_per=4"), "--nproc_per=4: how many nodes and ranks there are"),
-        (torchrun_words("--node-rank 1 --nnode 1"), "--nnode: how many nodes and ranks there are"),
-        (("--nodes", "2", "--launcher", "torchx", "--launcher-args", "-- --j 1x8"), "--j: how many nodes and ranks"),
-        (("--nodes", "2", "--launcher", "slurm", "--launcher-args", "--ntasks-per=8"), "--ntasks-per=8: how many"),
-        (("--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args", "'a\nx'"), "a word of several lines"),
+        (
+            torchrun_words("--node-rank 1 --nproc_per=4"),
+            "--nproc_per=4: --nodes and --ranks-per-node set the number of nodes",
+        ),
+        (torchrun_words("--node-rank 1 --nnode 1"), "--nnode: --nodes and --ranks-per-node set the number of nodes"),
+        (
+            ("--nodes", "2", "--launcher", "torchx", "--launcher-args", "-- --j 1x8"),
+            "--j: --nodes and --ranks-per-node set",
+        ),
+        (("--nodes", "2", "--launcher", "slurm", "--launcher-args", "--ntasks-per=8"), "--ntasks-per=8: --nodes and"),
+        (("--nodes", "2", "--launcher", "slurm", "--dry-run", "--launcher-args", "'a\nx'"), "has several lines"),
     ],
 )
 def test_what_cannot_be_launched_is_one_sentence(words: tuple[str, ...], said: str) -> None:
@@ -112,7 +124,7 @@ def test_a_launcher_that_is_not_here_is_named(
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.delenv("SLURM_JOB_ID", raising=False)
     code, text = run("--nodes", "2", "--launcher", launcher)
-    assert code == 2 and f"needs the program {program}, which is not here" in text
+    assert code == 2 and f"needs the program {program}, which is not installed on this host" in text
 
 
 def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -167,9 +179,9 @@ def test_why_a_job_waits_is_said_once_with_when_it_begins(monkeypatch: pytest.Mo
     over = (0, "JobId=3 JobState=FAILED Reason=JobLaunchFailure ExitCode=0:53", "")
     code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, waits, gone, gone, over])
     assert code == 1 and len(said) == 4
-    assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to begin it at 2026-01-01T10:00:00"
-    assert said[2].startswith("Slurm does not answer (slurm_load_jobs error: Unable to contact slurm controller)")
-    assert "give a --results that all nodes and this one share" in said[3]
+    assert said[1] == "Slurm job 3 waits: Resources; Slurm expects to start it at 2026-01-01T10:00:00"
+    assert said[2].startswith("Slurm does not respond (slurm_load_jobs error: Unable to contact slurm controller)")
+    assert "give a --results folder that this host and all nodes share" in said[3]
 
 
 def test_a_job_of_another_cluster_is_asked_for_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -220,7 +232,7 @@ def test_a_job_that_asks_for_no_gpus_where_nodes_have_some_says_so(monkeypatch: 
 def test_a_job_that_slurm_would_never_begin_is_cancelled(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     waits = (0, "JobId=3 JobState=PENDING Reason=PartitionTimeLimit StartTime=Unknown", "")
     error, _said = followed(monkeypatch, tmp_path, [(0, "3", ""), waits, (0, "", "")])
-    assert str(error).startswith("Slurm would never begin job 3 (PartitionTimeLimit): its partition gives no job so")
+    assert str(error).startswith("Slurm would never start job 3 (PartitionTimeLimit): its time exceeds the partition's")
 
 
 def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -230,7 +242,7 @@ def test_a_job_that_cannot_be_cancelled_is_not_said_to_be(monkeypatch: pytest.Mo
     monkeypatch.setattr(slurm, "state_of", interrupted)
     error, said = followed(monkeypatch, tmp_path, [(0, "3", ""), (1, "", "Unable to contact slurm controller")])
     assert isinstance(error, KeyboardInterrupt)
-    assert "could not be cancelled (Unable to contact slurm controller), and may go on" in said[-1]
+    assert "could not be cancelled (Unable to contact slurm controller), and may continue" in said[-1]
 
 
 @pytest.mark.parametrize(
@@ -250,9 +262,9 @@ def test_an_allocation_with_fewer_nodes_is_said(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("SLURM_JOB_ID", "7")
     monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
     code, text = run("--nodes", "2", "--launcher", "slurm")
-    assert code == 2 and "--nodes 2: this allocation has 1 node; give at most as many" in text
+    assert code == 2 and "--nodes 2: this allocation has 1 node; give at most 1" in text
     code, text = run("--nodes", "2", "--launcher", "slurm", "--launcher-args", "-N1")
-    assert code == 2 and "-N1: how many nodes and ranks there are is said by --nodes" in text
+    assert code == 2 and "-N1: --nodes and --ranks-per-node set the number" in text
 
 
 def test_jobs_that_are_submitted_in_one_second_have_files_of_their_own(
@@ -274,7 +286,9 @@ def test_a_step_that_was_killed_has_its_sentence(monkeypatch: pytest.MonkeyPatch
     ended = (0, "JobState=FAILED Reason=NonZeroExitCode ExitCode=137:0", "")
     monkeypatch.setattr(slurm, "_is_missing", lambda log, wait_s: False)
     code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), ended])
-    assert code == 137 and said[-1].startswith("Slurm job 3 ended with 137, as srun says above; finished cases")
+    assert code == 137 and said[-1].startswith(
+        "Slurm job 3 ended with exit code 137, see srun's message above; finished cases"
+    )
 
 
 def test_the_output_of_a_job_that_is_queued_again_is_shown_from_its_beginning(tmp_path: Path) -> None:

@@ -170,7 +170,7 @@ def test_a_relaunch_that_dies_in_set_up_is_not_retried(launched: Any, tmp_path: 
 def test_ranks_that_somebody_else_started_are_not_started_again(launched: Any) -> None:
     outcome, ranks, rows = launched(killing("b"), joined=Joined(0, 2, {}))
     assert rows == [("a", "ok"), ("b", "aborted")] and len(ranks.jobs) == 1
-    assert "3 cases not run: ranks that another launcher started are not started again" in outcome.message
+    assert "3 cases not run: distbench does not restart ranks of another launcher" in outcome.message
 
 
 def test_a_case_whose_row_was_written_before_the_rank_died_gets_no_second_row(launched: Any, tmp_path: Path) -> None:
@@ -200,5 +200,5 @@ def test_an_exit_code_of_0_counts_only_where_the_ranks_said_that_they_were_done(
     (tmp_path / "logs" / "progress.jsonl").write_text("".join(json.dumps(event) + "\n" for event in events))
     with RankProcesses([job], Joined(0, 1, {}), ("-c", "pass")) as ranks:
         seen = attempt(job, ranks, Display(), Stop())
-    assert seen.status == status and ("before all was done" in seen.cause.message) == (status == "failed")
+    assert seen.status == status and ("before its work was done" in seen.cause.message) == (status == "failed")
     assert seen.lost_case == (Case("a", "step", {}) if status == "failed" and events else None)

@@ -47,14 +47,16 @@ def test_a_report_takes_the_runs_of_a_label_and_says_it(chosen: tuple[Path, str]
     shown = ranks.run_here("report", "--label", "before", "--results", str(chosen[0]))
     assert shown.exit_code == 0 and "label before" in shown.stdout
     other = ranks.run_here("report", "--label", "after", "--results", str(chosen[0]))
-    assert other.exit_code == 2 and other.stderr.startswith("distbench: --label 'after': no run here has it; there are")
+    assert other.exit_code == 2 and other.stderr.startswith(
+        "distbench: --label 'after': no run has this label; available"
+    )
 
 
 def test_a_choice_of_nothing_is_one_sentence_with_a_few_ids(ranks: Ranks, tmp_path: Path) -> None:
     done = ranks.run_here("run", str(DATA / "tiny.py"), "-k", "step", *FEW, "--quiet", "--results", str(tmp_path))
     assert done.exit_code == 2 and run_files(tmp_path) == []
     assert done.stderr.splitlines() == [
-        "distbench: -k 'step' chooses none of the 1 case; there are e.g. collective/f32[1024]/all_gather/tp; "
+        "distbench: -k 'step' matches 0 of 1 case, such as collective/f32[1024]/all_gather/tp; "
         "`run --dry-run` lists all"
     ]
 
@@ -109,7 +111,7 @@ def test_an_interrupted_run_goes_on_with_the_cases_that_have_no_row(
     assert run.footer is not None and run.footer["status"] == "complete"
     assert run.footer["num_by_status"] == {"ok": 5} and run.footer["num_not_run"] == 0
     again = ranks.run_here("run", "--resume", str(broken))
-    assert again.exit_code == 2 and "nothing is left to run, each of its 5 cases has a row" in again.stderr
+    assert again.exit_code == 2 and "no case is left to run, since each of its 5 cases has a row" in again.stderr
     for words, says in ((["tp_mlp"], "takes no tp_mlp"), (["--mesh", "tp=2"], "takes no --mesh")):
         assert says in ranks.run_here("run", *words, "--resume", str(broken)).stderr
 
@@ -138,16 +140,16 @@ def test_what_is_left_of_a_run_counts_the_rows_that_it_has(tmp_path: Path, monke
 def test_a_complete_run_of_one_case_is_said_to_be_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = interrupted(tmp_path, monkeypatch, torch="2.13.0")
     append(file, {"type": "footer", "status": "complete"})
-    with pytest.raises(UserError, match="nothing is left to run, its one case has a row"):
+    with pytest.raises(UserError, match="no case is left to run, since its one case has a row"):
         run_job.job_left_of(file)
 
 
 @pytest.mark.parametrize(
     ("environment", "says"),
     [
-        ({"torch": "2.12.0"}, "torch was 2.12.0, now it is 2.13.0"),
-        ({"torch": "2.13.0", "git_commit": "b"}, "the commit was b, now it is c"),
-        ({"torch": "2.13.0", "machine": "other"}, "the machine was other, now it is m"),
+        ({"torch": "2.12.0"}, "torch was 2.12.0, and is now 2.13.0"),
+        ({"torch": "2.13.0", "git_commit": "b"}, "the commit was b, and is now c"),
+        ({"torch": "2.13.0", "machine": "other"}, "the machine was other, and is now m"),
     ],
 )
 def test_a_run_made_otherwise_is_not_gone_on_with(
@@ -165,7 +167,7 @@ def test_a_scenario_that_was_edited_or_is_gone_is_not_gone_on_with(
     with pytest.raises(UserError, match="the scenario file was "):
         run_job.job_left_of(file)
     (tmp_path / "s.py").unlink()
-    with pytest.raises(UserError, match="now it is gone"):
+    with pytest.raises(UserError, match="and is now gone"):
         run_job.job_left_of(file)
 
 

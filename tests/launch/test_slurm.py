@@ -221,7 +221,7 @@ def test_ctrl_c_cancels_the_job_and_keeps_what_was_measured(
     kept = {record["case"]["id"] for record in read_run(files[0]).cases if record["status"] == "ok"}
     following.send_signal(signal.SIGINT)
     said = following.communicate(timeout=PATIENCE_S)[1]
-    assert following.returncode == 130 and "is cancelled; what it measured is in" in said
+    assert following.returncode == 130 and "is cancelled; finished cases are in" in said
     while cluster.ask("squeue", "-h"):
         assert time.monotonic() < until + 60
         time.sleep(0.2)
@@ -234,7 +234,7 @@ def test_what_slurm_or_a_node_cannot_do_is_one_sentence(
     commands = {
         "invalid partition": words(tmp_path, "tp_mlp", "--launcher-args", "--partition=none"),
         "(PartitionNodeLimit): its partition has fewer nodes": (*words(tmp_path, "tiny.py"), "--nodes", 4),
-        "give a --results that all nodes and this one share": words(cluster.private / "results", "tiny.py"),
+        "give a --results folder that this host and all nodes share": words(cluster.private / "results", "tiny.py"),
     }
     lines = [shlex.join(["distbench", *map(str, command)]) for command in commands.values()]
     lines[1] = lines[1].replace("tp=2 --nodes 2", "tp=4")
@@ -243,7 +243,11 @@ def test_what_slurm_or_a_node_cannot_do_is_one_sentence(
     step = f"srun --nodes 2 --ntasks-per-node 1 distbench run {DATA / 'tiny.py'} --mesh tp=2 --results {tmp_path}"
     lines.insert(0, f"MASTER_ADDR=no-such-host.invalid {step}")
     (code, said), *ended = at_once(ranks, lines if cluster.has_private else lines[:3], PATH=path, **cluster.variables)
-    assert code == 2 and "MASTER_ADDR=no-such-host.invalid is no name or address" in said and "Traceback" not in said
+    assert (
+        code == 2
+        and "MASTER_ADDR=no-such-host.invalid does not resolve on this host" in said
+        and "Traceback" not in said
+    )
     for (code, said), sentence in zip(ended, commands, strict=False):
         assert code in (1, 2) and sentence in said.splitlines()[-1] and "Traceback" not in said
     assert "--launcher-args" in ended[0][1]

@@ -129,7 +129,7 @@ def test_what_no_rank_can_have_a_part_of_is_named(context: RankContext) -> None:
     said = problems_or_error(
         context, make_batch=lambda: samples, loss=None, call=lambda m, b: m(torch.stack([one["x"] for one in b])).sum()
     )
-    assert said.endswith("in a list of samples, the tensors of each sample are split: stack them, batch first")
+    assert said.endswith("in a list of samples, the tensors of each sample are split: stack the samples, batch first")
 
 
 def test_a_batch_that_was_computed_outlives_a_step(context: RankContext) -> None:

@@ -360,7 +360,7 @@ def test_a_gradient_that_only_some_ranks_would_have_is_refused(context: RankCont
     x = torch.tensor([1.0, 1, -1, -1])[:, None].expand(4, 4)
     given = {"make_batch": lambda: (x, batch()[1])}
     (said,) = problems_of(context, build_model=lambda: Choosing(False), **given)
-    assert said.startswith("parameter experts.0.bias gets a gradient from part 1 of the batch and none from part 0")
+    assert said.startswith("parameter experts.0.bias gets a gradient from part 1 of the batch but not from part 0")
     # The third one, which nobody uses, is nobody's.
     assert problems_of(context, build_model=lambda: Choosing(True), **given) == []
 

@@ -263,7 +263,7 @@ def test_what_ranks_of_tp_share_is_every_choice_once(mixture: Any) -> None:
         shared.append((own.flatten().tolist(), of_experts.tolist()))
     assert shared == [([0, 2, 4, 6], [2, 0, 2]), ([1, 3, 5], [1, 0, 2])]
     uneven = SimpleNamespace(sharers=mesh, w1=torch.ones(3, 1, 1))
-    with pytest.raises(UserError, match="2 places for tokens of an expert cannot be shared by 2 ranks"):
+    with pytest.raises(UserError, match="2 token slots per expert cannot be split over 2 ranks"):
         mixture.ExpertParallel()._own_share(uneven, rows, None)
 
 

@@ -178,7 +178,7 @@ def test_a_token_is_not_split_over_the_sequence(shipped: Any) -> None:
     assert declared(shipped, phase="decode", sequence_parallel=True) == Scenario()
     with pytest.raises(UserError, match="phase=sideways is unknown"):
         declared(shipped, phase="sideways")
-    with pytest.raises(UserError, match="leaves no room in a cache of 8; use 1 to 7"):
+    with pytest.raises(UserError, match="is too long for a cache of 8; use 1 to 7"):
         shipped.llama_inference(prompt=8, cache_length=8)
 
 
@@ -281,12 +281,12 @@ def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path, monk
     gated = gate(*map(launches, folders), Options())
     # 4 % of passes that take 1.9 times as long: a mean 3.6 % slower, less than the tolerance, and not a word of p99.
     assert [case.verdict for case in gated.cases] == ["pass"]
-    assert "fast end (p10, the 10th percentile) are compared, and not its tail" in " ".join(text(gated).split())
+    assert "mean and 10th percentile (p10), not its tail" in " ".join(text(gated).split())
     runs = [[read_run(path) for path in sorted(folder.glob("*.jsonl"))] for folder in folders]
     several = side_by_side(*runs, ("even", "tail"), Options())
     single = side_by_side(*(some[:1] for some in runs), ("even", "tail"), Options())
     shown = [" ".join(text_of(blocks_of(found)).split()) for found in (several, single)]
-    assert "and not its tail" in shown[0] and "Tails (p90, p99) are not compared" in shown[1]
+    assert "not its tail" in shown[0] and "Tails (p90, p99) are not compared" in shown[1]
     (series,), notes = series_of(launches(folders[0]), "*")
     assert len(series.points) == 6 and f"{series.scenario}: {OF_LATENCIES}" in notes
 

@@ -101,7 +101,7 @@ def test_the_model_is_called_as_the_batch_is_made(examples: Any) -> None:
     for scenario, batch in declared:
         assert torch.equal(loss_of(scenario, model, batch), wanted)
     for scenario, says in (
-        (Scenario(), "as no loss is given, returns a dict whose loss is None; give"),
+        (Scenario(), "returns a dict whose loss is None; give"),
         (Scenario(call=lambda model, batch: batch[0]), f"call .{HERE}:.* returns a tensor of shape .16, 64."),
     ):
         with pytest.raises(UserError, match=says):

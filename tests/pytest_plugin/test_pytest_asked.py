@@ -41,8 +41,8 @@ def test_the_marker_gives_ranks_or_a_mesh() -> None:
 @pytest.mark.parametrize(
     ("args", "kwargs", "says"),
     [
-        ((4,), {}, "by name; write ranks=4"),
-        ((), {"rank": 4}, "takes no 'rank' .*ranks"),
+        ((4,), {}, "by name only; write ranks=4"),
+        ((), {"rank": 4}, "has no argument 'rank' .*ranks"),
         ((), {"ranks": 0}, "ranks=0.*1 or more"),
         ((), {"ranks": "4"}, "ranks='4'.*whole number"),
         ((), {"ranks": 2, "mesh": {"tp": 4}}, "tp=4 has 4 ranks; leave ranks out"),
@@ -78,7 +78,7 @@ def test_a_function_that_ranks_could_not_find_is_refused(function: Any, says: st
     def closure(mesh: Any) -> Any:
         return says
 
-    with pytest.raises(UserError, match=r"<locals>\.closure, which ranks in other processes cannot find"):
+    with pytest.raises(UserError, match=r"<locals>\.closure, which ranks in other processes cannot import"):
         entry_of(closure, {}, {"tp": 2})
 
 
@@ -86,8 +86,8 @@ def test_a_function_that_ranks_could_not_find_is_refused(function: Any, says: st
     ("function", "args", "says"),
     [
         (no_mesh, (), r"no_mesh has no first parameter for the mesh; write def no_mesh\(mesh"),
-        (nameless, (3,), "nameless takes arguments without a name"),
-        (bench, (1, 2), "bench cannot be called so: too many positional arguments"),
+        (nameless, (3,), "nameless has parameters without a name"),
+        (bench, (1, 2), "bench cannot be called with these arguments: too many positional arguments"),
     ],
 )
 def test_arguments_that_do_not_fit_are_told_in_one_sentence(function: Any, args: Any, says: str) -> None:
@@ -97,6 +97,6 @@ def test_arguments_that_do_not_fit_are_told_in_one_sentence(function: Any, args:
 
 @pytest.mark.parametrize("value", [object(), {1: 2}, [Path()], float("nan"), {"a": {3}}])
 def test_an_argument_that_cannot_travel_is_refused(value: object) -> None:
-    with pytest.raises(UserError, match=r"bench: argument 'shape' is a \w+, which cannot travel to ranks"):
+    with pytest.raises(UserError, match=r"bench: argument 'shape' is a \w+, which cannot be sent to ranks"):
         entry_of(bench, {"shape": (value,)}, {"tp": 2})
     assert entry_of(bench, {"shape": ((4, 4), None)}, {"tp": 2}).axes == {"shape": ((4, 4), None)}

@@ -70,7 +70,7 @@ def test_a_profile_with_fields_of_wrong_types_is_refused(
 def test_nan_in_a_profile_is_no_number(tmp_path: Path) -> None:
     path = tmp_path / "profile.json"
     path.write_text(json.dumps({**PROFILE, "lines": [{**LINE, "base_s": float("nan")}]}))
-    with pytest.raises(UserError, match="NaN is no number"):
+    with pytest.raises(UserError, match="NaN is not a JSON number"):
         load_profile(path)
 
 
@@ -87,9 +87,9 @@ def test_the_mark_that_editors_on_windows_put_before_a_text_is_passed_over(tmp_p
     ("content", "says"),
     [
         (bytes(100), "line 1 is not valid Python: source code string cannot contain null bytes"),
-        (b"# -*- coding: latin-1 -*-\n# \xe9\n", "byte 28 is no UTF-8 text"),
+        (b"# -*- coding: latin-1 -*-\n# \xe9\n", "byte 28 is not valid UTF-8"),
         (b"(" * 9999, "x.py.*(line 1 is not valid Python|cannot be read)"),
-        (None, "bytes are more than the 16,777,216 that are read"),
+        (None, "bytes, and the limit is 16,777,216"),
     ],
 )
 def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:

@@ -77,7 +77,7 @@ def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
     [
         (lambda own: replace(own, torch="2.11.0"), "torch of ranks 2, 3 (host b) is 2.11.0, of rank 0 (host a) "),
         (
-            lambda own: replace(own, asked={**own.asked, "the scenario file": "0"}),
+            lambda own: replace(own, inputs={**own.inputs, "the scenario file": "0"}),
             "the scenario file of ranks 2, 3 (host b) differs from rank 0's (host a); give all ranks the same",
         ),
         (
@@ -187,8 +187,8 @@ def test_a_host_whose_cable_is_cut_is_named_at_once_on_both_sides(monkeypatch: p
         alone._rank = 3
         alone._follow_first(link)
     assert told == [
-        "host b (ranks 2, 3) no longer answers host a: it is down, or the network between them",
-        "host a (ranks 0, 1) no longer answers host b: it is down, or the network between them",
+        "host b (ranks 2, 3) no longer responds to host a: b or the network is down",
+        "host a (ranks 0, 1) no longer responds to host b: a or the network is down",
     ]
     seconds = agreement.KEEP_ALIVE
     assert seconds["TCP_KEEPIDLE"] + seconds["TCP_KEEPINTVL"] * seconds["TCP_KEEPCNT"] <= 28

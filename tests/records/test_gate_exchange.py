@@ -101,7 +101,7 @@ def test_a_baseline_that_knows_no_facts_is_read_by_all(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("[]", "is no baseline"),
+        ("[]", "is not a baseline"),
         ('{"distbench_baseline": 99}', "is newer than this distbench"),
         ('{"distbench_baseline": 1}', "without 10th percentiles; save it again"),
         ('{"distbench_baseline": 2, "launches": [{}]}', "cannot be used"),
@@ -149,7 +149,7 @@ def test_exports_hold_one_value_a_launch(tmp_path: Path) -> None:
 def test_exporting_nothing_is_refused(tmp_path: Path) -> None:
     runs = write_side(tmp_path / "runs", lambda index: {CASE: case(status="skipped")}, count=1)
     done = run("export", "pytest-benchmark", runs)
-    assert done.exit_code == 2 and "nothing to export" in done.stderr
+    assert done.exit_code == 2 and "nothing was exported" in done.stderr
 
 
 def nccl_tests(moment: str, factor: float, per_iteration: bool = False, wrong: float = 0.0) -> dict[str, Any]:
@@ -216,7 +216,7 @@ def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
     base, new = write_nccl_side(tmp_path / "base", 1.0, 0), write_nccl_side(tmp_path / "new", 1.3, 5)
     done = run("gate", base, new, "-v")
     assert done.exit_code == 1 and "FAIL: 4 regression" in done.output
-    assert "6 pairs of launches that took turns" in done.output
+    assert "6 pairs of alternating launches" in done.output
     bad = write_nccl_side(tmp_path / "bad", 1.0, 5, wrong=7.0)
     done = run("gate", base, bad, "--format", "json")
     assert done.exit_code == 4
@@ -231,7 +231,10 @@ def test_nccl_tests_files_are_gated_and_reported(tmp_path: Path) -> None:
 
 def test_a_broken_nccl_tests_file_is_refused(tmp_path: Path) -> None:
     data = nccl_tests("2026-01-01 10:00:00", 1.0)
-    for name, value, says in (("results", [], "no results"), ("start_time", "today", "not as its version 2")):
+    for name, value, says in (
+        ("results", [], "no results"),
+        ("start_time", "today", "does not have the format of version 2"),
+    ):
         (tmp_path / "x.json").write_text(json.dumps({**data, name: value}))
         with pytest.raises(UserError, match=says):
             read_nccl_tests(tmp_path / "x.json")

@@ -60,7 +60,7 @@ def test_a_corrupt_line_is_left_out_with_a_warning(tmp_path: Path, line: str) ->
 def test_a_file_that_is_no_run_is_refused(tmp_path: Path, text: str) -> None:
     path = tmp_path / "run.jsonl"
     path.write_text(text)
-    with pytest.raises(UserError, match="no distbench run file"):
+    with pytest.raises(UserError, match="not a distbench run file"):
         read_run(path)
 
 
@@ -134,7 +134,11 @@ def test_traces_are_read_beside_cases_and_a_broken_one_is_left_out(tmp_path: Pat
     lacking = [{**whole, "rows": [[0]]}, {**whole, "phases": None}, {"type": "trace", "error": "no case"}]
     run = read_run(written(tmp_path / "run.jsonl", HEADER, case("a"), whole, failed, *lacking))
     assert run.traces == [whole, failed] and len(run.cases) == 1
-    wrong = ("line 5: rows is no list of rows with 2 values", "line 6: phases is missing", "line 7: case_id is missing")
+    wrong = (
+        "line 5: rows is not a list of rows with 2 values",
+        "line 6: phases is missing",
+        "line 7: case_id is missing",
+    )
     assert all(any(words in warning for warning in run.warnings) for words in wrong)
     assert read_run(written(tmp_path / "old.jsonl", HEADER, case("a"))).traces == []
 

@@ -59,7 +59,7 @@ def test_files_folders_and_scenarios_are_left_alone(results: Path) -> None:
     ("name", "says"),
     [
         ("last~5", "under results are 5 runs; the oldest is last~4"),
-        ("@befor", "no run under results has this label; there are 'after', 'before', 'dirty', 'other'"),
+        ("@befor", "no run under results has this label; available labels: 'after', 'before', 'dirty', 'other'"),
         ("abcdef0", "no run under results is of this commit; the newest commits are fedcba91, 0123abc0"),
     ],
 )
@@ -71,9 +71,9 @@ def test_a_name_without_a_run_is_one_sentence(results: Path, name: str, says: st
 
 def test_one_run_file_is_asked_for_where_one_is_needed(results: Path, tmp_path: Path) -> None:
     assert named_run(Path("last"), results).stem == "dirty"
-    with pytest.raises(UserError, match="last~1 has 2 run files; give one of them"):
+    with pytest.raises(UserError, match="last~1 has 2 run files; give a single file"):
         named_run(Path("last~1"), results)
-    with pytest.raises(UserError, match="no run file is under empty; measure with"):
+    with pytest.raises(UserError, match="no run file under empty; measure with"):
         named_run(Path("last"), Path("empty"))
 
 
@@ -95,7 +95,7 @@ def test_every_command_that_takes_a_run_takes_a_name(results: Path, tmp_path: Pa
         assert done.exit_code == 2 and "last~9: under results are 5 runs" in done.stderr, done.output
     # A name is looked for in --results.
     Path("results").rename("elsewhere")
-    assert "no run file is under results" in run("report", "last").stderr
+    assert "no run file under results" in run("report", "last").stderr
     assert run("report", "last", "--results", "elsewhere").exit_code == 0
     for option in ("--against", "--resume"):
         done = run("run", "links", option, "last~9", "--results", "elsewhere")

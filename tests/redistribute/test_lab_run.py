@@ -38,7 +38,7 @@ def rows(ranks: Ranks, tmp_path_factory: pytest.TempPathFactory) -> Rows:
     small = ("--budget", "0.5", "--passes", "1", *sizes)
     done = ranks.run_here("run", "redistribute_lab", "--quick", "--device", "cpu", *small, cwd=folder)
     assert done.exit_code == 1, done.stderr
-    assert "redistribute_lab: plans and predicts by ./profile.json" in done.stderr
+    assert "redistribute_lab: plans and predictions use ./profile.json" in done.stderr
     (file,) = run_files(folder / "results")
     run = read_run(file)
     assert run.footer is not None and run.footer["status"] == "complete" and run.footer["num_not_run"] == 0

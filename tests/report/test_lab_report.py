@@ -208,7 +208,7 @@ def test_of_one_pass_nothing_is_called_faster(tmp_path: Path) -> None:
     assert matchup(found, "min_cost")[:5] == (1, 1, 0, 0, 0) and matchup(found, "min_cost").mean[0] == pytest.approx(
         0.5
     )
-    assert "under 8 passes there are no verdicts" in " ".join(found.ratios["min_cost", "greedy"].sentences)
+    assert "fewer than 8 passes give no verdicts" in " ".join(found.ratios["min_cost", "greedy"].sentences)
     assert not found.largest_gains
 
 

@@ -70,7 +70,7 @@ def test_a_newer_schema_given_by_name_is_refused(tmp_path: Path) -> None:
 def test_a_named_file_that_is_no_run_file_is_refused(tmp_path: Path, content: str) -> None:
     path = tmp_path / "other.jsonl"
     path.write_text(content)
-    with pytest.raises(UserError, match="no distbench run file"):
+    with pytest.raises(UserError, match="not a distbench run file"):
         collect((path,), NOWHERE)
 
 
@@ -102,7 +102,7 @@ def test_a_broken_link_is_a_file_and_no_name_of_a_scenario(tmp_path: Path, monke
     Path("loop").symlink_to("loop")
     with pytest.raises(UserError, match="loop"):
         collect((Path("loop"),), NOWHERE)
-    with pytest.raises(UserError, match="no run file is under"):
+    with pytest.raises(UserError, match="no run file under"):
         collect((Path("tp_mlp"),), Path("results"))
 
 
@@ -119,6 +119,6 @@ def test_where_no_scenario_is_meant_a_bare_name_that_is_no_path_is_refused_and_n
         lambda: distbench.compare("s", "t"),
         lambda: selected_trace(Path("s")),
     ):
-        with pytest.raises(UserError, match=r"^run s does not exist: it is no file or folder here; give a run file"):
+        with pytest.raises(UserError, match=r"^run s does not exist: it is not a file or folder; give a run file"):
             ask()
     assert searched == []

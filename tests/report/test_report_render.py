@@ -132,7 +132,7 @@ def test_planners_of_one_pass_have_ratios_and_no_verdict() -> None:
     """A run file from before planners took turns."""
     text = shown(MOVES).text
     assert "too few passes" in text and "min_cost by" not in text and "0.50" in text
-    assert "under 8 passes there are no verdicts: use --passes 8 or a larger --budget" in " ".join(text.split())
+    assert "fewer than 8 passes give no verdicts: use --passes 8 or a larger --budget" in " ".join(text.split())
 
 
 def test_a_run_cut_short_is_reported_with_a_warning_for_each_bad_line() -> None:

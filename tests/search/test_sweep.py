@@ -28,17 +28,20 @@ def sweep(*arguments: str) -> Result:
     [
         (
             ("llama_2d", "--memory", "lots", "--hardware", "h100"),
-            "--memory lots cannot be used; give a positive number",
+            "--memory lots is not valid; give a positive number",
         ),
-        (("llama_2d", "--memory", "2000TB", "--hardware", "h100"), "--memory 2000TB is too much; give at most 1e+06GB"),
+        (
+            ("llama_2d", "--memory", "2000TB", "--hardware", "h100"),
+            "--memory 2000TB is too large; give at most 1e+06GB",
+        ),
         (("llama_2d", "--budget", "0"), "0 is too short; give at least 0.001 s"),
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is not a number of ranks"),
         (("llama_2d", "--memory", "80GB"), "--memory needs --hardware"),
         (("llama_2d", "--float8", "layers.*"), "--float8 needs --hardware"),
-        (("llama_2d", "--mesh", "tp=2"), "--mesh goes with --around-my-plan only"),
+        (("llama_2d", "--mesh", "tp=2"), "--mesh needs --around-my-plan"),
         (("llama_2d", "--set", "plan.mesh=tp4"), "leave --set plan.mesh out"),
-        (("llama3_8b", "--world", "64"), "no CPU runs; predict it: --hardware h100"),
+        (("llama3_8b", "--world", "64"), "too large for CPUs; predict it with --hardware h100"),
         (("llama_2d", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("llama_2d", "--hardware", ""), "--hardware '' is unknown"),
         (("llama_2d", "--mesh", "", "--around-my-plan"), "mesh part '' is not NAME=SIZE"),
@@ -131,7 +134,7 @@ def test_a_function_that_shards_what_it_likes_rules_no_mesh_out(predicted: Mappi
 
 def test_a_process_that_a_signal_ends_is_started_once_more(predicted: Mapping[str, Any]) -> None:
     assert predicted["signals"] == ["ended by SIGABRT (its last words: terminate called)"]
-    assert "ended by SIGABRT (its last words: terminate called), the second time" in predicted["ended"]["left_out"]
+    assert "ended by SIGABRT (its last words: terminate called), second attempt" in predicted["ended"]["left_out"]
 
 
 def test_a_child_that_ends_at_once_is_one_sentence(
@@ -157,8 +160,8 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
     require_folder(tmp_path, mine, True)
     before = {file.name: file.read_bytes() for file in tmp_path.iterdir()}
     for arguments, says in (
-        (("fsdp_stack", "--world", "2"), "holds a sweep of tp_mlp"),
-        (("tp_mlp", "--world", "4"), "holds a sweep of tp_mlp"),
+        (("fsdp_stack", "--world", "2"), "contains a sweep of tp_mlp"),
+        (("tp_mlp", "--world", "4"), "contains a sweep of tp_mlp"),
     ):
         for resume in ((), ("--resume",)):
             done = sweep(*arguments, *resume, "--quick", "--hardware", "h100", "--results", str(tmp_path))
@@ -168,7 +171,7 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
 
 def test_resume_of_no_sweep_is_refused(tmp_path: Path) -> None:
     done = sweep("tp_mlp", "--resume", "--results", str(tmp_path / "missing"))
-    assert done.exit_code == 2 and "holds no sweep" in done.output and not (tmp_path / "missing").exists()
+    assert done.exit_code == 2 and "contains no sweep" in done.output and not (tmp_path / "missing").exists()
 
 
 @pytest.mark.parametrize("record", [{"labels": None}, {"run_file": 3, "labels": [], "code": "x"}, [], None, {}])

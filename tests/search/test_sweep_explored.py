@@ -66,14 +66,14 @@ def refusal(space: Space, limits: Limits, predictor: Refused) -> str:
 def test_where_no_plan_works_the_parameter_that_helps_is_named() -> None:
     axes = {"load": ("uniform", "zipf"), "capacity": (0.0, 1.25, 2.0)}
     said = refusal(replace(space(), axes=axes), Limits(80, 600.0), Refused(("capacity", 1.25), ("capacity", 2.0)))
-    assert "no plan of llama_2d that was tried works (3 of 288): dp_shard=4: it asks for values" in said
+    assert "no tried plan of llama_2d works (3 of 288): dp_shard=4: it asks for values" in said
     assert said.endswith("dp_shard=4 works with --set capacity=1.25")
     assert "works with" not in refusal(space(), Limits(80, 600.0), Refused())
 
 
 def test_where_few_plans_were_tried_the_limit_is_named() -> None:
     said = refusal(space(), Limits(2, 600.0), Refused())
-    assert "(2 of 48; --plans 2 allows no more)" in said and said.endswith("give a larger --plans")
+    assert "(2 of 48; the limit --plans 2 was reached)" in said and said.endswith("give a larger --plans")
 
 
 class Recorder:
@@ -97,7 +97,7 @@ class Recorder:
 def outcomes_of(recorder: Recorder, monkeypatch: pytest.MonkeyPatch) -> tuple[list[Any], Predictor]:
     def load(file: Path) -> list[Any]:
         if file.name == "damaged":
-            raise UserError("recording damaged, line 1: it is no JSON")
+            raise UserError("recording damaged, line 1: it is not JSON")
         return []
 
     monkeypatch.setattr(prediction_module, "load_recordings", load)

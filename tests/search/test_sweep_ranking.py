@@ -78,7 +78,7 @@ def test_what_leaves_no_reserve_is_shown_as_not_recommended() -> None:
     assert memory_text(plans[1]) == "77 GiB (reserve)" and record_of(plans[1], 1, None)["takes_reserve"] is True
     found = SweepResult("mine", plans, "predicted", 1, "tokens", (), "", capacity_bytes=79 << 30, reserve_bytes=4 << 30)
     assert "of 79 GiB (4 GiB kept free)" in recommendation(found)
-    assert "(reserve): not recommended, leaves less than the 4 GiB" in text_of(sweep_blocks(found))
+    assert "(reserve): not recommended, leaves less than the reserve of 4 GiB" in text_of(sweep_blocks(found))
 
 
 def test_what_is_faster_or_smaller_than_all_others_is_undominated() -> None:
@@ -123,7 +123,7 @@ def test_a_plan_without_a_next_one_says_why() -> None:
     found = SweepResult("mine", [plan_of(prediction(1.0))], "predicted", 1, "tokens", (), "")
     assert why(found) == ["No other plan was tried."]
     beside = replace(found, plans=[*found.plans, plan_of(prediction(2.0, fits=False))])
-    assert why(beside) == ["No other plan that was tried fits."]
+    assert why(beside) == ["No other tried plan fits."]
     # Few a second are shown with their digits.
     slow = replace(found, plans=[plan_of(prediction(1e4))], world=4)
     assert "0.00250 tokens/s/device" in recommendation(slow)
@@ -139,7 +139,7 @@ def test_around_a_plan_says_how_many_neighbours_were_not_tried() -> None:
     state = SweepState(tried, setup.as_written(tried))
     assert state.written is not None
     predict_around(state, state.written, cast(Predictor, Known()), Limits(3, 60.0))
-    assert len(state.predictions) == 3 < state.num_legal and state.stopped == "--plans 3 allows no more"
+    assert len(state.predictions) == 3 < state.num_legal and state.stopped == "the limit --plans 3 was reached"
     notes = result_of(setup, state, load_hardware("h100"), {}, None).notes
     assert any("the plan as written, and those that differ from it by one change" in note for note in notes)
 
@@ -173,7 +173,7 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     h100 = load_hardware("h100")
     said = str(no_plan_fits("llama3_70b", 8, prediction(1.0, 100e9), with_memory(h100, 80e9)))
     assert said.startswith(
-        "no plan of llama3_70b on 8 devices was found that fits into 80.0 GB (of which 4.34 GB are left to "
+        "no tried plan of llama3_70b on 8 devices fits into 80.0 GB (of which 4.34 GB are reserved for "
         "the context, NCCL's buffers and workspaces); the nearest (dp_shard=4)"
     )
     assert "needs 100 GB; give --memory 107GB or more" in said
@@ -181,7 +181,7 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     host = replace(h100, host=HostFigures(4, {}, {}, {}))
     small = with_memory(host, 8e9)
     assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), small))
-    assert "llama3_70b on 1 device was" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), small))
+    assert "llama3_70b on 1 device fits" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), small))
     stopped = "it was interrupted; continue with --resume"
     small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), with_memory(host, 1e6), stopped))
     assert "fits into 1.00 MB (it was interrupted; continue with --resume); the nearest" in small

@@ -114,10 +114,10 @@ def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("plan.reshard=True", "plan.reshard: no such change to a plan (nearest: "),
+        ("plan.reshard=True", "plan.reshard is not a change to a plan (nearest: "),
         ("plan.rotate=left", "--set plan.rotate=left is unknown; use allgather, alltoall, ulysses"),
         ("plan.microbatches=0", "give a whole number from 1"),
-        ("plan.mesh=4", "is no mesh; write for example plan.mesh=dp_shard2xtp2"),
+        ("plan.mesh=4", "is not a mesh; write for example plan.mesh=dp_shard2xtp2"),
         ("plan.prefetch=two", "plan.prefetch takes int values such as 2"),
     ],
 )
@@ -128,7 +128,7 @@ def test_a_change_that_cannot_be_is_refused(text: str, says: str) -> None:
 
 
 def test_a_mesh_of_other_ranks_than_the_launch_is_refused() -> None:
-    with pytest.raises(UserError, match="has 8 ranks, and the launch 4"):
+    with pytest.raises(UserError, match="has 8 ranks, and the launch has 4"):
         mesh_of({"plan.mesh": "tp8"}, {"tp": 4})
 
 

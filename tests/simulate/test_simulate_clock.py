@@ -238,7 +238,7 @@ def changed(tmp_path: Path, change: Any) -> str:
         (lambda record: record["figures"]["host_s"].update(basis="sure"), r"basis is 'sure', not one of published"),
         (
             lambda record: record["figures"].update(nic=record["figures"]["host_s"]),
-            r"figures.nic is unknown \(there are: ",
+            r"figures.nic is unknown \(available: ",
         ),
         (lambda record: record["figures"].update(host_s=1), r"figures.host_s is 1, not an object"),
         (
@@ -323,7 +323,7 @@ LOOPS = {"is": "collective", **gather(0, 1)._asdict(), "ranks": [[1000, 1000], [
         (2, '{"is": "sleep"}', "line 2: it is not an event of a recording"),
         (2, '{"is": ["step"]}', "line 2: it is not an event of a recording"),
         (2, "[]", "line 2: it is a list of 0, not an object"),
-        (2, '{"is": "step"', "line 2: column 14 is no JSON"),
+        (2, '{"is": "step"', "line 2: column 14 is not valid JSON"),
         (2, '{"is": "free", "block": 4}', "line 2: block 4 is freed and not allocated"),
         (2, '{"is": "wait", "stream": 0, "event": -1}', "line 2: event is -1, not a whole number from 0 on"),
         (2, '{"is": "host_wait", "stream": 0}', "has no step; record it again"),

@@ -174,7 +174,7 @@ def test_steps_of_other_inputs_are_not_compared(path: Path, tmp_path: Path) -> N
     other = written(tmp_path / "b", simulated(case_id="step/f32[32,256]/mine"))
     done = ask("compare", path, other)
     assert (
-        done.exit_code == 2 and "the first holds step/f32[16,256]/mine, the second step/f32[32,256]/mine" in done.output
+        done.exit_code == 2 and "the first has step/f32[16,256]/mine, the second step/f32[32,256]/mine" in done.output
     )
 
 
@@ -201,7 +201,7 @@ def test_a_simulated_step_stands_beside_a_measured_one(path: Path, tmp_path: Pat
     assert "A is measured on box B is simulated on h100" in compared
     assert "predicted times, and medians where a side is measured" in compared
     frame = ask("compare", other, path, "--format", "csv").stdout.splitlines()
-    assert ",predicted,a simulation predicts a time and no interval,predicted,1,4,5.0," in frame[1]
+    assert ",predicted,a simulation predicts a time without an interval,predicted,1,4,5.0," in frame[1]
 
 
 @pytest.mark.parametrize("command", [("gate",), ("export", "customSmallerIsBetter"), ("baseline", "save")])
@@ -209,7 +209,7 @@ def test_what_needs_measured_times_refuses_it(command: tuple[str, ...], path: Pa
     sides = (path, measured(tmp_path, path)) if command == ("gate",) else (path,)
     done = ask(*command, *sides)
     assert done.exit_code == 2 and done.output.count("\n") == 1
-    assert "is a simulated run, which holds no measured time; distbench compare shows predicted times" in done.output
+    assert "is a simulated run without measured times; use distbench compare for predicted times" in done.output
 
 
 def test_history_leaves_it_out_and_says_so(path: Path, tmp_path: Path) -> None:

@@ -33,8 +33,12 @@ def test_a_quoted_part_may_hold_what_else_has_a_meaning() -> None:
     ("text", "why"),
     [
         *(("", "a part of a case's id is missing"), ("a and", "a part of a case's id is missing")),
-        *(("(a", "a parenthesis is not closed"), ("a)", "')' is not expected there")),
-        *(("a b", "'b' is not expected there"), ("'a", "a quote is not closed"), ("()", "a part of a case's id")),
+        *(("(a", "a parenthesis is not closed"), ("a)", "')' is not expected at its place")),
+        *(
+            ("a b", "'b' is not expected at its place"),
+            ("'a", "a quote is not closed"),
+            ("()", "a part of a case's id"),
+        ),
         *(("(" * 3000 + "a" + ")" * 3000, "nested deeper than 50 levels"), ("not " * 3000 + "a", "nested deeper than")),
     ],
 )
@@ -46,4 +50,4 @@ def test_what_is_no_expression_is_a_sentence(text: str, why: str) -> None:
 
 def test_a_choice_of_nothing_names_a_few_ids() -> None:
     sentence = none_chosen("x", 40, [f"step/{number}" for number in range(40)])
-    assert "none of the 40 cases" in sentence and "step/2;" in sentence and "step/3" not in sentence
+    assert "matches 0 of 40 cases" in sentence and "step/2;" in sentence and "step/3" not in sentence

@@ -162,9 +162,9 @@ def test_a_summary_is_the_first_paragraph(tmp_path: Path) -> None:
     [
         ("def broken(:\n", "line 1 is not valid Python"),
         ("@scenario(mesh=MESH)\ndef f(): ...\n", "not a literal"),
-        ("@scenario(tags=())\ndef f(): ...\n", "needs its mesh"),
-        ("@scenario(mesh={'tp': 2}, axis={})\ndef f(): ...\n", "takes no 'axis'"),
-        ("@scenario(mesh={'tp': 2}, axes={'y': (1,)})\ndef f(*, x=1): ...\n", "'y' is no parameter"),
+        ("@scenario(tags=())\ndef f(): ...\n", "needs a mesh"),
+        ("@scenario(mesh={'tp': 2}, axis={})\ndef f(): ...\n", "has no argument 'axis'"),
+        ("@scenario(mesh={'tp': 2}, axes={'y': (1,)})\ndef f(*, x=1): ...\n", "'y' is not a parameter"),
         ("@scenario(mesh={'tp': 2})\ndef f(x=1): ...\n", "keyword-only"),
         ("@scenario(mesh={'rows': 2})\ndef f(): ...\n", "'rows' is unknown"),
         ("x = 1\n", "no scenario"),
@@ -190,7 +190,7 @@ def test_an_argument_of_another_type_names_itself_and_one_that_fits(tmp_path: Pa
     mesh = "" if text.startswith("mesh") else "mesh={'tp': 2}, "
     source = f"@scenario({mesh}{text})\ndef f(*, x=1): ...\n"
     name = text.partition("=")[0]
-    with pytest.raises(UserError, match=rf"scenario 'f': {name}=.* cannot be used; write for example {name}="):
+    with pytest.raises(UserError, match=rf"scenario 'f': {name}=.* is not valid; write for example {name}="):
         find(write(tmp_path, source))
 
 

@@ -79,8 +79,8 @@ def package(folder: Path, version: str, metadata: str | None) -> None:
     ("found", "metadata", "said"),
     [
         ("2.10.0", "2.10.0", ["torch 2.10.0 is older than torch 2.11 to 2.15", "pip install 'torch>=2.11,<2.16'"]),
-        ("2.14.1", None, ["two torches are on Python's path", "finds 2.14.1", "remove one of them"]),
-        ("2.14.1", "2.15.0", ["two torches are on Python's path", "finds 2.14.1", "is 2.15.0"]),
+        ("2.14.1", None, ["Python's path has two versions of torch", "loads 2.14.1", "remove one of them"]),
+        ("2.14.1", "2.15.0", ["Python's path has two versions of torch", "loads 2.14.1", "is 2.15.0"]),
     ],
 )
 def test_a_torch_that_cannot_be_used_is_one_sentence_before_anything_starts(
