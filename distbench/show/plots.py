@@ -225,6 +225,24 @@ def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
     _SPOTS.setdefault(axes, []).extend(spots)
 
 
+_ZOOMED: "WeakKeyDictionary[Figure, Axes]" = WeakKeyDictionary()
+
+
+def zoomable(axes: "Axes") -> None:
+    """A page may zoom into the x axis of the axes' figure, whose panels all have these limits."""
+    _ZOOMED[axes.figure.get_figure(root=True)] = axes
+
+
+def zoom_range(figure: "Figure") -> tuple[float, float, float, float] | None:
+    """Points from the figure's left edge where the zoomable axis begins and ends, and its values there."""
+    axes = _ZOOMED.get(figure)
+    if axes is None:
+        return None
+    width, (low, high) = figure.get_size_inches()[0] * 72, axes.get_xlim()
+    place = axes.get_position()
+    return place.x0 * width, place.x1 * width, low, high
+
+
 def placed_spots(figure: "Figure") -> Iterator[Spot]:
     """Every spot of a drawn figure, in points (1/72 inch) from its upper left corner, in the order of its axes, without
     those at no finite place."""
