@@ -432,15 +432,17 @@ def _cost_figure(study: Study) -> "Figure | None":
     most = max(regret.num_pairs for regret in regrets.values())
     figure, (axes,) = style.new_figure(1, 9, 1.5 + 0.42 * len(regrets))
     extra = [100 * (regret.mean - 1) for regret in regrets.values()]
-    axes.barh(range(len(regrets)), extra, color=[COLORS.get(planner, style.BLACK) for planner in regrets], height=0.66)
-    for place, ((planner, regret), value) in enumerate(zip(regrets.items(), extra, strict=True)):
+    limit = max(style.reach(extra), 5)
+    shown = [min(value, limit) for value in extra]
+    axes.barh(range(len(regrets)), shown, color=[COLORS.get(planner, style.BLACK) for planner in regrets], height=0.66)
+    for place, ((planner, regret), value, end) in enumerate(zip(regrets.items(), extra, shown, strict=True)):
         few = f"  (on {regret.num_pairs} of the {most} pairs)" if regret.num_pairs < most else ""
-        axes.annotate(f"+{value:.0f} %{few}", (value, place), xytext=(6, 0), textcoords="offset points", va="center")
+        style.name_end(axes, (end, place), f"+{value:.0f} %{few}", is_beyond=value > limit)
         near = f"within {units.percent_text(NEAR_BEST)} of it on {units.percent_text(regret.share_near)}"
         text = f"{planner}: {regret.mean:.2f} times the best's time, at worst {regret.worst:.2f} times"
-        hover(axes, [Spot(0, place - 0.33, f"{text}\n{near} of {regret.num_pairs} pairs", value, 0.66)])
+        hover(axes, [Spot(0, place - 0.33, f"{text}\n{near} of {regret.num_pairs} pairs", end, 0.66)])
     style.name_bars(axes, list(regrets))
-    axes.set_xlim(0, max(*extra, 5) * 1.3)
+    axes.set_xlim(0, limit * 1.3)
     style.label_axis(axes.xaxis, lambda value: f"+{value:g} %" if value else "0 %")
     axes.set_xlabel(f"time over the best planner of each pair (geometric mean over {most} pairs)")
     style.title(figure, f"What each choice costs, pairs {study.focus_text}: shorter is better")

@@ -21,7 +21,7 @@ from distbench.show.plots import Spot, hover
 from distbench.show.terminal import without_shared
 from distbench.show.units import NOTHING, known
 from distbench.spec.printable_text import count_text, listed
-from distbench.statistics.intervals import MIN_FOR_PERCENTILE
+from distbench.statistics.intervals import MIN_FOR_PERCENTILE, Floats
 from distbench.statistics.pass_comparison import BASELINE, MIN_PASSES, TOO_FEW, as_table, compare_passes
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
@@ -260,20 +260,29 @@ def _training_figures(reported: ReportedRun) -> Figures:
     if steps.empty:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
-    scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
-    ends = [0.0] * len(steps)
+    spread, low, high = _interval(steps)
+    limit = style.reach(high)
+    scale, unit = (1.0, "s") if limit >= 1 else (1e-3, "ms")
     # A pipeline's forward and backward are one, its schedule.
-    for phase in [phase for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps]:
-        widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
-        if any(widths):
-            axes.barh(range(len(steps)), widths, left=ends, color=PHASE_COLORS[phase], height=BAR, label=phase)
-            for at, (variant, end, width) in enumerate(zip(steps["variant"], ends, widths, strict=True)):
-                hover_text = f"{_breakable(variant)}\n{phase}: {units.brief_time_text(width * scale)}"
-                hover(axes, [Spot(end, at - BAR / 2, hover_text, width, BAR)] if width else [])
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    _whole_steps(axes, steps, scale, ends)
+    phases = [phase for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps]
+    times = steps[[f"{phase}_s" for phase in phases]].fillna(0.0).set_axis(phases, axis=1)
+    # Each phase is of its own slowest rank: together they may take longer than the step, beyond which no bar goes.
+    shares = (steps["median_s"] / times.sum(axis=1)).clip(upper=1.0).fillna(1.0)
+    ends = np.zeros(len(steps))
+    for phase in phases:
+        widths = (times[phase] * shares / scale).to_numpy(float)
+        if widths.any():
+            shown = np.clip(ends + widths, 0, limit / scale) - np.clip(ends, 0, limit / scale)
+            axes.barh(range(len(steps)), shown, left=ends, color=PHASE_COLORS[phase], height=BAR, label=phase)
+            for at, (variant, seconds) in enumerate(zip(steps["variant"], times[phase], strict=True)):
+                hover_text = f"{_breakable(variant)}\n{phase}: {units.brief_time_text(seconds)}"
+                hover(axes, [Spot(ends[at], at - BAR / 2, hover_text, shown[at], BAR)] if shown[at] else [])
+        ends = ends + widths
+    spans = [np.minimum(end, limit) / scale for end in (low, high)]
+    _whole_steps(axes, steps, scale, limit, f"whole step, median and {spread}", *spans)
     title = f"{reported.run.scenario}: where a step's time goes"
-    caption = "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
+    caption = "a phase is the median of its own slowest rank; phases that add up to more are scaled to the step"
+    caption += "; arrow: beyond the axis" * bool((steps["median_s"] > limit).any())
     _label_bars(figure, steps["variant"].tolist(), 4, f"time per step ({unit})", title, caption)
     yield "step", figure
 
@@ -296,22 +305,32 @@ def _breakable(variant: object) -> str:
     return str(variant).replace(",", ", ")
 
 
-def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float, stacked: Sequence[float]) -> None:
-    """Medians with their intervals; `stacked` are the ends of the bars."""
-    medians, has_ci = (steps["median_s"] / scale).to_numpy(float), steps["ci_low_s"].notna().any()
-    spread, ends = (units.CONFIDENCE, ("ci_low_s", "ci_high_s")) if has_ci else (units.QUARTILES, ("q1_s", "q3_s"))
-    low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends)
+def _interval(steps: "pd.DataFrame") -> tuple[str, Floats, Floats]:
+    """(name, lower end, upper end) of the interval of each median, seconds."""
+    has_ci = steps["ci_low_s"].notna().any()
+    name, ends = (units.CONFIDENCE, ("ci_low_s", "ci_high_s")) if has_ci else (units.QUARTILES, ("q1_s", "q3_s"))
+    low, high = (steps[end].fillna(steps["median_s"]).to_numpy(float) for end in ends)
+    return name, low, high
+
+
+def _whole_steps(
+    axes: "Axes", steps: "pd.DataFrame", scale: float, limit: float, label: str, low: Floats, high: Floats
+) -> None:
+    """Medians with their intervals (in units of the axis), and the time of each; an arrow where the median is beyond
+    `limit` (seconds)."""
+    medians = steps["median_s"].to_numpy(float)
+    places, rows = np.minimum(medians, limit) / scale, np.arange(len(steps))
+    near = medians <= limit
+    errors = [np.maximum(places - low, 0)[near], np.maximum(high - places, 0)[near]]
     axes.errorbar(
-        medians, range(len(steps)), xerr=[medians - low, high - medians], fmt="D", color=style.BLACK, markersize=4.5,
-        capsize=3, linewidth=1.2, label=f"whole step, median and {spread}",
+        places[near], rows[near], xerr=errors, fmt="D", color=style.BLACK, markersize=4.5, capsize=3, linewidth=1.2,
+        label=label,
     )  # fmt: skip
-    rows = records_of(steps)
-    hover(axes, [Spot(median, at, _step_text(row)) for at, (median, row) in enumerate(zip(medians, rows, strict=True))])
-    reached = np.maximum(medians + (high - medians), stacked)
-    for place, (median, end) in enumerate(zip(medians, reached, strict=True)):
-        text = units.brief_time_text(median * scale)
-        axes.annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, max(reached) * 1.12)
+    for at, row in enumerate(records_of(steps)):
+        hover(axes, [Spot(float(places[at]), at, _step_text(row))])
+        end, text = max(high[at], places[at]), units.brief_time_text(row["median_s"])
+        style.name_end(axes, (float(end), at), text, is_beyond=not near[at])
+    axes.set_xlim(0, limit / scale * 1.12)
 
 
 def _step_text(row: Row) -> str:
@@ -426,10 +445,17 @@ def _forward_figures(reported: ReportedRun) -> Figures:
     if not latencies:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(rows))
-    largest = max(latencies.values())
-    scale, unit = (1.0, "s") if largest >= 1 else (1e-3, "ms")
+    limit = style.reach([*latencies.values()])
+    scale, unit = (1.0, "s") if limit >= 1 else (1e-3, "ms")
+    for (at, percent), seconds in latencies.items():
+        if seconds > limit:
+            style.name_end(axes, (limit / scale, at), f"p{percent} {units.brief_time_text(seconds)}", is_beyond=True)
     for percent, (marker, color) in MARKS.items():
-        points = [(seconds / scale, at) for (at, of_percent), seconds in latencies.items() if of_percent == percent]
+        points = [
+            (seconds / scale, at)
+            for (at, of_percent), seconds in latencies.items()
+            if of_percent == percent and seconds <= limit
+        ]
         if points:
             xs, ys = zip(*points, strict=True)
             axes.scatter(xs, ys, marker=marker, color=color, s=46, label=f"p{percent}", zorder=3)
@@ -438,9 +464,9 @@ def _forward_figures(reported: ReportedRun) -> Figures:
             of = f"{_num_slower(row, percent)} of {row['num_samples']:.0f} samples were slower"
             hover(axes, [Spot(x, at, f"{row['variant']}\np{percent}: {time}\n{of}")])
     for at in dict.fromkeys(at for at, _ in latencies):
-        ends = [seconds / scale for (of_row, _), seconds in latencies.items() if of_row == at]
+        ends = [min(seconds, limit) / scale for (of_row, _), seconds in latencies.items() if of_row == at]
         axes.plot([ends[0], ends[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
-    axes.set_xlim(0, largest / scale * 1.12)
+    axes.set_xlim(0, limit / scale * 1.12)
     title = f"{reported.run.scenario}: latency of a forward pass"
     caption = "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
     _label_bars(figure, [row["variant"] for row in rows], 3, f"latency of a forward pass ({unit})", title, caption)

@@ -59,7 +59,9 @@ def svg_of(figure: "Figure", prefix: str) -> str:
     opening += f' viewBox="0 0 {width:.1f} {height:.1f}" style="--width:{width:.0f}px"'
     opening += f' data-zoom="{" ".join(f"{end:.6g}" for end in zoom)}">' if (zoom := zoom_range(figure)) else ">"
     body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
-    return _UNPRINTABLE.sub(" ", f'{opening}{body}<g class="spots">{"".join(map(_spot, placed_spots(figure)))}</g></svg>')
+    return _UNPRINTABLE.sub(
+        " ", f'{opening}{body}<g class="spots">{"".join(map(_spot, placed_spots(figure)))}</g></svg>'
+    )
 
 
 def _spot(spot: Spot) -> str:
