@@ -73,13 +73,18 @@ class Contents:
         """The runs alone."""
         return [reported.run for reported in self.reported]
 
+    def name_of(self, run: Run) -> str:
+        """The run's scenario, with its file's name where other runs are of the same scenario."""
+        is_alone = [other.scenario for other in self.runs].count(run.scenario) == 1
+        return run.scenario if is_alone else f"{run.scenario} ({run.path.stem})"
+
     @cached_property
     def outcome(self) -> Outcome:
         """The outcome of all runs together."""
         return outcome_of(
             self.reported,
             [
-                (reported.run.scenario, variant)
+                (self.name_of(reported.run), variant)
                 for reported in self.reported
                 for section in SECTIONS
                 for variant in section.compared(reported)

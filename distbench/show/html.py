@@ -5,6 +5,8 @@ import hashlib
 import html
 import io
 import itertools
+import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -75,7 +77,7 @@ def _spot(spot: Spot) -> str:
 
 TEMPLATES = Path(__file__).parent / "templates"
 # The page's two scripts, before anything is painted and after all of it, each of one or several files.
-SCRIPTS = (("early",), ("common", "tables", "plots", "page"))
+SCRIPTS = (("early",), ("common", "tables", "picker", "plots", "page"))
 # The looks of words in tables.
 GOOD, BAD, FAINT = "good", "bad", "faint"
 LOOKS = {
@@ -115,7 +117,57 @@ class Tiles:
     tiles: tuple[tuple[str, str, str], ...]  # (number, word, look)
 
 
-PageBlock = Block | Picture | Tiles
+@dataclass(frozen=True)
+class Picker:
+    """Two of several items, chosen by the reader, side by side.
+
+    Args:
+        items: names to choose from, such as variants.
+        rows: what each item has a time of.
+        medians_s: of each item and row, None where it has none.
+        pairs: (item, item that it is compared with) to the ratio of their times, its interval and the verdict.
+        otherwise: the sentence where a pair has no comparison.
+    """
+
+    title: str
+    items: tuple[str, ...]
+    rows: tuple[str, ...]
+    medians_s: tuple[tuple[float | None, ...], ...]
+    pairs: dict[tuple[int, int], tuple[float, float, float, str]]
+    otherwise: str
+
+    @property
+    def data(self) -> str:
+        """What the page's script reads, as JSON; numbers of four digits."""
+
+        def brief(number: float | None) -> float | None:
+            return float(f"{number:.4g}") if number is not None and math.isfinite(number) else None
+
+        pairs = {
+            f"{item},{other}": [*map(brief, numbers), verdict]
+            for (item, other), (*numbers, verdict) in self.pairs.items()
+        }
+        medians = [[*map(brief, of_item)] for of_item in self.medians_s]
+        texts = {"items": [*map(clean, self.items)], "rows": [*map(clean, self.rows)], "otherwise": self.otherwise}
+        return json.dumps({**texts, "medians": medians, "pairs": pairs}, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file within the page, with a sentence on its use."""
+
+    name: str
+    content: bytes
+    media_type: str
+    use: str
+
+    @property
+    def address(self) -> str:
+        """The file as a data: address, so that saving it needs no network and no script."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.content).decode()}"
+
+
+PageBlock = Block | Picture | Tiles | Picker | Download
 
 
 @dataclass

@@ -57,7 +57,6 @@ def new_figure(
     """A figure with rows of panels that share their y axis, on the file-only Agg canvas (inches)."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     figure = Figure(figsize=(width, height), layout="constrained")
     FigureCanvasAgg(figure)

@@ -148,7 +148,7 @@ const makeZoomable = (svg, number) => {
   });
   const buttons = [
     ["+", "zoom in", keys["+"]], ["\u2212", "zoom out", keys["-"]], ["\u25c0", "earlier", keys.a],
-    ["\u25b6", "later", keys.d], ["All", "show the whole step", reset],
+    ["\u25b6", "later", keys.d], ["All", "All: show the whole step", reset],
   ].map(([textContent, title, action]) => {
     const button = element("button", { type: "button", textContent, title, ariaLabel: title });
     button.addEventListener("click", action);

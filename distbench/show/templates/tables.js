@@ -133,12 +133,11 @@ const linkRows = (table, id) => {
   });
 };
 
-const takenTables = new Set();
-for (const table of all("main table")) {
+const tableIds = new Set();
+const furnish = (table) => {
   const groups = groupsOf(table, [...table.tBodies[0].rows]);
   const figcaption = table.closest("figure").querySelector("figcaption");
   const caption = textOf(figcaption);
-  const id = unique(`${table.closest(".section").id}.${slug(caption)}`, takenTables);
   const tools = element("div", { className: "tools" });
   figcaption.append(tools);
   if (groups.length > 1) makeSortable(table, groups.map((group) => [...group]));
@@ -147,8 +146,11 @@ for (const table of all("main table")) {
     actionButton("Copy", `copy as Markdown: ${caption}`, () => copy(markdownOf(table, caption)), "Copied"),
     actionButton("CSV", `save as CSV: ${caption}`, () => save(`${slug(caption)}.csv`, "text/csv", csvOf(table)), "Saved"),
   );
+  const id = unique(`${table.closest(".section").id}.${slug(caption)}`, tableIds);
   linkRows(table, id);
-}
+  return id;
+};
+all("main table").forEach(furnish);
 
 // A link to a row opens its section, shows it although it was filtered away, and highlights it.
 const reach = () => {
