@@ -75,8 +75,11 @@ class Contents:
 
     def name_of(self, run: Run) -> str:
         """The run's scenario, with its file's name where other runs are of the same scenario."""
-        is_alone = [other.scenario for other in self.runs].count(run.scenario) == 1
-        return run.scenario if is_alone else f"{run.scenario} ({run.path.stem})"
+        return run.scenario if self._num_runs[run.scenario] == 1 else f"{run.scenario} ({run.path.stem})"
+
+    @cached_property
+    def _num_runs(self) -> Counter[str]:
+        return Counter(run.scenario for run in self.runs)
 
     @cached_property
     def outcome(self) -> Outcome:
