@@ -113,7 +113,7 @@ def chrome_text(trace: Trace) -> str:
 
 
 def write_chrome(path: Path, trace: Trace) -> str:
-    """Write the trace file; a sentence that says so."""
+    """Write the trace file; a sentence with its path."""
     if not trace.is_timed:
         raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
     try:

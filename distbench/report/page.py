@@ -1,4 +1,4 @@
-"""The report as a page: tiles, the plot of all variants, the laboratory's story, a section per run with its plots."""
+"""The report as a page: tiles, the plot of all variants, the planner study, a section per run with its plots."""
 
 import contextlib
 import gzip
@@ -26,7 +26,7 @@ from distbench.spec.file_io import write_whole
 from distbench.statistics.verdicts import FASTER, SLOWER
 
 MAX_TRACE = 300_000  # bytes, compressed
-# Figure of the laboratory to the table that it stands before.
+# Figure of the planner study to the table that it stands before.
 BEFORE = {
     "ratio-by-size": "Time over greedy's",
     "cost-over-best": "What each choice costs",
@@ -35,7 +35,7 @@ BEFORE = {
 
 
 def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
-    """Write the page, its figures drawn as it is written; a sentence that says so.
+    """Write the page, its figures drawn as it is written; a sentence with its path.
 
     Raises:
         UserError: the file cannot be written.
@@ -149,7 +149,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def _mark(runs: Sequence[Run]) -> str:
-    """What is not well: "1 wrong, 2 interrupted"; empty where all is."""
+    """Counts of cases that are not ok: "1 wrong, 2 interrupted"; empty without any."""
     num_by_status = Counter(case["status"] for run in runs for case in run.cases)
     counts = {status: num_by_status[status] for status in NOT_OK}
     return counts_text(counts | {"interrupted": sum(run.footer is None for run in runs)})

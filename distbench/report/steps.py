@@ -49,7 +49,7 @@ def _place_text(row: Row) -> str:
 
 
 def _rate_text(row: Row) -> str:
-    """Tokens per second, or samples where the scenario does not say how many tokens there are."""
+    """Tokens per second, or samples where the scenario has no number of tokens."""
     unit = "tokens" if known(row["num_tokens"]) else "samples"
     rate = row[f"{unit}_per_s"]
     return f"{units.count_text(rate)} {unit}/s" if known(rate) else NOTHING
@@ -104,7 +104,7 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     comparison = compare_passes(as_table(measured[PASSES].tolist()), references)
     sentences = comparison.sentences("a variant", "its baseline")
     if TOO_FEW not in comparison.verdict and sentences:
-        sentences.append("speed-ups hold for all rows together, against the first row that computes the same")
+        sentences.append("speed-ups: over the first row that computes the same; intervals cover all rows together")
     measured = measured.assign(
         speedup=1 / comparison.ratio,
         speedup_low=1 / comparison.high,
@@ -234,7 +234,7 @@ def _times_and_checks(
     """The table of times and, where `full`, `checks`; where not, rows within noise are counted alone."""
     shown_rows = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
     if num_left_out := len(rows) - len(shown_rows):
-        notes = [f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them", *notes]
+        notes = [f"{num_left_out} more {WITHIN_NOISE} of their baseline: --full lists them", *notes]
     times = table_of(title, columns, shown_rows, notes, (), optional, where_known)
     return [capped(table, MAX_ROWS) for table in ((times, checks) if full else (times,))]
 
@@ -242,11 +242,11 @@ def _times_and_checks(
 def _about_memory(rows: list[Row]) -> list[str]:
     notes = []
     if any(np.isfinite(row["peak_bytes"]) for row in rows):
-        notes.append("peak memory is what torch's allocator has handed out, on the rank that holds most")
+        notes.append("peak memory: bytes allocated by torch's allocator, on the rank with most")
     elif any(np.isfinite(row["peak_growth_bytes"]) for row in rows):
-        notes.append("this run has the growth of resident memory only, which depends on what ran before: not shown")
+        notes.append("this run has the growth of resident memory only, which depends on earlier cases: not shown")
     if any(np.isfinite(row["predicted_peak_bytes"]) for row in rows):
-        notes.append("predicted are tensors alive as torch's tracker counts them, without the batch")
+        notes.append("predicted: live tensors counted by torch's tracker, without the batch")
     if any(known(row["state_bytes"]) for row in rows):
         notes.append("state is the part of parameters, buffers and optimizer that a rank saves, where one is saved")
     reasons = dict.fromkeys(row["memory_reason"] for row in rows if isinstance(row["memory_reason"], str))
@@ -423,7 +423,7 @@ def _about_percentiles(rows: list[Row]) -> list[str]:
         "a sample is one forward pass on its slowest rank; percentiles are of all samples (in brackets: those slower)"
     ]
     if any(row["pipelined"] != 1 for row in rows):
-        return [*notes, "--pipelined: a sample is a mean of several forward passes, which tells no p90 and no p99"]
+        return [*notes, "--pipelined: a sample is a mean of several forward passes, which has no p90 and no p99"]
     fewest = min(int(row["num_samples"]) for row in rows)
     for percent, least in MIN_FOR_PERCENTILE.items():
         if any(not known(_percentile_s(row, percent)) for row in rows):
@@ -496,7 +496,7 @@ def _device_rate_text(row: dict[str, Any]) -> str:
 
 
 def _is_tight(row: dict[str, Any]) -> bool:
-    """Whether it fits only because the allocator gives back what it cached."""
+    """Whether it fits only because the allocator frees its cache."""
     return row.get("fits") is True and bool(row.get("num_retries"))
 
 
@@ -512,7 +512,7 @@ SIMULATED_COLUMNS: TableColumns = (
     ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),
     ("reserved", _reserved_text),
     ("alive", lambda row: units.size_text(row.get("peak_bytes", math.nan))),
-    ("<fits", lambda row: "tight" if _is_tight(row) else {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
+    ("<fits", lambda row: "(tight)" if _is_tight(row) else {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
 )
 
 
@@ -543,7 +543,7 @@ def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
         return []
     notes = [f"{SIMULATED}, not measured: {_where(reported.run)}; a share is of the step", *_assumed(reported.run)]
     if any(map(_is_tight, rows)):
-        notes.insert(1, "tight: it fits because the allocator gives back what it cached, whose time is not counted")
+        notes.insert(1, "(tight): fits only because the allocator frees its cache; the time for that is not counted")
     title, optional = f"{SIMULATED} step time and memory", ("alive", "idle", "a device", "MFU")
     times = capped(table_of(title, SIMULATED_COLUMNS, rows, notes, (), optional, ("bubble",)), MAX_ROWS)
     fullest = max(rows, key=lambda row: row.get("peak_bytes") or 0)

@@ -182,7 +182,7 @@ def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
 
 
 def _caption(figure: "Figure", trace: Trace) -> None:
-    compute = "what is in no collective" if trace.computing is None else "some stage's forward or backward runs"
+    compute = "outside of collectives" if trace.computing is None else "some stage's forward or backward runs"
     sentences = [f"the median of {len(trace.steps)} traced steps; compute: {compute}"]
     if trace.is_simulated:
         sentences = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]

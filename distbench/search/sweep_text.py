@@ -358,11 +358,11 @@ def pareto_figures(
     axes.set_xlabel(f"peak memory per device ({memory_unit})")
     axes.set_ylabel(f"time per step ({unit})")
     _set_limits(axes, [min(memory, limit) / size for memory in memories], [plan.step_s / scale for plan in sized_plans])
-    shown = list(dict.fromkeys((best, *far, *front)))[:MAX_NAMED]
-    names, _ = without_shared([plan.candidate.text.replace("; ", ",") for plan in shown])
+    named = [best, *far, *(plan for plan in front if plan is not best)][:MAX_NAMED]
+    names, _ = without_shared([plan.candidate.text.replace("; ", ",") for plan in named])
     texts = {
         f"{name} ({size_text(round(plan.memory_bytes or 0))})" if plan in far else name: place(plan)
-        for name, plan in zip(names, shown, strict=True)
+        for name, plan in zip(names, named, strict=True)
     }
     style.label_points(axes, texts)
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, fontsize=8.5, handletextpad=0.3, columnspacing=1.2)

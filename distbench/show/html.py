@@ -39,7 +39,7 @@ _PATHS = re.compile(r'\b(?:d|x|y|transform|points)="[^"]*"')
 
 
 def svg_of(figure: "Figure", prefix: str) -> str:
-    """The figure with its spots; ids begin with `prefix`, so that several can stand in one page."""
+    """The figure with its spots; ids begin with `prefix`, so that one page can hold several."""
     import matplotlib as mpl
 
     buffer = io.StringIO()
@@ -93,7 +93,7 @@ OWN_IDS = ("entries", "contents", "fold", "theme", "tip")  # of the page's own c
 
 
 class Verdict(Lines):
-    """Lines that stand out: the page's result."""
+    """Prominent lines: the page's result."""
 
 
 @dataclass(frozen=True)
@@ -184,7 +184,7 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     """The whole page; `title` is for the browser's tab.
 
     The first heading of level 1 is the page's own, every further one of level 1 or 2 begins a section, all others
-    stand within it.
+    are within it.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -197,7 +197,7 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     )  # fmt: skip
     environment.filters |= {"clean": clean, "clean_lines": clean_lines}
     environment.filters |= {"column_name": _column_name, "breakable": _breakable}
-    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look}
+    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look, "severity": _severity}
     environment.globals["picture"] = lambda block, number: Markup(svg_of(block.figure, f"f{number}-"))
     # The page's security policy lets no other script run.
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -242,8 +242,14 @@ def _column_name(heading: str) -> str:
     return clean_lines(heading.removeprefix("<").replace("-\n", "")).replace("\n", " ")
 
 
+def _severity(texts: Sequence[str]) -> str:
+    """`pass`, `fail`, ...: the word before the first colon, in lower case, if it is a severity."""
+    word = texts[0].partition(":")[0] if texts else ""
+    return word.lower() if word in ("PASS", "FAIL", "INCONCLUSIVE", "UNKNOWN") else ""
+
+
 def _line_look(text: str) -> str:
-    """A sentence's classes; one that begins with a space says more of the one before it."""
+    """A sentence's classes; one that begins with a space continues the one before it."""
     look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith(("caution", "warning")) else ""
     return f"{'more' * text.startswith(' ')} {look}".strip()
 
