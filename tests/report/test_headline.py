@@ -66,7 +66,7 @@ def test_warnings_are_one_line_unless_they_are_asked_for(tmp_path: Path) -> None
     assert "warning: the machine was busy" in full
 
 
-def test_a_page_begins_with_tiles_and_the_plot_of_all_variants(tmp_path: Path) -> None:
+def test_a_page_begins_with_the_answer_tiles_and_the_plot_of_all_variants(tmp_path: Path) -> None:
     path = steps(tmp_path, {"slow": 1.7, "same": 1.0})
     render((path,), tmp_path, "table", None, (), tmp_path / "page.html")
     page = page_at(tmp_path / "page.html")
@@ -80,7 +80,7 @@ def test_a_page_begins_with_tiles_and_the_plot_of_all_variants(tmp_path: Path) -
     ):
         assert f"<li{f' class={chr(34)}{look}{chr(34)}' * bool(look)}><strong>{number}</strong> {word}</li>" in tiles
     assert "</strong> machine warning" in tiles
-    assert page.text.index('class="tiles"') < page.text.index("<svg") < page.text.index('class="verdict"')
+    assert page.text.index('class="verdict pass"') < page.text.index('class="tiles"') < page.text.index("<svg")
     assert 'aria-label="Variants compared with their baseline: 2 variants"' in page.text
     assert "slow\n1.7x slower than plain (95 % CI 1.7-1.7x)\nslower" in page.spots
 
