@@ -35,8 +35,8 @@ def variants_picker(reported: ReportedRun) -> Iterator[Picker]:
             continue
         chosen, comparison = compare_pairs(as_table(measured[PASSES].iloc[group].tolist()))
         numbers = zip(comparison.ratio, comparison.low, comparison.high, comparison.verdict, strict=True)
-        for (row, reference), numbers_of_pair in zip(chosen, numbers, strict=True):
-            pairs[group[row], group[reference]] = numbers_of_pair
+        for (at, reference), numbers_of_pair in zip(chosen, numbers, strict=True):
+            pairs[group[at], group[reference]] = numbers_of_pair
         for at, row in zip(group, records_of(measured.iloc[group]), strict=True):
             if row["verdict"] != BASELINE:
                 ratio, low, high = (1 / row[name] for name in ("speedup", "speedup_high", "speedup_low"))
