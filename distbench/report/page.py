@@ -26,7 +26,7 @@ from distbench.spec.file_io import write_whole
 from distbench.statistics.verdicts import FASTER, SLOWER
 
 MAX_TRACE = 300_000  # bytes, compressed
-# Figure of the planner study to the table that it stands before.
+# Figure of the planner study to the table that it precedes.
 BEFORE = {
     "ratio-by-size": "Time over greedy's",
     "cost-over-best": "What each choice costs",

@@ -278,11 +278,10 @@ def _training_figures(reported: ReportedRun) -> Figures:
                 hover_text = f"{_breakable(variant)}\n{phase}: {units.brief_time_text(seconds)}"
                 hover(axes, [Spot(ends[at], at - BAR / 2, hover_text, shown[at], BAR)] if shown[at] else [])
         ends = ends + widths
-    spans = [np.minimum(end, limit) / scale for end in (low, high)]
-    _whole_steps(axes, steps, scale, limit, f"whole step, median and {spread}", *spans)
+    _whole_steps(axes, steps, scale, limit, f"whole step, median and {spread}", low, high)
     title = f"{reported.run.scenario}: where a step's time goes"
     caption = "a phase is the median of its own slowest rank; phases that add up to more are scaled to the step"
-    caption += "; arrow: beyond the axis" * bool((steps["median_s"] > limit).any())
+    caption += "; arrow: beyond the axis" * bool((high > limit).any())
     _label_bars(figure, steps["variant"].tolist(), 4, f"time per step ({unit})", title, caption)
     yield "step", figure
 
@@ -316,20 +315,19 @@ def _interval(steps: "pd.DataFrame") -> tuple[str, Floats, Floats]:
 def _whole_steps(
     axes: "Axes", steps: "pd.DataFrame", scale: float, limit: float, label: str, low: Floats, high: Floats
 ) -> None:
-    """Medians with their intervals (in units of the axis), and the time of each; an arrow where the median is beyond
-    `limit` (seconds)."""
+    """Medians with their intervals, and the time of each; an arrow where an interval goes beyond `limit` (seconds)."""
     medians = steps["median_s"].to_numpy(float)
-    places, rows = np.minimum(medians, limit) / scale, np.arange(len(steps))
-    near = medians <= limit
-    errors = [np.maximum(places - low, 0)[near], np.maximum(high - places, 0)[near]]
+    left, places, right = (np.minimum(values, limit) / scale for values in (low, medians, high))
+    near, rows = medians <= limit, np.arange(len(steps))
+    errors = [np.maximum(places - left, 0)[near], np.maximum(right - places, 0)[near]]
     axes.errorbar(
         places[near], rows[near], xerr=errors, fmt="D", color=style.BLACK, markersize=4.5, capsize=3, linewidth=1.2,
         label=label,
     )  # fmt: skip
     for at, row in enumerate(records_of(steps)):
         hover(axes, [Spot(float(places[at]), at, _step_text(row))])
-        end, text = max(high[at], places[at]), units.brief_time_text(row["median_s"])
-        style.name_end(axes, (float(end), at), text, is_beyond=not near[at])
+        end, text = max(right[at], places[at]), units.brief_time_text(row["median_s"])
+        style.name_end(axes, (float(end), at), text, is_beyond=max(high[at], medians[at]) > limit)
     axes.set_xlim(0, limit / scale * 1.12)
 
 

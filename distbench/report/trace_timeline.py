@@ -82,7 +82,7 @@ def timeline(trace: Trace) -> "Figure":
         panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
         panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
     axes[-1].set_xlabel(f"time since the step began ({unit})")
-    style.zoomable(axes[-1])
+    style.zoomable(figure, axes[-1])
     times = trace.record.get("steps_s") or ()
     step_text = brief_time_text(times[step] if step < len(times) else step_of(trace))
     simulated = "simulated, " if trace.is_simulated else ""

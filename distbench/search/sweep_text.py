@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED = 20, 8, 10, 4, 6
+MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED, MAX_FAR = 20, 8, 10, 4, 6, 3
 HOUR_S = 3600.0
 # Multiple of a device's memory up to which the picture's axis goes.
 BEYOND = 1.3
@@ -358,7 +358,7 @@ def pareto_figures(
     axes.set_xlabel(f"peak memory per device ({memory_unit})")
     axes.set_ylabel(f"time per step ({unit})")
     _set_limits(axes, [min(memory, limit) / size for memory in memories], [plan.step_s / scale for plan in sized_plans])
-    named = [best, *far, *(plan for plan in front if plan is not best)][:MAX_NAMED]
+    named = [best, *(plan for plan in front if plan is not best)][:MAX_NAMED] + far[:MAX_FAR]
     names, _ = without_shared([plan.candidate.text.replace("; ", ",") for plan in named])
     texts = {
         f"{name} ({size_text(round(plan.memory_bytes or 0))})" if plan in far else name: place(plan)

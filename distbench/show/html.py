@@ -138,7 +138,7 @@ class Picker:
 
     @property
     def data(self) -> str:
-        """What the page's script reads, as JSON; numbers of four digits."""
+        """The input of the page's script as JSON, numbers of four digits."""
 
         def brief(number: float | None) -> float | None:
             return float(f"{number:.4g}") if number is not None and math.isfinite(number) else None

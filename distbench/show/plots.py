@@ -259,9 +259,9 @@ def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
 _ZOOMED: "WeakKeyDictionary[Figure, Axes]" = WeakKeyDictionary()
 
 
-def zoomable(axes: "Axes") -> None:
-    """A page may zoom into the x axis of the axes' figure, whose panels all have these limits."""
-    _ZOOMED[axes.figure.get_figure(root=True)] = axes
+def zoomable(figure: "Figure", axes: "Axes") -> None:
+    """Let a page zoom into the x axis of a figure whose panels all have the limits of `axes`."""
+    _ZOOMED[figure] = axes
 
 
 def zoom_range(figure: "Figure") -> tuple[float, float, float, float] | None:
