@@ -69,7 +69,23 @@ SCREENS = (
     Screen("completion", "distbench run tp_", typed="\t\t"),
 )
 # Name to (window's width and height, what is opened); the page is that of `distbench report --page`.
-SHOTS = {"page": (1280, 1000, "page"), "page-phone": (390, 1000, "page"), "notebook": (900, 1100, "notebook")}
+SHOTS = {
+    "page": (1280, 1000, "page"),
+    "page-phone": (390, 1000, "page"),
+    "../report-page": (1280, 860, "page"),
+    "notebook": (900, 1100, "notebook"),
+}
+# A timeline below its section's title, half of it shown, and the text of one bar.
+SCRIPTS = {
+    "../report-page": """(() => {
+      const svg = document.querySelector('[data-zoom]');
+      const figure = svg.closest('figure');
+      svg.closest('details').scrollIntoView();
+      figure.previousElementSibling.querySelector('button').click();
+      const isInside = ({left, top}) => left > 700 && top > 560;
+      show([...svg.querySelectorAll('.spot')].find(spot => isInside(spot.getBoundingClientRect())));
+    })()"""
+}
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -94,7 +110,9 @@ def main(arguments: Sequence[str]) -> int:
                 draw(screen, folder, environment)
         for name, (width, height, what) in SHOTS.items():
             if not given.name or name in given.name:
-                shot_of(_opened(what, folder, environment), width, height, PICTURES / f"{name}.png")
+                shot_of(
+                    _opened(what, folder, environment), width, height, PICTURES / f"{name}.png", SCRIPTS.get(name, "")
+                )
     return 0
 
 

@@ -111,10 +111,10 @@ def picture_of(printed: str, columns: int, title: str, path: Path) -> None:
     path.write_text(svg, encoding="utf-8")
 
 
-def shot_of(page: Path, width: int, height: int, path: Path) -> None:
+def shot_of(page: Path, width: int, height: int, path: Path, script: str = "") -> None:
     """A picture of the top of a page in a window of that many CSS pixels, of few colours and so small.
 
-    What is wider than the window makes it wider: nothing is cut at the right.
+    A wider page makes the window wider: nothing is cut at the right. `script` runs in the page before.
     """
     from PIL import Image
 
@@ -125,7 +125,11 @@ def shot_of(page: Path, width: int, height: int, path: Path) -> None:
             wide = browser.run("document.documentElement.scrollWidth")
             if wide > width:
                 browser.open(page, wide, height)
+            if script:
+                browser.run(script)
             data = base64.b64decode(browser.call("Page.captureScreenshot", format="png")["data"])
         finally:
             browser.close()
-    Image.open(io.BytesIO(data)).convert("RGB").quantize(NUM_COLOURS).save(path, optimize=True)
+    Image.open(io.BytesIO(data)).convert("RGB").quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE).save(
+        path, optimize=True
+    )

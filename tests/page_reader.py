@@ -48,7 +48,7 @@ class SeenPage(HTMLParser):
             self.open.append(tag)
         self.num_pictures += tag == "svg"
         self.ids += [found["id"]] if "id" in found else []
-        self.links += [found["href"][1:]] if tag == "a" else []
+        self.links += [found["href"][1:]] if tag == "a" and found["href"].startswith("#") else []
         refers = [found[name] for name in FETCHING if name in found]
         self.fetched += [link for link in refers if not link.startswith(("#", "data:"))]
         self.fetched += re.findall(r"url\((?!#)[^)]*\)", found.get("style", ""))

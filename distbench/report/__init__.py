@@ -36,7 +36,7 @@ STATISTICS = ("num_cases", "num_ok", "geometric_mean_s", "min_s", "max_s")
 
 
 class Rendered(NamedTuple):
-    """What to print, and sentences on what was left out or written, for standard error."""
+    """What to print, and sentences on files left out or written, for standard error."""
 
     text: str
     warnings: list[str]
@@ -110,7 +110,7 @@ def summary_of(run_files: Sequence[Path], report: str) -> str:
 def grouped(frame: "pd.DataFrame", group_by: tuple[str, ...]) -> "pd.DataFrame":
     """One row per group, in order of first appearance: the columns of `group_by`, then STATISTICS.
 
-    Means, minima and maxima are of the medians of the group's ok cases, in seconds: a wrong result's time says nothing.
+    Means, minima and maxima are of the medians of the group's ok cases, in seconds: a wrong result has no time.
     """
     import pandas as pd
 
@@ -228,7 +228,7 @@ def chosen(targets: Sequence[Path], out: Path | None) -> SelectedTraces:
 
 
 def selected_trace(given: Path) -> tuple[Trace, list[str]]:
-    """The one trace that `RUN` or `RUN::PART` names, and sentences on what was left out.
+    """The one trace that `RUN` or `RUN::PART` names, and sentences on files and lines left out.
 
     A PART that is the whole end of one case's id means that case, whatever else holds it.
     """

@@ -131,7 +131,7 @@ def _panel(axes: "Axes", line: Line, measured: MeasuredSteps) -> None:
             axes.plot(*places, "o", color=color, markerfacecolor=face, markersize=5, linestyle="none")
             for sample in of_kind:
                 fitted = brief_time_text(line.seconds(sample.payload_bytes, *kind))
-                text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nthe line says {fitted}"
+                text = f"{size_text(sample.payload_bytes)}: {brief_time_text(sample.seconds)}\nfitted line: {fitted}"
                 hover(axes, [Spot(sample.payload_bytes, sample.seconds, text)])
     axes.set_yscale("log")
     axes.grid(visible=True, axis="y")
@@ -184,7 +184,7 @@ def _figures(reported: ReportedRun) -> Figures:
 
 
 def _profile_of(run: Run) -> Profile | str | None:
-    """The profile, or why there is none; None where the run is no calibration."""
+    """The profile, or why it is missing; None where the run has no calibration."""
     if not any(case["case"].get("kind") == "calibrate" for case in run.cases):
         return None
     try:

@@ -106,13 +106,18 @@ def _collective_events(rank: int, rows: "pd.DataFrame", starts: dict[int, float]
         yield _complete(rank, str(row["kind"]), str(row["source"]), row["issued_s"] + at, row["completed_s"] + at, args)
 
 
+def chrome_text(trace: Trace) -> str:
+    """The trace file of a trace with times."""
+    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))
+    return f"[\n{lines}\n]\n"
+
+
 def write_chrome(path: Path, trace: Trace) -> str:
-    """Write the trace file; a sentence that says so."""
+    """Write the trace file; a sentence with its path."""
     if not trace.is_timed:
         raise UserError(f"--chrome {path}: the trace of {trace.case_id} holds no times, so there is nothing to draw")
-    lines = ",\n".join(json.dumps(event, allow_nan=False) for event in chrome_events(trace))
     try:
-        write_whole(path, f"[\n{lines}\n]\n")
+        write_whole(path, chrome_text(trace))
     except OSError as error:
         raise UserError(f"--chrome {path} cannot be written ({error.strerror}); give another file") from error
     return f"trace file written: {path} (open it at ui.perfetto.dev or chrome://tracing)"

@@ -92,7 +92,7 @@ def _table(mesh_dim: str, measured: "pd.DataFrame") -> Table:
 
 
 def _group_sizes_text(measured: "pd.DataFrame") -> str:
-    """Ranks in a group, "2/4" where groups differ; empty where nobody knows."""
+    """Ranks in a group, "2/4" where groups differ; empty where it is unknown."""
     return "/".join(units.whole_text(size) for size in measured["group_size"].dropna().unique())
 
 
@@ -104,7 +104,7 @@ def _run_as_another(measured: "pd.DataFrame") -> list[tuple[str, str, str]]:
 
 
 def _figures(reported: ReportedRun) -> Figures:
-    """busbw against size, one figure a dtype, one panel a mesh dim, one line a collective."""
+    """busbw against size, one figure per dtype, one panel per mesh dim, one line per collective."""
     measured = _collectives_of(reported.frame)
     measured = measured[(measured["busbw_gb_per_s"] > 0) & (measured["payload_bytes"] > 0)]
     for dtype, of_dtype in measured.groupby("dtype", sort=False):

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from distbench.judge.links_text import judged
 from distbench.records.run_file import SIMULATED, STATUSES, Run
 from distbench.report.section_protocol import Compared, Figures, ReportedRun
@@ -139,8 +137,7 @@ def side_of(variant: Compared) -> str:
 # All variants with a verdict in one plot: the ratio of times with its interval, sorted.
 
 MAX_ROWS = 40
-# Beyond this multiple of the upper quartile of distances from the baseline, a variant is an arrow at the edge.
-FAR, LEAST_REACH = 2.0, math.log(1.25)
+LEAST_REACH = math.log(1.25)
 LOOKS: dict[str, dict[str, Any]] = {
     SLOWER: {"color": style.RED, "marker": "s"},
     FASTER: {"color": style.BLUE, "marker": "D"},
@@ -160,8 +157,7 @@ def forest_figures(compared: Sequence[tuple[str, Compared]]) -> Figures:
     shown = sorted(rows[:MAX_ROWS], key=lambda row: -row[1].ratio)
     ends = [[abs(math.log(end)) for end in variant[2:5] if known(end) and end > 0] for _, variant in shown]
     distances = [*map(max, ends)]
-    reach = min(max(distances), FAR * float(np.quantile(distances, 0.75)))
-    reach = max(reach * 1.15, LEAST_REACH)
+    reach = max(style.reach(distances) * 1.15, LEAST_REACH)
     figure, (axes,) = style.new_figure(1, 9.5, 1.7 + ROW_HEIGHT * len(shown))
     for at, (_, variant) in enumerate(shown):
         _draw_row(axes, at, variant, reach)

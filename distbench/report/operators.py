@@ -71,7 +71,7 @@ def _operator_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     planners = list(dict.fromkeys(name for row in rows for name in row["times"]))
     times: TableColumns = [(name, partial(_time_text, name)) for name in planners]
     notes = [
-        "unasked: collectives, forward and backward, of redistributions that nobody asked for; sent: by one rank",
+        "unasked: collectives, forward and backward, of redistributions that no caller requested; sent: by one rank",
         "a time is the median of forward and backward; where it is blank, that planner pays otherwise: another row",
     ]
     columns = (*OPERATOR_COLUMNS, *times, ("<pays", _payment_text))

@@ -1,12 +1,15 @@
-"""The report as a page: tiles, the plot of all variants, the laboratory's story, a section per run with its plots."""
+"""The report as a page: tiles, the plot of all variants, the planner study, a section per run with its plots."""
 
 import contextlib
+import gzip
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from distbench.records.run_file import Run
+from distbench.report.ab_picker import runs_pickers, variants_picker
+from distbench.report.chrome_trace import chrome_text
 from distbench.report.headline import NOT_OK, UNDECIDED, forest_figures
 from distbench.report.planner_report import code_blocks, laboratory_figures, story, verdict_lines
 from distbench.report.planner_study import Study
@@ -15,14 +18,15 @@ from distbench.report.trace_rows import Trace, traces_of
 from distbench.report.trace_tables import trace_blocks
 from distbench.report.trace_timeline import timeline_figures
 from distbench.show.blocks import Block, Heading, Lines, Table
-from distbench.show.html import BAD, FAINT, GOOD, PageBlock, Picture, SectionHeading, Tiles, Verdict, page_of
+from distbench.show.html import BAD, FAINT, GOOD, Download, PageBlock, Picture, SectionHeading, Tiles, Verdict, page_of
 from distbench.show.plots import styled
-from distbench.show.units import counts_text
+from distbench.show.units import counts_text, disk_text
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.statistics.verdicts import FASTER, SLOWER
 
-# Figure of the laboratory to the table that it stands before.
+MAX_TRACE = 300_000  # bytes, compressed
+# Figure of the planner study to the table that it precedes.
 BEFORE = {
     "ratio-by-size": "Time over greedy's",
     "cost-over-best": "What each choice costs",
@@ -31,7 +35,7 @@ BEFORE = {
 
 
 def write_page(page: Path, blocks: Iterable[PageBlock]) -> str:
-    """Write the page, its figures drawn as it is written; a sentence that says so.
+    """Write the page, its figures drawn as it is written; a sentence with its path.
 
     Raises:
         UserError: the file cannot be written.
@@ -50,25 +54,26 @@ def page_blocks(contents: Contents) -> Iterable[PageBlock]:
     """A page's title, the summary, and then all of it."""
     yield Heading(_title(contents.runs), 1)
     yield SectionHeading("Summary", mark=_mark(contents.runs))
+    # The answer first; no commands to continue with.
+    _, machines, findings, notes, then, headline = summary(contents)
+    yield Verdict(_texts(headline))
     yield _tiles(contents)
     yield from (Picture(figure) for _, figure in forest_figures(contents.outcome.compared))
     for study in contents.studies:
         yield Heading(f"Which redistribution planner to use on {study.machine}", 3)
         yield Verdict(verdict_lines(study))
-    # Findings first, and no commands to go on with.
-    _, machines, findings, notes, then, headline = summary(contents)
-    yield from (Verdict(_texts(headline)), findings, then, notes, machines)
+    yield from (findings, then, notes, machines)
+    yield from runs_pickers(contents.reported)
     tables = [block for block in overview(contents.reported) if isinstance(block, Table)]
     bad = [table for table in tables if table.title.startswith(NOT_OK_TITLE)]
     yield from bad
     for study in contents.studies:
         yield from (*code_blocks(study), *_story_with_figures(study))
-    names = [run.scenario for run in contents.runs]
     for reported in contents.reported:
         run = reported.run
-        name = run.scenario if names.count(run.scenario) == 1 else f"{run.scenario} ({run.path.stem})"
-        yield SectionHeading(name, mark=_mark([run]))
+        yield SectionHeading(contents.name_of(run), mark=_mark([run]))
         yield from (Picture(figure) for section in SECTIONS for _, figure in section.figures(reported))
+        yield from variants_picker(reported)
         yield from (block for section in SECTIONS for block in section.tables(reported, True))
         traces, failed = traces_of([run])
         time_spent = spent_line(run)
@@ -102,10 +107,24 @@ def _tiles(contents: Contents) -> Tiles:
 
 
 def traced_blocks(trace: Trace) -> Iterable[PageBlock]:
-    """A traced step's time by path, its timeline first."""
+    """A traced step's time by path, its timeline first, and the trace as a file for Perfetto."""
     heading, first, *tables = trace_blocks(trace)
-    pictures = [Picture(figure) for _, figure in timeline_figures([trace])]
-    return [heading, first, *pictures, *tables]
+    yield from (heading, first)
+    if trace.is_timed:
+        yield from (Picture(figure) for _, figure in timeline_figures([trace]))
+        yield _chrome_download(trace)
+    yield from tables
+
+
+def _chrome_download(trace: Trace) -> PageBlock:
+    """All traced steps; a command instead where they would make the page large."""
+    content = gzip.compress(chrome_text(trace).encode(), mtime=0)
+    how = "open it at ui.perfetto.dev (Open trace file) or in chrome://tracing"
+    if len(content) > MAX_TRACE:
+        command = f"distbench report --paths {trace.run.path.name}::{trace.case_id} --chrome trace.json"
+        return Lines((f"All traced steps in Perfetto: write the trace with `{command}`, then {how}.",))
+    use = f"({disk_text(len(content))}): all traced steps for Perfetto. Save the file, then {how}."
+    return Download(f"{trace.name}-trace.json.gz", content, "application/gzip", use)
 
 
 def _story_with_figures(study: Study) -> Iterable[PageBlock]:
@@ -130,7 +149,7 @@ def _title(runs: Sequence[Run]) -> str:
 
 
 def _mark(runs: Sequence[Run]) -> str:
-    """What is not well: "1 wrong, 2 interrupted"; empty where all is."""
+    """Counts of cases that are not ok: "1 wrong, 2 interrupted"; empty without any."""
     num_by_status = Counter(case["status"] for run in runs for case in run.cases)
     counts = {status: num_by_status[status] for status in NOT_OK}
     return counts_text(counts | {"interrupted": sum(run.footer is None for run in runs)})

@@ -1,4 +1,4 @@
-"""The planner study as text and figures: verdict, story, the line of code, and how predictions hold."""
+"""The planner study as text and figures: verdict, findings, the line of code, and the error of predictions."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -47,7 +47,7 @@ ROUGH_TEXT = "That is rough: this machine did not behave as when it was calibrat
 
 
 def verdict_lines(study: Study) -> tuple[str, ...]:
-    """What to use, what greedy wastes, what min_cost changes, how predictions hold, what was wrong; measured facts."""
+    """What to use, what greedy wastes, what min_cost changes, errors of predictions, wrong results; all measured."""
     lines = [_use_line(study), _greedy_line(study), _min_cost_line(study), _prediction_line(study), _wrong_line(study)]
     if study.is_native:
         lines.insert(1, "Every all-to-all ran as such in these runs (+native), greedy's and min_cost's too.")
@@ -127,7 +127,7 @@ def _min_cost_line(study: Study) -> str:
     )
     return (
         f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "
-        f"say that pays. {paid}; over all, min_cost takes {_times_greedy(compared)}."
+        f"predict a gain. {paid}; over all, min_cost takes {_times_greedy(compared)}."
     )
 
 
@@ -165,7 +165,7 @@ def _wrong_line(study: Study) -> str:
 
 
 def code_blocks(study: Study) -> list[Block]:
-    """The lines of code for what the verdict says to use."""
+    """The lines of code for the verdict's choice."""
     everywhere, by_hand, calibrated = best_everywhere(study), best_by_hand(study), study.against("calibrated")
     profile = str(short_path(Path(study.profile or "profile.json")))
     native = NATIVE if study.is_native else ""
@@ -214,7 +214,7 @@ STATUS_ORDER = ("ok", *BAD, "unsupported", "skipped")
 
 def story(study: Study) -> list[Block]:
     """The numbers behind the verdict; empty tables are left out."""
-    heading = Heading(f"Redistribution laboratory: {study.machine}, torch {study.versions.torch}")
+    heading = Heading(f"Redistribution planner study: {study.machine}, torch {study.versions.torch}")
     parts = (_means, _wins, _regrets, _paths, _predictions, _largest_gains, _outcomes, _failures)
     return [heading, *(table for part in parts if (table := part(study)).rows)]
 
@@ -289,7 +289,7 @@ def _regrets(study: Study) -> Table:
     )  # fmt: skip
     notes = [
         "the best: the least time measured of the pair; the luckiest wins it, so even the best choice pays a little",
-        f"{CHOSEN}: pair by pair what distbench redistribute says to use, nothing measured: the better of "
+        f"{CHOSEN}: pair by pair the choice of distbench redistribute, without measuring: the better of "
         f"torch's two, unless another is predicted more than {units.percent_text(LEAVING_SHARE)} faster",
         "bound: the bytes that must arrive at the rank that lacks most; over pairs without Partial (geometric mean)",
     ]
@@ -373,7 +373,7 @@ def _outcomes(study: Study) -> Table:
 
 def _failures(study: Study) -> Table:
     rows = [_failure_row(failure) for failure in study.failures]
-    columns = ("<status", "<planner", "cases", "<what they share", "<smallest of them", "<ours on the same")
+    columns = ("<status", "<planner", "cases", "<in common", "<smallest of them", "<ours on the same")
     title = f"Wrong or broken, by cause: {count_text(sum(failure.num_cases for failure in study.failures), 'case')}"
     notes = ["one stand-alone script each: distbench report --reproducers DIR"]
     breaks, optional = frozenset(range(1, len(rows))), ("ours on the same",)
@@ -432,15 +432,17 @@ def _cost_figure(study: Study) -> "Figure | None":
     most = max(regret.num_pairs for regret in regrets.values())
     figure, (axes,) = style.new_figure(1, 9, 1.5 + 0.42 * len(regrets))
     extra = [100 * (regret.mean - 1) for regret in regrets.values()]
-    axes.barh(range(len(regrets)), extra, color=[COLORS.get(planner, style.BLACK) for planner in regrets], height=0.66)
-    for place, ((planner, regret), value) in enumerate(zip(regrets.items(), extra, strict=True)):
+    limit = max(style.reach(extra), 5)
+    shown = [min(value, limit) for value in extra]
+    axes.barh(range(len(regrets)), shown, color=[COLORS.get(planner, style.BLACK) for planner in regrets], height=0.66)
+    for place, ((planner, regret), value, end) in enumerate(zip(regrets.items(), extra, shown, strict=True)):
         few = f"  (on {regret.num_pairs} of the {most} pairs)" if regret.num_pairs < most else ""
-        axes.annotate(f"+{value:.0f} %{few}", (value, place), xytext=(6, 0), textcoords="offset points", va="center")
+        style.name_end(axes, (end, place), f"+{value:.0f} %{few}", is_beyond=value > limit)
         near = f"within {units.percent_text(NEAR_BEST)} of it on {units.percent_text(regret.share_near)}"
         text = f"{planner}: {regret.mean:.2f} times the best's time, at worst {regret.worst:.2f} times"
-        hover(axes, [Spot(0, place - 0.33, f"{text}\n{near} of {regret.num_pairs} pairs", value, 0.66)])
+        hover(axes, [Spot(0, place - 0.33, f"{text}\n{near} of {regret.num_pairs} pairs", end, 0.66)])
     style.name_bars(axes, list(regrets))
-    axes.set_xlim(0, max(*extra, 5) * 1.3)
+    axes.set_xlim(0, limit * 1.3)
     style.label_axis(axes.xaxis, lambda value: f"+{value:g} %" if value else "0 %")
     axes.set_xlabel(f"time over the best planner of each pair (geometric mean over {most} pairs)")
     style.title(figure, f"What each choice costs, pairs {study.focus_text}: shorter is better")
@@ -448,7 +450,7 @@ def _cost_figure(study: Study) -> "Figure | None":
 
 
 def _ratio_figure(study: Study) -> "Figure | None":
-    """Each planner's time over greedy's by size, one panel a mesh."""
+    """Each planner's time over greedy's by size, one panel per mesh."""
     means = {place: tally.mean for place, tally in study.tallies.items() if place[1] == BASELINE}
     meshes = list(dict.fromkeys(mesh for _, _, mesh, _ in means if mesh))[:MAX_MESHES]
     if not meshes:
@@ -506,7 +508,7 @@ def _ratio_panel(axes: "Axes", mesh: str, study: Study) -> None:
 
 
 def _prediction_figure(study: Study) -> "Figure | None":
-    """Measured against predicted, one dot a plan, one panel a planner."""
+    """Measured against predicted, one dot per plan, one panel per planner."""
     predictions = {planner: study.predicted_pairs(planner) for planner in study.table.planners}
     planners = [planner for planner, (pairs, _, _) in predictions.items() if pairs.size][:MAX_SCATTERS]
     if not planners:
@@ -523,7 +525,7 @@ def _prediction_figure(study: Study) -> "Figure | None":
     for panel in axes[::PER_ROW]:
         panel.set_ylabel("measured")
     style.caption(figure, "grey band: within 20 %; pairs of all sizes that communicate")
-    style.title(figure, "Predicted against measured, one dot a pair: on the line the prediction is right")
+    style.title(figure, "Predicted against measured, one dot per pair: on the line the prediction is right")
     return figure
 
 

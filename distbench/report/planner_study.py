@@ -84,7 +84,7 @@ class PlannerTable:
 
 
 def sizes_in(text: object) -> tuple[int, ...]:
-    """`"2x4"` as (2, 4); () for what is no such text."""
+    """`"2x4"` as (2, 4); () for any other text."""
     is_shape = isinstance(text, str) and re.fullmatch(r"\d+(x\d+)*", text)
     return tuple(int(part) for part in str(text).split("x")) if is_shape else ()
 
@@ -168,7 +168,7 @@ WORSE_SHARE = 0.10
 
 
 class Ratios(NamedTuple):
-    """One planner's time over a reference's, pairs of one family; every array has one element a pair of the table.
+    """One planner's time over a reference's, pairs of one family; every array has one element per pair of the table.
 
     Pairs on which both run the same cannot differ, nor does a baseline from itself measured again: these controls count
     in the family, and `num_false` of the `num_controls` that have enough passes came out faster or slower all the same.
@@ -267,7 +267,7 @@ def proof_lines(families: Sequence[Ratios]) -> list[str]:
     """How many pairs that ran the same twice were called different, as a sentence; none without such pairs."""
     num_controls = sum(family.num_controls for family in families)
     num_false = sum(family.num_false for family in families)
-    sentence = f"proof: {num_false} of {num_controls} pairs that ran the same twice were called different"
+    sentence = f"control: {num_false} of {num_controls} pairs that ran the same twice were called different"
     return [sentence] if num_controls else []
 
 
@@ -573,7 +573,7 @@ class Study:
 
     @cached_property
     def errors(self) -> dict[tuple[str, str], PredictionError]:
-        """By planner and size class over non-trivial pairs, and (size "") over those in focus; what was predicted."""
+        """By planner and size class over non-trivial pairs, and (size "") over those in focus; of predictions."""
         errors = {}
         for planner, predicted, measured in zip(self.table.planners, *self._predicted_and_measured, strict=True):
             over = predicted / measured
@@ -615,7 +615,7 @@ class Study:
 
     @cached_property
     def failures(self) -> list[Failure]:
-        """What was wrong or broke, by cause."""
+        """Wrong and broken redistributions, by cause."""
         return failures_of(self.rows)
 
 
@@ -626,7 +626,7 @@ def is_laboratory(frame: "pd.DataFrame") -> bool:
 
 
 def studies_of(runs: Sequence[Run], frames: Sequence["pd.DataFrame"]) -> list[Study]:
-    """One study per machine, of those runs that are a laboratory's, in order of their first runs."""
+    """One study per machine, of the runs of a planner study, in order of their first runs."""
     import pandas as pd
 
     by_machine: dict[str, list[tuple[Run, pd.DataFrame]]] = {}

@@ -200,7 +200,7 @@ def _outcome(comparison: Comparison) -> str:
     if not counts.num_pairs:
         return ", 0 with differing paths"
     noise = counts.num_pairs - counts.num_faster - counts.num_slower - num_too_few
-    few = f", {TOO_FEW} to tell in {num_too_few}" if num_too_few else ""
+    few = f", {TOO_FEW} for a verdict in {num_too_few}" if num_too_few else ""
     return (
         f", {counts.num_pairs} with differing paths: {planner} faster beyond noise in {counts.num_faster}, "
         f"{BASELINE} in {counts.num_slower}, neither in {noise}{few}; geometric mean of {planner}/{BASELINE} over them "
@@ -218,7 +218,7 @@ def _figures(reported: ReportedRun) -> Figures:
             _planner_panel(panel, comparison)
         for panel in axes[::PER_ROW]:
             panel.set_ylabel(f"{planner}, median time")
-        style.title(figure, f"{reported.run.scenario}: {planner} against {BASELINE}, one dot a pair")
+        style.title(figure, f"{reported.run.scenario}: {planner} against {BASELINE}, one dot per pair")
         style.caption(figure, f"below the diagonal {planner} is faster; coloured where the difference is beyond noise")
         yield f"{planner}-against-{BASELINE}", figure
 

@@ -27,7 +27,7 @@ HAPPENED = {"wrong": "gives wrong values", "raised": "raises", "aborted": "kills
 
 
 class NotWritten(Exception):
-    """No script of torch alone can show a failure; the message says why."""
+    """No script of torch alone can show a failure; the message has the reason."""
 
 
 class Cut(NamedTuple):
@@ -127,7 +127,7 @@ def script_of(failure: Failure, versions: Versions, file_name: str) -> str:
 
 
 def _docstring(text: str, indent: str = "", before: str = "") -> str:
-    """Wrapped at 110 columns, and harmless within a docstring, whatever a rank has said."""
+    """Wrapped at 110 columns, and harmless within a docstring, whatever text a rank sent."""
     lines = textwrap.wrap(before + clean(text), 110, subsequent_indent=indent)
     return "\n".join(lines).removeprefix(before).replace("\\", "/").replace('"""', "'''").removesuffix('"')
 
@@ -145,7 +145,7 @@ def _mesh_dim_names(record: Row, ndim: int, flattened: tuple[str, ...]) -> tuple
 
 
 def layout_of(text: str, mesh_shape: Sequence[int]) -> ScriptLayout:
-    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten if it is none."""
+    """A layout's text, such as `S(0)[1]S(0)[0]` or `_S(0, 2)S(0)`, as the script has it; NotWritten for other text."""
     placements = placements_of(text.strip())
     if not placements or len(placements) != len(mesh_shape):
         raise NotWritten(f"its layout {text} cannot be read")

@@ -46,7 +46,7 @@ class Section:
 
     Args:
         headline: the lines of the first screen.
-        tables: the tables; where its second argument (full) is False, without those that confirm what was expected.
+        tables: the tables; where its second argument (full) is False, without those that confirm the expected result.
         figures: (name, figure) of the plots and the page.
         compared: the variants that were compared with a baseline.
     """

@@ -73,13 +73,21 @@ class Contents:
         """The runs alone."""
         return [reported.run for reported in self.reported]
 
+    def name_of(self, run: Run) -> str:
+        """The run's scenario, with its file's name where other runs are of the same scenario."""
+        return run.scenario if self._num_runs[run.scenario] == 1 else f"{run.scenario} ({run.path.stem})"
+
+    @cached_property
+    def _num_runs(self) -> Counter[str]:
+        return Counter(run.scenario for run in self.runs)
+
     @cached_property
     def outcome(self) -> Outcome:
         """The outcome of all runs together."""
         return outcome_of(
             self.reported,
             [
-                (reported.run.scenario, variant)
+                (self.name_of(reported.run), variant)
                 for reported in self.reported
                 for section in SECTIONS
                 for variant in section.compared(reported)
@@ -88,7 +96,7 @@ class Contents:
 
 
 def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
-    """The report as text; where not `full`, tables without rows that confirm what was expected, and no time spent."""
+    """The report as text; where not `full`, tables without rows that confirm the expected result, and no time spent."""
     studies = contents.studies
     blocks = overview(contents.reported, [Lines(verdict_lines(study)) for study in studies])
     blocks += [block for study in studies for block in story(study)]
@@ -100,7 +108,7 @@ def report_blocks(contents: Contents, full: bool = True) -> list[Block]:
         if full and (line := spent_line(run)):
             blocks.append(Lines((line,)))
         if run.traces:
-            blocks.append(Lines((f"which path costs what: distbench report --paths {short_path(run.path)}",)))
+            blocks.append(Lines((f"communication by path: distbench report --paths {short_path(run.path)}",)))
     return [*blocks, *(block for study in studies for block in code_blocks(study)), *ending(contents, full)]
 
 
@@ -202,7 +210,7 @@ def _device_text(run: Run) -> str:
 
 
 def spent_line(run: Run) -> str | None:
-    """How the run's wall time was spent, largest part first; None where the footer does not say."""
+    """How the run's wall time was spent, largest part first; None where the footer lacks it."""
     footer = run.footer or {}
     spent_s, measuring = footer.get("spent_s"), footer.get("measuring_s")
     parts = {name: value for name, value in spent_s.items() if known(value)} if isinstance(spent_s, dict) else {}

@@ -21,7 +21,7 @@ from distbench.show.plots import Spot, hover
 from distbench.show.terminal import without_shared
 from distbench.show.units import NOTHING, known
 from distbench.spec.printable_text import count_text, listed
-from distbench.statistics.intervals import MIN_FOR_PERCENTILE
+from distbench.statistics.intervals import MIN_FOR_PERCENTILE, Floats
 from distbench.statistics.pass_comparison import BASELINE, MIN_PASSES, TOO_FEW, as_table, compare_passes
 from distbench.statistics.verdicts import FASTER, SLOWER, WITHIN_NOISE
 
@@ -49,7 +49,7 @@ def _place_text(row: Row) -> str:
 
 
 def _rate_text(row: Row) -> str:
-    """Tokens per second, or samples where the scenario does not say how many tokens there are."""
+    """Tokens per second, or samples where the scenario has no number of tokens."""
     unit = "tokens" if known(row["num_tokens"]) else "samples"
     rate = row[f"{unit}_per_s"]
     return f"{units.count_text(rate)} {unit}/s" if known(rate) else NOTHING
@@ -104,7 +104,7 @@ def steps_of(frame: "pd.DataFrame") -> "pd.DataFrame":
     comparison = compare_passes(as_table(measured[PASSES].tolist()), references)
     sentences = comparison.sentences("a variant", "its baseline")
     if TOO_FEW not in comparison.verdict and sentences:
-        sentences.append("speed-ups hold for all rows together, against the first row that computes the same")
+        sentences.append("speed-ups: over the first row that computes the same; intervals cover all rows together")
     measured = measured.assign(
         speedup=1 / comparison.ratio,
         speedup_low=1 / comparison.high,
@@ -234,7 +234,7 @@ def _times_and_checks(
     """The table of times and, where `full`, `checks`; where not, rows within noise are counted alone."""
     shown_rows = [row for row in rows if full or row["verdict"] != WITHIN_NOISE]
     if num_left_out := len(rows) - len(shown_rows):
-        notes = [f"{num_left_out} more {WITHIN_NOISE} of what they are held against: --full lists them", *notes]
+        notes = [f"{num_left_out} more {WITHIN_NOISE} of their baseline: --full lists them", *notes]
     times = table_of(title, columns, shown_rows, notes, (), optional, where_known)
     return [capped(table, MAX_ROWS) for table in ((times, checks) if full else (times,))]
 
@@ -242,11 +242,11 @@ def _times_and_checks(
 def _about_memory(rows: list[Row]) -> list[str]:
     notes = []
     if any(np.isfinite(row["peak_bytes"]) for row in rows):
-        notes.append("peak memory is what torch's allocator has handed out, on the rank that holds most")
+        notes.append("peak memory: bytes allocated by torch's allocator, on the rank with most")
     elif any(np.isfinite(row["peak_growth_bytes"]) for row in rows):
-        notes.append("this run has the growth of resident memory only, which depends on what ran before: not shown")
+        notes.append("this run has the growth of resident memory only, which depends on earlier cases: not shown")
     if any(np.isfinite(row["predicted_peak_bytes"]) for row in rows):
-        notes.append("predicted are tensors alive as torch's tracker counts them, without the batch")
+        notes.append("predicted: live tensors counted by torch's tracker, without the batch")
     if any(known(row["state_bytes"]) for row in rows):
         notes.append("state is the part of parameters, buffers and optimizer that a rank saves, where one is saved")
     reasons = dict.fromkeys(row["memory_reason"] for row in rows if isinstance(row["memory_reason"], str))
@@ -260,20 +260,28 @@ def _training_figures(reported: ReportedRun) -> Figures:
     if steps.empty:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(steps))
-    scale, unit = (1.0, "s") if steps["median_s"].max() >= 1 else (1e-3, "ms")
-    ends = [0.0] * len(steps)
+    spread, low, high = _interval(steps)
+    limit = style.reach(high)
+    scale, unit = (1.0, "s") if limit >= 1 else (1e-3, "ms")
     # A pipeline's forward and backward are one, its schedule.
-    for phase in [phase for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps]:
-        widths = (steps[f"{phase}_s"].fillna(0.0) / scale).tolist()
-        if any(widths):
-            axes.barh(range(len(steps)), widths, left=ends, color=PHASE_COLORS[phase], height=BAR, label=phase)
-            for at, (variant, end, width) in enumerate(zip(steps["variant"], ends, widths, strict=True)):
-                hover_text = f"{_breakable(variant)}\n{phase}: {units.brief_time_text(width * scale)}"
-                hover(axes, [Spot(end, at - BAR / 2, hover_text, width, BAR)] if width else [])
-        ends = [end + width for end, width in zip(ends, widths, strict=True)]
-    _whole_steps(axes, steps, scale, ends)
+    phases = [phase for phase in (SCHEDULE, *PHASES) if f"{phase}_s" in steps]
+    times = steps[[f"{phase}_s" for phase in phases]].fillna(0.0).set_axis(phases, axis=1)
+    # Each phase is of its own slowest rank: together they may take longer than the step, beyond which no bar goes.
+    shares = (steps["median_s"] / times.sum(axis=1)).clip(upper=1.0).fillna(1.0)
+    ends = np.zeros(len(steps))
+    for phase in phases:
+        widths = (times[phase] * shares / scale).to_numpy(float)
+        if widths.any():
+            shown = np.clip(ends + widths, 0, limit / scale) - np.clip(ends, 0, limit / scale)
+            axes.barh(range(len(steps)), shown, left=ends, color=PHASE_COLORS[phase], height=BAR, label=phase)
+            for at, (variant, seconds) in enumerate(zip(steps["variant"], times[phase], strict=True)):
+                hover_text = f"{_breakable(variant)}\n{phase}: {units.brief_time_text(seconds)}"
+                hover(axes, [Spot(ends[at], at - BAR / 2, hover_text, shown[at], BAR)] if shown[at] else [])
+        ends = ends + widths
+    _whole_steps(axes, steps, scale, limit, f"whole step, median and {spread}", low, high)
     title = f"{reported.run.scenario}: where a step's time goes"
-    caption = "each bar part is the median of that phase's slowest rank, so parts need not add up to the step"
+    caption = "a phase is the median of its own slowest rank; phases that add up to more are scaled to the step"
+    caption += "; arrow: beyond the axis" * bool((high > limit).any())
     _label_bars(figure, steps["variant"].tolist(), 4, f"time per step ({unit})", title, caption)
     yield "step", figure
 
@@ -296,22 +304,31 @@ def _breakable(variant: object) -> str:
     return str(variant).replace(",", ", ")
 
 
-def _whole_steps(axes: "Axes", steps: "pd.DataFrame", scale: float, stacked: Sequence[float]) -> None:
-    """Medians with their intervals; `stacked` are the ends of the bars."""
-    medians, has_ci = (steps["median_s"] / scale).to_numpy(float), steps["ci_low_s"].notna().any()
-    spread, ends = (units.CONFIDENCE, ("ci_low_s", "ci_high_s")) if has_ci else (units.QUARTILES, ("q1_s", "q3_s"))
-    low, high = ((steps[name] / scale).fillna(steps["median_s"] / scale).to_numpy(float) for name in ends)
+def _interval(steps: "pd.DataFrame") -> tuple[str, Floats, Floats]:
+    """(name, lower end, upper end) of the interval of each median, seconds."""
+    has_ci = steps["ci_low_s"].notna().any()
+    name, ends = (units.CONFIDENCE, ("ci_low_s", "ci_high_s")) if has_ci else (units.QUARTILES, ("q1_s", "q3_s"))
+    low, high = (steps[end].fillna(steps["median_s"]).to_numpy(float) for end in ends)
+    return name, low, high
+
+
+def _whole_steps(
+    axes: "Axes", steps: "pd.DataFrame", scale: float, limit: float, label: str, low: Floats, high: Floats
+) -> None:
+    """Medians with their intervals, and the time of each; an arrow where an interval goes beyond `limit` (seconds)."""
+    medians = steps["median_s"].to_numpy(float)
+    left, places, right = (np.minimum(values, limit) / scale for values in (low, medians, high))
+    near, rows = medians <= limit, np.arange(len(steps))
+    errors = [np.maximum(places - left, 0)[near], np.maximum(right - places, 0)[near]]
     axes.errorbar(
-        medians, range(len(steps)), xerr=[medians - low, high - medians], fmt="D", color=style.BLACK, markersize=4.5,
-        capsize=3, linewidth=1.2, label=f"whole step, median and {spread}",
+        places[near], rows[near], xerr=errors, fmt="D", color=style.BLACK, markersize=4.5, capsize=3, linewidth=1.2,
+        label=label,
     )  # fmt: skip
-    rows = records_of(steps)
-    hover(axes, [Spot(median, at, _step_text(row)) for at, (median, row) in enumerate(zip(medians, rows, strict=True))])
-    reached = np.maximum(medians + (high - medians), stacked)
-    for place, (median, end) in enumerate(zip(medians, reached, strict=True)):
-        text = units.brief_time_text(median * scale)
-        axes.annotate(text, (end, place), xytext=(6, 0), textcoords="offset points", va="center")
-    axes.set_xlim(0, max(reached) * 1.12)
+    for at, row in enumerate(records_of(steps)):
+        hover(axes, [Spot(float(places[at]), at, _step_text(row))])
+        end, text = max(right[at], places[at]), units.brief_time_text(row["median_s"])
+        style.name_end(axes, (float(end), at), text, is_beyond=max(high[at], medians[at]) > limit)
+    axes.set_xlim(0, limit / scale * 1.12)
 
 
 def _step_text(row: Row) -> str:
@@ -404,7 +421,7 @@ def _about_percentiles(rows: list[Row]) -> list[str]:
         "a sample is one forward pass on its slowest rank; percentiles are of all samples (in brackets: those slower)"
     ]
     if any(row["pipelined"] != 1 for row in rows):
-        return [*notes, "--pipelined: a sample is a mean of several forward passes, which tells no p90 and no p99"]
+        return [*notes, "--pipelined: a sample is a mean of several forward passes, which has no p90 and no p99"]
     fewest = min(int(row["num_samples"]) for row in rows)
     for percent, least in MIN_FOR_PERCENTILE.items():
         if any(not known(_percentile_s(row, percent)) for row in rows):
@@ -426,10 +443,17 @@ def _forward_figures(reported: ReportedRun) -> Figures:
     if not latencies:
         return
     figure, (axes,) = style.new_figure(1, 9, 1.7 + 0.55 * len(rows))
-    largest = max(latencies.values())
-    scale, unit = (1.0, "s") if largest >= 1 else (1e-3, "ms")
+    limit = style.reach([*latencies.values()])
+    scale, unit = (1.0, "s") if limit >= 1 else (1e-3, "ms")
+    for (at, percent), seconds in latencies.items():
+        if seconds > limit:
+            style.name_end(axes, (limit / scale, at), f"p{percent} {units.brief_time_text(seconds)}", is_beyond=True)
     for percent, (marker, color) in MARKS.items():
-        points = [(seconds / scale, at) for (at, of_percent), seconds in latencies.items() if of_percent == percent]
+        points = [
+            (seconds / scale, at)
+            for (at, of_percent), seconds in latencies.items()
+            if of_percent == percent and seconds <= limit
+        ]
         if points:
             xs, ys = zip(*points, strict=True)
             axes.scatter(xs, ys, marker=marker, color=color, s=46, label=f"p{percent}", zorder=3)
@@ -438,9 +462,9 @@ def _forward_figures(reported: ReportedRun) -> Figures:
             of = f"{_num_slower(row, percent)} of {row['num_samples']:.0f} samples were slower"
             hover(axes, [Spot(x, at, f"{row['variant']}\np{percent}: {time}\n{of}")])
     for at in dict.fromkeys(at for at, _ in latencies):
-        ends = [seconds / scale for (of_row, _), seconds in latencies.items() if of_row == at]
+        ends = [min(seconds, limit) / scale for (of_row, _), seconds in latencies.items() if of_row == at]
         axes.plot([ends[0], ends[-1]], [at, at], color=style.LIGHT, linewidth=3, zorder=1)
-    axes.set_xlim(0, largest / scale * 1.12)
+    axes.set_xlim(0, limit / scale * 1.12)
     title = f"{reported.run.scenario}: latency of a forward pass"
     caption = "of all samples, each on its slowest rank; a percentile that they are too few for is left out"
     _label_bars(figure, [row["variant"] for row in rows], 3, f"latency of a forward pass ({unit})", title, caption)
@@ -470,7 +494,7 @@ def _device_rate_text(row: dict[str, Any]) -> str:
 
 
 def _is_tight(row: dict[str, Any]) -> bool:
-    """Whether it fits only because the allocator gives back what it cached."""
+    """Whether it fits only because the allocator frees its cache."""
     return row.get("fits") is True and bool(row.get("num_retries"))
 
 
@@ -486,7 +510,7 @@ SIMULATED_COLUMNS: TableColumns = (
     ("MFU", lambda row: f"{100 * row['mfu']:.1f} %" if known(row.get("mfu")) else NOTHING),
     ("reserved", _reserved_text),
     ("alive", lambda row: units.size_text(row.get("peak_bytes", math.nan))),
-    ("<fits", lambda row: "tight" if _is_tight(row) else {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
+    ("<fits", lambda row: "(tight)" if _is_tight(row) else {True: "yes", False: "NO"}.get(row.get("fits"), NOTHING)),
 )
 
 
@@ -517,7 +541,7 @@ def _simulated_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
         return []
     notes = [f"{SIMULATED}, not measured: {_where(reported.run)}; a share is of the step", *_assumed(reported.run)]
     if any(map(_is_tight, rows)):
-        notes.insert(1, "tight: it fits because the allocator gives back what it cached, whose time is not counted")
+        notes.insert(1, "(tight): fits only because the allocator frees its cache; the time for that is not counted")
     title, optional = f"{SIMULATED} step time and memory", ("alive", "idle", "a device", "MFU")
     times = capped(table_of(title, SIMULATED_COLUMNS, rows, notes, (), optional, ("bubble",)), MAX_ROWS)
     fullest = max(rows, key=lambda row: row.get("peak_bytes") or 0)

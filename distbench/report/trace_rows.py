@@ -53,7 +53,7 @@ class Trace:
 
     @property
     def is_timed(self) -> bool:
-        """Whether it says when each phase began and ended; without that there is nothing to draw."""
+        """Whether it has the begin and end of each phase; without that there is nothing to draw."""
         return not self.phases.empty and bool(self.phases[ENDS].notna().all(axis=None))
 
 
@@ -66,7 +66,7 @@ def traces_of(runs: Sequence[Run]) -> tuple[list[Trace], list[str]]:
             try:
                 traces += [] if problem else [_trace(run, record)]
             except (KeyError, TypeError, ValueError, AttributeError) as error:
-                problem = f"its record does not hold together ({error}); trace it anew"
+                problem = f"its record is inconsistent ({error}); trace it again"
             if problem:
                 failed.append(f"{record['case_id']} has no trace: {problem}")
     return traces, failed
@@ -78,7 +78,7 @@ def _problem(record: Record) -> str | None:
     tables = [(TRACE_COLUMNS, record), (PHASE_COLUMNS, record["phases"])]
     tables += [(COMPUTING_COLUMNS, computing)] if (computing := record.get("computing")) else []
     if lacking := {name for columns, table in tables for name in columns if name not in table["columns"]}:
-        return f"its record lacks {', '.join(sorted(lacking))}; trace it anew with this distbench"
+        return f"its record lacks {', '.join(sorted(lacking))}; trace it again with this distbench"
     return None
 
 
@@ -170,7 +170,7 @@ def bubble_shares(trace: Trace) -> dict[int, float]:
     Forward and backward last from their first beginning on any rank to their last end, or on each rank its own where
     ranks share no clock. In a bubble a rank neither works on a stage (its forward, loss, backward or reduction of
     gradients, with FSDP's and TP's collectives) nor has a message or collective under way. A message is under way when
-    both ends have asked for it; before, a rank waits. A simulated step's record has them as shares of the step, without
+    both ends have issued it; before, a rank waits. A simulated step's record has them as shares of the step, without
     time that waits for the host.
     """
     if (simulated := _simulated(trace)) is not None:
@@ -208,7 +208,7 @@ def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]
 
 
 def bubbles_text(trace: Trace) -> str | None:
-    """The same as a sentence, with the schedule's least share; None where it is no pipeline."""
+    """The same as a sentence, with the schedule's least share; None without a pipeline."""
     pipeline, shares = trace.record.get("pipeline"), bubble_shares(trace)
     if not pipeline or not shares:
         return None
@@ -220,7 +220,7 @@ def bubbles_text(trace: Trace) -> str | None:
     parts = count_text(pipeline["microbatches"], "micro-batch", "micro-batches")
     of_schedule = f"{pipeline['schedule']} of {count_text(pipeline['num_stages'], 'stage')} and {parts}"
     if at_least is None:
-        return f"{text}; {of_schedule} has no least share that holds for all models"
+        return f"{text}; {of_schedule} has no least share that is valid for all models"
     return f"{text}; {of_schedule} leaves {percent_text(at_least)} where all stages take as long"
 
 

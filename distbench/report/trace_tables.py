@@ -86,7 +86,7 @@ LEAST_OF_COSTS = ("wire", "straggler", "payload", "of step")
 def trace_blocks(trace: Trace) -> list[Block]:
     """One trace: a step's time in short, by path, by owner, by redistribution, and how far to trust it."""
     simulated = ", simulated" if trace.is_simulated else ""
-    blocks: list[Block] = [Heading(f"{trace.name}: which path costs what{simulated}"), Lines(_opening(trace))]
+    blocks: list[Block] = [Heading(f"{trace.name}: communication by path{simulated}"), Lines(_opening(trace))]
     if not trace.rows.empty:
         blocks += [_paths_table(trace), _owners_table(trace), *_redistributions_table(trace)]
     trust = () if trace.is_simulated else (*_agreement(trace.record), *_memory(trace.record), *doubts(trace))
@@ -121,8 +121,8 @@ def _opening(trace: Trace) -> tuple[str, ...]:
 def _per_step(trace: Trace, keys: Sequence[str] = ()) -> str:
     if trace.is_simulated:
         mean = "" if len(trace.ranks) == 1 or "rank" in keys else f", the mean over {len(trace.ranks)} simulated ranks"
-        return f"simulated, a rank and step{mean}"
-    median = f"a rank and step: the median of {len(trace.steps)} traced steps"
+        return f"simulated, per rank and step{mean}"
+    median = f"per rank and step: the median of {len(trace.steps)} traced steps"
     return median if "rank" in keys else f"{median}, the mean over {len(trace.ranks)} ranks"
 
 
@@ -152,7 +152,7 @@ def _paths_table(trace: Trace) -> Table:
     else:
         notes.append("time is from issue to completion, waiting for the slowest rank (the straggler share) included")
     if totals["share_of_step"] > busy_share(trace) + OVERLAP:
-        notes.append("some collectives are under way at the same time: each counts whole, so shares add up to more")
+        notes.append("some collectives overlap: each counts in full, so shares add up to more")
     columns = (
         ("<phase, source", lambda row: str(row["source"])),
         ("<kind", lambda row: str(row["kind"])),
@@ -215,14 +215,14 @@ def _redistributions_table(trace: Trace) -> list[Table]:
 
     columns: TableColumns = (
         ("<redistribution", lambda row: str(row["redistribution"])),
-        ("<asked for", lambda row: ASKED_FOR.get(row["explicit"], NOTHING)),
+        ("<requested", lambda row: ASKED_FOR.get(row["explicit"], NOTHING)),
         ("<collective", lambda row: f"{row['mesh_dim']} {row['kind']}"),
         *(COUNT, PAYLOAD, TIME),
         ("<mostly of", mostly_of),
     )
     rows = _costliest_first(costs(trace, keys, moved))
     notes = [IMPLICIT] if any(row["explicit"] is False for row in rows[:MAX_OWNERS]) else []
-    title, optional = "where it came from a redistribution of DTensor", ("count", "payload", "asked for")
+    title, optional = "by redistribution of DTensor", ("count", "payload", "requested")
     return [capped(table_of(title, columns, rows, notes, (), optional), MAX_OWNERS)]
 
 
@@ -230,7 +230,7 @@ def _method_lines(trace: Trace) -> list[str]:
     """The method of the trace, and its overhead or basis."""
     method, overhead = trace.record.get("method"), trace.record.get("overhead") or {}
     if trace.is_simulated:
-        how = f"by {method or 'a simulation'}: nothing here was measured; docs/simulation.md says how well that holds"
+        how = f"by {method or 'a simulation'}: nothing here was measured; docs/simulation.md has its error"
         return [how, basis_text(trace.run.about.simulated)]
     method = method or "unknown"
     if not known(overhead.get("ratio")):
@@ -328,7 +328,7 @@ class StepChange:
     high: float = nan
 
 
-ONE_LAUNCH = "one launch a side"
+ONE_LAUNCH = "one launch per side"
 PREDICTED = "predicted, not measured"
 
 
@@ -421,7 +421,7 @@ def cautions(trace_a: Trace, trace_b: Trace) -> list[str]:
         f"measured on different machines, {machine} and {other_machine}: compare no times": (
             not same_machine and not simulated
         ),
-        "one launch a side: what differs between launches is not known, so times have no verdict; `distbench ab` or "
+        "one launch per side: differences between launches are unknown, so times have no verdict; `distbench ab` or "
         "`distbench gate` over launches in turn gives one": (
             same_machine and run_id != other_id and not trace_a.is_simulated
         ),
@@ -444,7 +444,7 @@ LEAST = ("payload A", "payload B", "time A", "time B")
 
 
 def comparison_blocks(trace_a: Trace, trace_b: Trace) -> list[Block]:
-    """A against B: the sentence, the sides, what changed path by path, the tables."""
+    """A against B: the sentence, the sides, the changes path by path, the tables."""
     sides = list(zip("AB", names_of(trace_a, trace_b), (trace_a, trace_b), strict=True))
     changes = path_changes(trace_a, trace_b)
     return [
@@ -494,7 +494,7 @@ def _change_text(trace_a: Trace, trace_b: Trace, row: Row, keys: Sequence[str]) 
 
 
 def _step_text(trace_a: Trace, trace_b: Trace) -> str:
-    """`step +12 % [+9 %, +15 %]`, or why that cannot be said: `step +12 % (one launch a side: no verdict)`."""
+    """`step +12 % [+9 %, +15 %]`, or the reason against a verdict: `step +12 % (one launch per side: no verdict)`."""
     change = step_change(trace_a, trace_b)
     if change is None:
         return "step: not compared (a side has no right samples)"
@@ -555,7 +555,7 @@ def _path_changes_table(trace_a: Trace, trace_b: Trace) -> Table:
         notes.append(f"a step without tracing takes {time_a} (A) against {other_taken} (B), {of}")
     columns = (*((heading.replace("_", " "), text) for heading, text in key_columns(PATH)), *SIDES)
     breaks = changes_in([row["phase"] for row in rows])
-    return capped(table_of("by path, a rank and step", columns, rows, notes, breaks, LEAST), MAX_PATHS)
+    return capped(table_of("by path, per rank and step", columns, rows, notes, breaks, LEAST), MAX_PATHS)
 
 
 def _owner_changes_table(trace_a: Trace, trace_b: Trace) -> Table:

@@ -82,6 +82,7 @@ def timeline(trace: Trace) -> "Figure":
         panel.set_xlim(float(phases["start_s"].min()) / scale, float(phases["end_s"].max()) / scale)
         panel.tick_params(labelbottom=panel is axes[-1], bottom=panel is axes[-1])
     axes[-1].set_xlabel(f"time since the step began ({unit})")
+    style.zoomable(figure, axes[-1])
     times = trace.record.get("steps_s") or ()
     step_text = brief_time_text(times[step] if step < len(times) else step_of(trace))
     simulated = "simulated, " if trace.is_simulated else ""
@@ -181,7 +182,7 @@ def _legend(axes: "Axes", rows: "pd.DataFrame", phases: Iterable[str]) -> None:
 
 
 def _caption(figure: "Figure", trace: Trace) -> None:
-    compute = "what is in no collective" if trace.computing is None else "some stage's forward or backward runs"
+    compute = "outside of collectives" if trace.computing is None else "some stage's forward or backward runs"
     sentences = [f"the median of {len(trace.steps)} traced steps; compute: {compute}"]
     if trace.is_simulated:
         sentences = [f"{trace.record.get('method')}: nothing here was measured; compute: some operator runs"]

@@ -20,15 +20,20 @@ from distbench.show import plots as style
 from distbench.show.blocks import Block, Code, Heading, Lines, Notes, Table, TableColumns, capped, table_of
 from distbench.show.html import PageBlock, Picture, Verdict, page_of
 from distbench.show.plots import Spot, hover
+from distbench.show.terminal import without_shared
 from distbench.show.units import NOTHING, brief_time_text, rate_text, size_text, time_text, times_text
 from distbench.spec.printable_text import count_text
 from distbench.statistics.verdicts import FASTER, SLOWER
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED = 20, 8, 10, 4, 6
+MAX_ROWS, MAX_FRONT, NUM_CHANGES, MAX_REASONS, MAX_NAMED, MAX_FAR = 20, 8, 10, 4, 6, 3
 HOUR_S = 3600.0
+# Multiple of a device's memory up to which the picture's axis goes.
+BEYOND = 1.3
+MAX_LINEAR = 6.0  # longest step over shortest, above which times are on a log axis
 MIB, GIB = 1 << 20, 1 << 30
 # Memory estimated from few layers over memory with all layers, minus one, of the plans in docs/sweep.md.
 SAMPLED = "-7 to +21 % off on 25 plans of three models"
@@ -309,24 +314,29 @@ def pareto_figures(
     sized_plans = [plan for plan in plans if plan.memory_bytes is not None]
     if not sized_plans:
         return
-    figure, (axes,) = style.new_figure(1, 9.5, 5.4)
+    figure, (axes,) = style.new_figure(1, 9.5, 5.0)
     scale, unit = (1.0, "s") if best.step_s >= 1 else (1e-3, "ms")
-    most_bytes = max(plan.memory_bytes or 0 for plan in sized_plans)
-    size, memory_unit = (GIB, "GiB") if most_bytes >= GIB else (MIB, "MiB")
+    memories = [plan.memory_bytes or 0 for plan in sized_plans]
+    size, memory_unit = (GIB, "GiB") if max(memories) >= GIB else (MIB, "MiB")
+    front = undominated(sized_plans)
+    # A plan far above the capacity, or above all others, is an arrow at the edge.
+    limit = BEYOND * capacity_bytes if capacity_bytes else style.reach(memories)
+    limit = max(limit, *(plan.memory_bytes or 0 for plan in (*front, best)))
 
     def place(plan: RankedPlan) -> tuple[float, float]:
-        return (plan.memory_bytes or 0) / size, plan.step_s / scale
+        return min(plan.memory_bytes or 0, limit) / size, plan.step_s / scale
 
-    front = undominated(sized_plans)
-    dominated = [plan for plan in sized_plans if plan not in front]
-    refused = [plan for plan in dominated if plan.fits is False]
-    fitting = [plan for plan in dominated if plan.fits is not False]
+    far = [plan for plan in sized_plans if (plan.memory_bytes or 0) > limit]
+    beaten = [plan for plan in sized_plans if plan not in front and plan not in far]
+    refused = [plan for plan in beaten if plan.fits is False]
+    fitting = [plan for plan in beaten if plan.fits is not False]
     beyond = [plan for plan in fitting if (plan.memory_bytes or 0) > (capacity_bytes or inf)]
     within = [plan for plan in fitting if plan not in beyond]
     layers: tuple[tuple[str, list[RankedPlan], dict[str, Any]], ...] = (
+        ("beyond the axis", far, {"marker": ">", "color": style.GREY, "s": 34, "clip_on": False}),
         ("does not fit", refused, {"marker": "x", "color": style.LIGHT, "s": 34}),
         ("may not fit", beyond, {"marker": "x", "color": style.GREY, "s": 34}),
-        ("dominated", within, {"color": style.GREY, "s": 26}),
+        ("slower or larger", within, {"color": style.GREY, "s": 26}),
         ("Pareto front", front, {"color": style.BLUE, "s": 46}),
         ("recommended", [best], {"color": style.RED, "s": 130, "marker": "*", "zorder": 4}),
     )
@@ -338,29 +348,42 @@ def pareto_figures(
     if len(front) > 1:
         x, y = zip(*map(place, reversed(front)), strict=True)
         axes.step(x, y, where="post", color=style.BLUE, linewidth=1, alpha=0.5, zorder=0)
-    numbered = list(enumerate(front[:MAX_NAMED], start=1))
-    for number, plan in numbered:
-        axes.annotate(str(number), place(plan), xytext=(0, -15), textcoords="offset points", ha="center", fontsize=9)
-    style.caption(figure, "\n".join(f"{number}: {plan.candidate.text}" for number, plan in numbered))
-    if capacity_bytes is not None and most_bytes > 0.6 * capacity_bytes:
+    if capacity_bytes is not None and max(memories) > 0.6 * capacity_bytes:
         axes.axvline(capacity_bytes / size, color=style.ORANGE, linewidth=1.2, linestyle="--")
         axes.annotate(
-            "memory", (capacity_bytes / size, 1), xycoords=("data", "axes fraction"), color=style.ORANGE, ha="right",
-            va="top", rotation=90, fontsize=8.5,
+            "memory of a device", (capacity_bytes / size, 0), xytext=(-3, 4), xycoords=("data", "axes fraction"),
+            textcoords="offset points", color=style.NOTE, ha="right", va="bottom", rotation=90, fontsize=8.5,
         )  # fmt: skip
     axes.grid(visible=True)
     axes.set_xlabel(f"peak memory per device ({memory_unit})")
     axes.set_ylabel(f"time per step ({unit})")
-    axes.set_xlim(left=0, right=axes.get_xlim()[1] * 1.15)
-    low, high = (choose(plan.step_s for plan in sized_plans) / scale for choose in (min, max))
-    if high * scale > 6 * best.step_s:
+    _set_limits(axes, [min(memory, limit) / size for memory in memories], [plan.step_s / scale for plan in sized_plans])
+    named = [best, *(plan for plan in front if plan is not best)][:MAX_NAMED] + far[:MAX_FAR]
+    names, _ = without_shared([plan.candidate.text.replace("; ", ",") for plan in named])
+    texts = {
+        f"{name} ({size_text(round(plan.memory_bytes or 0))})" if plan in far else name: place(plan)
+        for name, plan in zip(names, named, strict=True)
+    }
+    style.label_points(axes, texts)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=6, fontsize=8.5, handletextpad=0.3, columnspacing=1.2)
+    style.title(figure, title)
+    if within:
+        style.caption(figure, "slower or larger: another plan is at least as fast and as small")
+    yield "plans", figure
+
+
+def _set_limits(axes: "Axes", memories: Sequence[float], times: Sequence[float]) -> None:
+    """Limits a little beyond the values; times are on a log axis where they differ much."""
+    margin = 0.08 * (max(memories) - min(memories)) or 0.1 * max(memories)
+    axes.set_xlim(max(min(memories) - margin, 0), max(memories) + margin)
+    low, high = min(times), max(times)
+    if high > MAX_LINEAR * low:
         axes.set_yscale("log")
         style.label_axis(axes.yaxis, lambda value: f"{value:g}")
+        axes.set_ylim(low / 1.15, high * 1.15)
     else:
-        axes.set_ylim(bottom=max(low - max(0.15 * low, 0.12 * (high - low)), 0))  # space for the numbers
-    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=5, fontsize=8.5, handletextpad=0.3)
-    style.title(figure, title)
-    yield "plans", figure
+        margin = 0.12 * (high - low) or 0.1 * high
+        axes.set_ylim(max(low - margin, 0), high + margin)
 
 
 def _hover_text(plan: RankedPlan) -> str:

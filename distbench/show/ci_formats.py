@@ -48,7 +48,7 @@ def _legal(text: str) -> str:
 def annotations(levels: Mapping[str, Iterable[tuple[str, str]]]) -> list[str]:
     """GitHub's workflow commands, of "error" or "warning" to (title, message) of each.
 
-    The last of a level says how many were left out.
+    The last of a level has the number left out.
     """
     lines = []
     for level, titles_and_messages in levels.items():

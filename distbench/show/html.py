@@ -4,6 +4,9 @@ import base64
 import hashlib
 import html
 import io
+import itertools
+import json
+import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from distbench.show import plots as style
 from distbench.show.blocks import Block, Heading, Lines, clean_lines
-from distbench.show.plots import Spot, placed_spots
+from distbench.show.plots import Spot, placed_spots, zoom_range
 from distbench.spec.printable_text import clean, cut
 
 if TYPE_CHECKING:
@@ -30,14 +33,13 @@ VARIABLES = {
     }.items()
 }
 DOT_RADIUS = 6.0
-# The narrowest bar that a pointer still finds, points.
-MIN_BAR = 2.0
+MIN_BAR = 0.1  # points; a browser does not draw a bar of no width
 _UNPRINTABLE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028-\u202e\u2066-\u2069\ufffe\uffff]")
 _PATHS = re.compile(r'\b(?:d|x|y|transform|points)="[^"]*"')
 
 
 def svg_of(figure: "Figure", prefix: str) -> str:
-    """The figure with its spots; ids begin with `prefix`, so that several can stand in one page."""
+    """The figure with its spots; ids begin with `prefix`, so that one page can hold several."""
     import matplotlib as mpl
 
     buffer = io.StringIO()
@@ -56,9 +58,12 @@ def svg_of(figure: "Figure", prefix: str) -> str:
     text = re.sub(r"\s*\n\s*", " ", text)
     width, height = figure.get_size_inches() * 72
     opening = f'<svg class="plot" role="img" aria-label="{html.escape(clean(figure.get_suptitle() or "figure"))}"'
-    opening += f' viewBox="0 0 {width:.1f} {height:.1f}" style="--width:{width:.0f}px">'
+    opening += f' viewBox="0 0 {width:.1f} {height:.1f}" style="--width:{width:.0f}px"'
+    opening += f' data-zoom="{" ".join(f"{end:.6g}" for end in zoom)}">' if (zoom := zoom_range(figure)) else ">"
     body = text[text.index(">", text.index("<svg")) + 1 : text.rindex("</svg>")]
-    return _UNPRINTABLE.sub(" ", f"{opening}{body}<g>{''.join(map(_spot, placed_spots(figure)))}</g></svg>")
+    return _UNPRINTABLE.sub(
+        " ", f'{opening}{body}<g class="spots">{"".join(map(_spot, placed_spots(figure)))}</g></svg>'
+    )
 
 
 def _spot(spot: Spot) -> str:
@@ -66,11 +71,13 @@ def _spot(spot: Spot) -> str:
     title = f"<title>{html.escape(text)}</title>"
     if not spot.width and not spot.height:
         return f'<circle class="spot" cx="{spot.x:.1f}" cy="{spot.y:.1f}" r="{DOT_RADIUS:g}">{title}</circle>'
-    size = f'width="{max(spot.width, MIN_BAR):.1f}" height="{max(spot.height, MIN_BAR):.1f}"'
-    return f'<rect class="spot" x="{spot.x:.1f}" y="{spot.y:.1f}" {size}>{title}</rect>'
+    size = f'width="{max(spot.width, MIN_BAR):.2f}" height="{max(spot.height, MIN_BAR):.1f}"'
+    return f'<rect class="spot" x="{spot.x:.2f}" y="{spot.y:.1f}" {size}>{title}</rect>'
 
 
 TEMPLATES = Path(__file__).parent / "templates"
+# The page's two scripts, before anything is painted and after all of it, each of one or several files.
+SCRIPTS = (("early",), ("common", "tables", "picker", "plots", "page"))
 # The looks of words in tables.
 GOOD, BAD, FAINT = "good", "bad", "faint"
 LOOKS = {
@@ -81,10 +88,12 @@ LOOKS = {
 # Where a text too long for its column may go on in the next line.
 _BREAK_AFTER = re.compile(r"(->|[,/=])(?=[^\s])")
 LONG_LINE = 28
+MAX_ID = 80
+OWN_IDS = ("entries", "contents", "fold", "theme", "tip")  # of the page's own controls
 
 
 class Verdict(Lines):
-    """Lines that stand out: the page's result."""
+    """Prominent lines: the page's result."""
 
 
 @dataclass(frozen=True)
@@ -108,37 +117,87 @@ class Tiles:
     tiles: tuple[tuple[str, str, str], ...]  # (number, word, look)
 
 
-PageBlock = Block | Picture | Tiles
+@dataclass(frozen=True)
+class Picker:
+    """Two of several items, chosen by the reader, side by side.
+
+    Args:
+        items: names to choose from, such as variants.
+        rows: what each item has a time of.
+        medians_s: of each item and row, None where it has none.
+        pairs: (item, item that it is compared with) to the ratio of their times, its interval and the verdict.
+        otherwise: the sentence where a pair has no comparison.
+    """
+
+    title: str
+    items: tuple[str, ...]
+    rows: tuple[str, ...]
+    medians_s: tuple[tuple[float | None, ...], ...]
+    pairs: dict[tuple[int, int], tuple[float, float, float, str]]
+    otherwise: str
+
+    @property
+    def data(self) -> str:
+        """The input of the page's script as JSON, numbers of four digits."""
+
+        def brief(number: float | None) -> float | None:
+            return float(f"{number:.4g}") if number is not None and math.isfinite(number) else None
+
+        pairs = {
+            f"{item},{other}": [*map(brief, numbers), verdict]
+            for (item, other), (*numbers, verdict) in self.pairs.items()
+        }
+        medians = [[*map(brief, of_item)] for of_item in self.medians_s]
+        texts = {"items": [*map(clean, self.items)], "rows": [*map(clean, self.rows)], "otherwise": self.otherwise}
+        return json.dumps({**texts, "medians": medians, "pairs": pairs}, separators=(",", ":"))
+
+
+@dataclass(frozen=True)
+class Download:
+    """A file within the page, with a sentence on its use."""
+
+    name: str
+    content: bytes
+    media_type: str
+    use: str
+
+    @property
+    def address(self) -> str:
+        """The file as a data: address, so that saving it needs no network and no script."""
+        return f"data:{self.media_type};base64,{base64.b64encode(self.content).decode()}"
+
+
+PageBlock = Block | Picture | Tiles | Picker | Download
 
 
 @dataclass
 class PageSection:
     """One entry of the contents: blocks with the number of each on the page."""
 
-    id: str
     title: str
     mark: str = ""
     blocks: list[tuple[int, PageBlock]] = field(default_factory=list)
+    id: str = ""
 
 
 def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
     """The whole page; `title` is for the browser's tab.
 
     The first heading of level 1 is the page's own, every further one of level 1 or 2 begins a section, all others
-    stand within it.
+    are within it.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
 
     sections, heading = _sections(title, blocks)
-    scripts = [(TEMPLATES / name).read_text(encoding="utf-8") for name in ("early.js", "page.js")]
+    scripts = ["".join((TEMPLATES / f"{name}.js").read_text(encoding="utf-8") for name in names) for names in SCRIPTS]
     environment = Environment(
         loader=FileSystemLoader(TEMPLATES), autoescape=True, undefined=StrictUndefined, trim_blocks=True,
         lstrip_blocks=True,
     )  # fmt: skip
     environment.filters |= {"clean": clean, "clean_lines": clean_lines}
     environment.filters |= {"column_name": _column_name, "breakable": _breakable}
-    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look}
+    environment.globals |= {"cell_look": _cell_look, "line_look": _line_look, "severity": _severity}
     environment.globals["picture"] = lambda block, number: Markup(svg_of(block.figure, f"f{number}-"))
     # The page's security policy lets no other script run.
     digests = (base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts)
@@ -156,16 +215,26 @@ def page_of(title: str, blocks: Sequence[PageBlock]) -> str:
 
 def _sections(title: str, blocks: Sequence[PageBlock]) -> tuple[list[PageSection], str]:
     first = next((block for block in blocks if isinstance(block, Heading) and block.level == 1), None)
-    sections = [PageSection("s0", "Summary")]
+    sections = [PageSection("Summary")]
     for number, block in enumerate(blocks):
         if block is first:
             continue
         if isinstance(block, Heading) and block.level <= 2:
             mark = clean(block.mark) if isinstance(block, SectionHeading) else ""
-            sections.append(PageSection(f"s{number}", clean(block.text), mark))
+            sections.append(PageSection(clean(block.text), mark))
         elif not isinstance(block, Lines) or block.texts:
             sections[-1].blocks.append((number, block))
-    return [section for section in sections if section.blocks or section.id != "s0"], first.text if first else title
+    sections = sections if sections[0].blocks else sections[1:]
+    taken = {*OWN_IDS}
+    for section in sections:
+        # The same on every page with this section, so that links to it last.
+        section.id = name = re.sub(r"\W+", "-", section.title.lower()).strip("-")[:MAX_ID] or "section"
+        for number in itertools.count(2):
+            if section.id not in taken:
+                break
+            section.id = f"{name}-{number}"
+        taken.add(section.id)
+    return sections, first.text if first else title
 
 
 def _column_name(heading: str) -> str:
@@ -173,8 +242,14 @@ def _column_name(heading: str) -> str:
     return clean_lines(heading.removeprefix("<").replace("-\n", "")).replace("\n", " ")
 
 
+def _severity(texts: Sequence[str]) -> str:
+    """`pass`, `fail`, ...: the word before the first colon, in lower case, if it is a severity."""
+    word = texts[0].partition(":")[0] if texts else ""
+    return word.lower() if word in ("PASS", "FAIL", "INCONCLUSIVE", "UNKNOWN") else ""
+
+
 def _line_look(text: str) -> str:
-    """A sentence's classes; one that begins with a space says more of the one before it."""
+    """A sentence's classes; one that begins with a space continues the one before it."""
     look = BAD if text.strip().startswith("NOT ") else FAINT if text.strip().startswith(("caution", "warning")) else ""
     return f"{'more' * text.startswith(' ')} {look}".strip()
 

@@ -5,6 +5,7 @@ import io
 import math
 import os
 import re
+import textwrap
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from distbench.spec.file_io import write_whole
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from numpy.typing import NDArray
 
 
 # Okabe and Ito's palette: told apart with any of the common colour deficiencies.
@@ -46,6 +48,7 @@ SETTINGS: Any = {
     "svg.hashsalt": "distbench",
 }
 DPI = 150
+LABEL_GAP, LABEL_WIDTH = 0.085, 34  # share of the axes' height for two lines; characters
 
 
 def new_figure(
@@ -186,6 +189,34 @@ def label_ends(axes: "Axes", ends: Mapping[str, float], colors: Mapping[str, str
         )  # fmt: skip
 
 
+FAR = 2.0
+
+
+def reach(values: "Sequence[float] | NDArray[np.float64]") -> float:
+    """Where an axis from 0 ends: at the largest value, or at FAR times the upper quartile where that is less. A plot
+    marks a value beyond it at the edge, so that it does not squeeze the others."""
+    return min(float(np.max(values)), FAR * float(np.quantile(values, 0.75)))
+
+
+def name_end(axes: "Axes", end: tuple[float, float], text: str, is_beyond: bool = False) -> None:
+    """A text right of a bar's or interval's end, with an arrow where its value is beyond the axis."""
+    if is_beyond:
+        axes.scatter(*end, marker=">", s=60, color=BLACK, zorder=3, clip_on=False)
+    axes.annotate(text, end, xytext=(9 if is_beyond else 6, 0), textcoords="offset points", va="center")
+
+
+def label_points(axes: "Axes", points: Mapping[str, tuple[float, float]]) -> None:
+    """Name points in a column right of the axes, with a thin line from each point to its name; limits are set."""
+    to_fraction = axes.transData + axes.transAxes.inverted()
+    heights = [float(to_fraction.transform(point)[1]) for point in points.values()]
+    for (text, point), height in zip(points.items(), spread(heights, LABEL_GAP), strict=True):
+        axes.annotate(
+            textwrap.fill(re.sub(",(?! )", ", ", text), LABEL_WIDTH), point, (1.03, height), "data", "axes fraction",
+            {"arrowstyle": "-", "color": GREY, "linewidth": 0.5, "shrinkB": 4}, annotation_clip=False, fontsize=8.5,
+            va="center",
+        )  # fmt: skip
+
+
 def name_bars(axes: "Axes", names: Sequence[str]) -> None:
     """Horizontal bars named on the left, the first one on top, with a grid behind them."""
     axes.set_yticks(range(len(names)), names)
@@ -223,6 +254,24 @@ class Spot(NamedTuple):
 def hover(axes: "Axes", spots: Iterable[Spot]) -> None:
     """Show these texts where a reader points at the axes' data."""
     _SPOTS.setdefault(axes, []).extend(spots)
+
+
+_ZOOMED: "WeakKeyDictionary[Figure, Axes]" = WeakKeyDictionary()
+
+
+def zoomable(figure: "Figure", axes: "Axes") -> None:
+    """Let a page zoom into the x axis of a figure whose panels all have the limits of `axes`."""
+    _ZOOMED[figure] = axes
+
+
+def zoom_range(figure: "Figure") -> tuple[float, float, float, float] | None:
+    """Points from the figure's left edge where the zoomable axis begins and ends, and its values there."""
+    axes = _ZOOMED.get(figure)
+    if axes is None:
+        return None
+    width, (low, high) = figure.get_size_inches()[0] * 72, axes.get_xlim()
+    place = axes.get_position()
+    return place.x0 * width, place.x1 * width, low, high
 
 
 def placed_spots(figure: "Figure") -> Iterator[Spot]:

@@ -46,12 +46,12 @@ def show_notes(all_notes: bool) -> None:
 
 
 def width_here() -> int:
-    """Characters of a line: what `--width` asked for, else the terminal's (60 to 200), else 120."""
+    """Characters of a line: the value of `--width`, else the terminal's (60 to 200), else 120."""
     return width_of(sys.stdout) or (_asked[0] if _asked else PIPED_WIDTH)
 
 
 def width_of(stream: TextIO | None) -> int | None:
-    """Characters of a line where the stream is a terminal, as `width_here` has them; None where it is none."""
+    """Characters of a line where the stream is a terminal, as `width_here` has them; None for any other stream."""
     if stream is None or not stream.isatty():
         return None
     if _asked:
@@ -184,7 +184,7 @@ def without_names(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
 def without_shared(texts: Sequence[str]) -> tuple[Sequence[str], list[str]]:
     """Texts such as `a=1,b=2` or `step/f32[8]/x` without the parts that all have, and these parts.
 
-    Each text keeps one part at least; a remark in brackets at its end is no part.
+    Each text keeps one part at least; a remark in brackets at its end does not count.
     """
     if len(set(texts)) < 2:
         return texts, []
@@ -289,7 +289,7 @@ def table_lines(table: Table, width: int) -> list[str]:
 
 
 def _row(columns: Sequence[ScreenColumn], texts: Sequence[str], at_bottom: bool = False) -> list[str]:
-    """The lines of a row; texts of fewer lines than others stand at its top."""
+    """The lines of a row; texts of fewer lines than others begin at its top."""
     parts = [text.split("\n") for text in texts]
     height = max(map(len, parts))
     parts = [[""] * (height - len(part)) + part if at_bottom else part + [""] * (height - len(part)) for part in parts]

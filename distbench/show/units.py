@@ -126,7 +126,7 @@ def disk_text(num_bytes: float) -> str:
 
 
 def bandwidth_text(gb_per_s: float) -> str:
-    """GB/s (1e9 bytes a second), at most four decimals; padded behind, so that a column lines up at its points."""
+    """GB/s (1e9 bytes per second), at most four decimals; padded behind, so that a column lines up at its points."""
     if not known(gb_per_s):
         return NOTHING
     decimals = min(decimals_for(gb_per_s), 4)
@@ -144,7 +144,7 @@ def count_text(value: float) -> str:
 
 
 def rate_text(value: float | None) -> str:
-    """Of tokens or samples a second: `5,762`, and where that would be few digits `0.431`."""
+    """Of tokens or samples per second: `5,762`, and where that would be few digits `0.431`."""
     if not known(value):
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 else _plain(value)
@@ -180,7 +180,7 @@ def source_text(source: str) -> str:
 
 
 def word_text(value: object) -> str:
-    """A text as it is; NOTHING for whatever stands where a text is missing."""
+    """A text as it is; NOTHING for any other value."""
     return value if isinstance(value, str) else NOTHING
 
 

@@ -5,8 +5,8 @@ import math
 from pathlib import Path
 
 import pytest
-from conftest import ROOT
 from page_reader import page_at
+from step_runs import GOLDEN, steps
 
 from distbench.records.dataframe import frame_of
 from distbench.records.results_folder import collect
@@ -16,28 +16,6 @@ from distbench.report.section_protocol import Compared
 from distbench.report.sections import Contents
 from distbench.show.plots import placed_spots, styled
 from distbench.show.terminal import show_notes
-
-GOLDEN = ROOT / "tests" / "golden"
-PASSES, FIRST_S = 10, 0.1
-
-
-def steps(folder: Path, slowdowns: dict[str, float]) -> Path:
-    """A run of steps with so many times the baseline's time in each of 10 passes."""
-    header, case, *_ = (json.loads(line) for line in (GOLDEN / "steps.jsonl").read_text().splitlines())
-    lines = [header]
-    for name, slowdown in {"plain": 1.0, **slowdowns}.items():
-        params = {**case["case"]["params"], "variant": name}
-        samples = [FIRST_S * slowdown * (1 + 0.001 * number) for number in range(PASSES)]
-        case_id = f"step/f32[10,100]/toy/{name}"
-        lines.append({**case, "case": {**case["case"], "id": case_id, "params": params}, "samples_s": samples[:1]})
-        lines += [
-            {"type": "pass", "case_id": case_id, "number": number, "samples_s": [samples[number]], "phases_s": {}}
-            for number in range(1, PASSES)
-        ]
-    lines.append({"type": "footer", "status": "complete", "finished_at": 2e9, "wall_s": 1.0, "message": ""})
-    path = folder / "steps.jsonl"
-    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return path
 
 
 def contents_of(path: Path) -> Contents:
@@ -88,7 +66,7 @@ def test_warnings_are_one_line_unless_they_are_asked_for(tmp_path: Path) -> None
     assert "warning: the machine was busy" in full
 
 
-def test_a_page_begins_with_tiles_and_the_plot_of_all_variants(tmp_path: Path) -> None:
+def test_a_page_begins_with_the_answer_tiles_and_the_plot_of_all_variants(tmp_path: Path) -> None:
     path = steps(tmp_path, {"slow": 1.7, "same": 1.0})
     render((path,), tmp_path, "table", None, (), tmp_path / "page.html")
     page = page_at(tmp_path / "page.html")
@@ -102,7 +80,7 @@ def test_a_page_begins_with_tiles_and_the_plot_of_all_variants(tmp_path: Path) -
     ):
         assert f"<li{f' class={chr(34)}{look}{chr(34)}' * bool(look)}><strong>{number}</strong> {word}</li>" in tiles
     assert "</strong> machine warning" in tiles
-    assert page.text.index('class="tiles"') < page.text.index("<svg") < page.text.index('class="verdict"')
+    assert page.text.index('class="verdict pass"') < page.text.index('class="tiles"') < page.text.index("<svg")
     assert 'aria-label="Variants compared with their baseline: 2 variants"' in page.text
     assert "slow\n1.7x slower than plain (95 % CI 1.7-1.7x)\nslower" in page.spots
 

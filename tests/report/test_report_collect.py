@@ -80,7 +80,7 @@ def test_nothing_found_says_what_to_do(tmp_path: Path) -> None:
             collect((), out)
     with pytest.raises(UserError, match="does not exist"):
         collect((tmp_path / "none.jsonl",), NOWHERE)
-    with pytest.raises(UserError, match="no run file"):
+    with pytest.raises(UserError, match="no readable run file"):
         collect((tmp_path,), NOWHERE)
 
 

@@ -102,7 +102,7 @@ def test_timelines_are_drawn_and_stand_on_the_page(tmp_path: Path) -> None:
     for said in ("rank 3", "dp_shard", "compute: backward", "reduce_scatter", "waiting for the group", "100 ms"):
         assert said in drawing
     page = (tmp_path / "page.html").read_text()
-    assert "toy: which path costs what" in page and page.count("<svg") == 2
+    assert "toy: communication by path" in page and page.count("<svg") == 2
     assert f"distbench report --paths {path}" in render((path,), OUT, "table", None, (), full=True).text.replace(
         "\n ", ""
     )
@@ -114,7 +114,7 @@ def test_a_page_of_a_part_shows_its_traces_alone(tmp_path: Path) -> None:
     for part, shown in (("::x=2", ["x=2"]), ("", ["x=1", "x=2"])):
         render_paths((Path(f"{path}{part}"),), OUT, "table", page=page)
         text = page.read_text()
-        assert [one for one in ("x=1", "x=2") if f"{one}: which path costs what" in text] == shown
+        assert [one for one in ("x=1", "x=2") if f"{one}: communication by path" in text] == shown
         assert ("Summary" in text) == (not part)
 
 
@@ -172,7 +172,7 @@ def test_the_steps_change_is_of_timed_samples_and_never_of_traced_steps(tmp_path
 def test_one_launch_a_side_has_no_verdict_and_no_interval(tmp_path: Path) -> None:
     """However steady the samples of each: what differs between launches is in neither."""
     one, other = (trace(tmp_path / name, samples_s=[level] * 40) for name, level in (("a", 0.1), ("b", 0.2)))
-    assert "step -50 % (one launch a side: no verdict)" in difference_text(one, other)
+    assert "step -50 % (one launch per side: no verdict)" in difference_text(one, other)
 
 
 def test_two_steps_of_one_launch_are_compared_by_the_passes_that_both_have(tmp_path: Path) -> None:
@@ -212,7 +212,7 @@ def test_different_work_is_cautioned_about(tmp_path: Path) -> None:
     again = (tmp_path / "a.jsonl").read_text().replace('"run_id":"r"', '"run_id":"r2"')
     (tmp_path / "c.jsonl").write_text(again)
     [text] = cautions(one, selected_trace(tmp_path / "c.jsonl")[0])
-    assert text.startswith("caution: one launch a side")
+    assert text.startswith("caution: one launch per side")
 
 
 def test_the_command(tmp_path: Path) -> None:
@@ -223,7 +223,7 @@ def test_the_command(tmp_path: Path) -> None:
         return CliRunner().invoke(main, ["report", *arguments])
 
     done = report("--diff", str(path), str(path), "--format", "markdown")
-    assert done.exit_code == 0 and "**by path, a rank and step**" in done.stdout
+    assert done.exit_code == 0 and "**by path, per rank and step**" in done.stdout
     for arguments, said in (
         (("--paths", "--diff", str(path), str(path)), "--paths does not go with --diff"),
         (("--paths", "--reproducers", "out"), "--reproducers does not go with --paths"),

@@ -19,7 +19,7 @@ def test_a_plan_beyond_the_memory_that_was_not_recorded_whole_may_not_fit() -> N
     assert labels == [
         "does not fit (1)",
         "may not fit (1)",
-        "dominated (1)",
+        "slower or larger (1)",
         "Pareto front (2)",
         "recommended (1)",
     ]

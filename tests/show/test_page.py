@@ -46,14 +46,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> SeenPage:
 
 def test_every_section_is_in_the_contents_and_what_is_not_well_is_marked(whole: SeenPage) -> None:
     contents = whole.text[whole.text.index("<nav") : whole.text.index("</nav>")]
-    names = re.findall(r'<li><a href="#\w+">([^<]*)', contents)
+    names = re.findall(r'<li><a href="#[\w-]+">([^<]*)', contents)
     assert [name.strip() for name in names] == [
         "Summary",
         "The line of code",
-        "Redistribution laboratory: box-real, torch 2.13.0+cpu",
+        "Redistribution planner study: box-real, torch 2.13.0+cpu",
         "redistribute_lab",
         "toy (traced)",
-        "toy: which path costs what",
+        "toy: communication by path",
         "collectives",
         "toy (steps)",
         "moves",
@@ -77,7 +77,7 @@ def test_every_table_of_the_report_is_on_the_page(whole: SeenPage) -> None:
     runs = whole.tables[whole.titles.index("runs")]
     assert {row[0] for row in runs[1:]} == {"collectives", "toy", "moves", "redistribute_lab"}
     # A name that two runs have leads to neither.
-    linked = re.findall(r'<td class="left"><a href="#(\w+)">(\w+)</a>', whole.text)
+    linked = re.findall(r'<td class="left"><a href="#([\w-]+)">(\w+)</a>', whole.text)
     assert {name for _, name in linked} == {"collectives", "moves", "redistribute_lab"}
 
 
@@ -150,7 +150,7 @@ def test_a_calibration_is_a_profile_and_its_points(tmp_path: Path) -> None:
     ((headings, *rows),) = (table for table in page.tables if table[0][0] == "op")
     assert headings[:3] == ["op", "mesh dim", "base"] and [row[1] for row in rows] == ["dp_shard", "tp"]
     # 20 us and half a nanosecond a byte.
-    assert any(spot.split("\n") == ["4 MiB: 2.12 ms", "the line says 2.12 ms"] for spot in page.spots)
+    assert any(spot.split("\n") == ["4 MiB: 2.12 ms", "fitted line: 2.12 ms"] for spot in page.spots)
     few = calibration_page(tmp_path, replace(run, cases=run.cases[:1]))
     assert "no profile: x.jsonl cannot be fitted" in few.shown and not few.num_pictures
 
@@ -167,7 +167,7 @@ def test_one_step_against_another_is_a_page_too(tmp_path: Path) -> None:
     done = CliRunner().invoke(main, ["report", *arguments])
     assert done.exit_code == 0, done.output
     page = page_at(tmp_path / "page.html")
-    assert page.num_pictures == 2 and "by path, a rank and step" in page.titles
+    assert page.num_pictures == 2 and "by path, per rank and step" in page.titles
     verdict = page.text[page.text.index('class="verdict"') :]
     assert verdict.index("x=1 against x=2") < verdict.index("</div>")
 
@@ -192,7 +192,7 @@ def test_a_spot_lies_where_its_data_are_drawn() -> None:
 
 def test_headings_of_level_three_stand_within_a_section() -> None:
     page = page_of("t", [Lines(("before",)), Heading("one"), Heading("two", 3), Lines(("after",))])
-    assert SeenPage(page).links == ["s0", "s1"] and "<h3>two</h3>" in page and "<h1>t</h1>" in page
+    assert SeenPage(page).links == ["summary", "one"] and "<h3>two</h3>" in page and "<h1>t</h1>" in page
 
 
 def test_a_run_without_a_case_has_a_page(tmp_path: Path) -> None:

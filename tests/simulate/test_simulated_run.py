@@ -145,7 +145,7 @@ def test_report_says_that_it_was_simulated(path: Path, tmp_path: Path) -> None:
     assert "not in the hardware file, and extrapolated: matmul_fp8_flops (" in full
     assert all(sentence in full for sentence in NOT_SIMULATED)
     page = (tmp_path / "page.html").read_text()
-    assert "simulated step time and memory" in page and "which path costs what, simulated" in page
+    assert "simulated step time and memory" in page and "communication by path, simulated" in page
     paths = said("report", "--paths", path)
     assert "a simulated step takes 5.00 s, as rank 0 of 8" in paths and "nothing here was measured" in paths
     assert "traced step" not in paths and "second method" not in paths and "straggler time" not in paths
@@ -156,7 +156,7 @@ def test_report_says_what_fits_only_because_caches_are_given_back(path: Path) ->
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     lines[1]["counters"]["num_retries"] = 2
     path.write_text("\n".join(map(json.dumps, lines)) + "\n")
-    assert "tight: it fits because the allocator gives back what it cached" in said("report", path, "--full")
+    assert "(tight): fits only because the allocator frees its cache" in said("report", path, "--full")
 
 
 def test_two_simulated_steps_are_told_apart_path_by_path(path: Path, tmp_path: Path) -> None:
