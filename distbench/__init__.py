@@ -12,6 +12,7 @@ from distbench.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from distbench.cli.python_api import ComparedRuns, Report, Runs, compare, load, run
+    from distbench.communication_assertions import SeenCommunication, communication
     from distbench.planning.cost_profile import load_profile
     from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
@@ -23,8 +24,10 @@ __all__ = [
     "DirectRedistribution",
     "Report",
     "Runs",
+    "SeenCommunication",
     "UserError",
     "calibrated_planning",
+    "communication",
     "compare",
     "load",
     "load_profile",
@@ -37,6 +40,7 @@ import_when_asked(
     __name__,
     {
         "cli.python_api": ("ComparedRuns", "Report", "Runs", "compare", "load", "run"),
+        "communication_assertions": ("SeenCommunication", "communication"),
         "planning.cost_profile": ("load_profile",),
         "spec.errors": ("UserError",),
         "redistribute.direct": ("DirectRedistribution",),

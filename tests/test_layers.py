@@ -14,7 +14,7 @@ PACKAGE = ROOT / "distbench"
 HEAVY = ("torch", "pandas", "matplotlib", "scipy", "jinja2")
 # Package (or file of the top level) to the packages that it may import; docs/architecture.md has the same table.
 MAY_IMPORT = {
-    "__init__": {"cli", "planning", "redistribute", "spec", "torch_private", "version"},
+    "__init__": {"cli", "communication_assertions", "planning", "redistribute", "spec", "torch_private", "version"},
     "__main__": {"cli", "processes"},
     "cases": {"observe", "planning", "plans", "ranks", "records", "redistribute", "spec", "torch_private"},
     "cli": {
@@ -31,13 +31,14 @@ MAY_IMPORT = {
         "statistics",
         "version",
     },
+    "communication_assertions": {"judge", "observe", "plans", "spec", "torch_private"},
     "judge": {"processes", "records", "show", "spec", "statistics"},
     "launch": {"planning", "processes", "records", "spec"},
     "observe": {"plans", "ranks", "records", "spec", "statistics", "torch_private"},
     "planning": {"processes", "records", "show", "spec"},
     "plans": {"ranks", "redistribute", "spec", "statistics", "torch_private"},
     "processes": {"spec"},
-    "pytest_plugin": {"launch", "records", "spec", "statistics"},
+    "pytest_plugin": {"communication_assertions", "launch", "records", "spec", "statistics"},
     "ranks": {"planning", "records", "spec", "statistics"},
     "records": {"spec", "statistics"},
     "redistribute": {"planning", "ranks", "records", "spec", "statistics", "torch_private"},
@@ -76,7 +77,7 @@ MAY_IMPORT = {
 }
 # Where torch may be imported: packages of code that ranks run, and the files of simulate/ that record a step.
 TORCH_PACKAGES = {"cases", "observe", "plans", "ranks", "redistribute", "torch_private", "worker"}
-TORCH_FILES = {"simulate/recorded_step.py", "simulate/operator_recorder.py"}
+TORCH_FILES = {"communication_assertions.py", "simulate/recorded_step.py", "simulate/operator_recorder.py"}
 # Packages that draw or hold frames; each imports pandas and matplotlib inside functions.
 FRAMES = {"cli", "judge", "planning", "records", "report", "search", "show"}
 # Not ours nor torch's, and without a public name (the last two are pytest-benchmark's and transformers').
@@ -292,7 +293,7 @@ def test_loading_the_pytest_plugin_imports_nothing_of_ours() -> None:
     """Every pytest run of an environment with distbench in it loads that module."""
     path = PACKAGE / "pytest_plugin" / "__init__.py"
     packages = {name.split(".")[0] for name in imported(path, inside_functions=False)}
-    assert packages == {"pathlib", "typing", "pytest"}
+    assert packages == {"collections", "contextlib", "pathlib", "typing", "pytest"}
 
 
 def test_nothing_imports_the_scenarios_by_name() -> None:

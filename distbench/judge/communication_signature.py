@@ -102,12 +102,13 @@ class Signature:
         return "\n".join(lines) + "\n"
 
 
-def counted(communications: list[dict[str, Any]]) -> Counter[CommunicationPath]:
+def counted(communications: list[dict[str, Any]], fold_layers: bool = True) -> Counter[CommunicationPath]:
     """Count records of `observe.module_attribution.Communication` by path."""
     names = [path_field.name for path_field in fields(CommunicationPath)]
     counts: Counter[CommunicationPath] = Counter()
     for record in communications:
-        owner = folded(record["owner"]) or ROOT if record["owner_known"] else NOBODY
+        name = folded(record["owner"]) if fold_layers else record["owner"]
+        owner = name or ROOT if record["owner_known"] else NOBODY
         counts[CommunicationPath(**{name: record[name] for name in names} | {"owner": owner})] += 1
     return counts
 
@@ -294,8 +295,7 @@ def compare(base: Path, new: Path) -> SignatureComparison:
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
     if not base.is_dir():
-        after = load(new)
-        return _compared({new.name: (load(stored_for(base, after.torch)), after)}, [])
+        return compare_with_stored(base, load(new), new.name)
     # Names without a torch version.
     before_names, after_names = (
         sorted({OF_TORCH.sub(rf"\g<name>{SUFFIX}", path.name) for path in side.glob(f"*{SUFFIX}")})
@@ -308,6 +308,11 @@ def compare(base: Path, new: Path) -> SignatureComparison:
     afters = {name: load(new / name) for name in before_names if name in after_names}
     pairs = {name: (load(stored_for(base / name, after.torch)), after) for name, after in afters.items()}
     return _compared(pairs, alone)
+
+
+def compare_with_stored(base: Path, new: Signature, name: str = "") -> SignatureComparison:
+    """Compare with the file of `base` that is for this torch version; UserError if it is not a signature."""
+    return _compared({name or base.name: (load(stored_for(base, new.torch)), new)}, [])
 
 
 def stored_for(base: Path, torch: str) -> Path:

@@ -16,7 +16,9 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.plans.training_step import SCHEDULE
 from distbench.ranks.context import RankContext, dtype_name
@@ -68,10 +70,12 @@ class RunningModules:
         parameters = self._model.named_parameters()
         return next((name.rpartition(".")[0] for name, candidate in parameters if candidate is parameter), None)
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def enter(self, name: str, *_: object) -> None:
         """Begin a module's forward."""
         self._stack.append((name, next_autograd_position()))
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def leave(self, *_: object) -> None:
         """End the innermost module's forward."""
         name, start = self._stack.pop()
@@ -216,7 +220,7 @@ def communications_of(
     """
     communications: list[Communication] = []
     with (
-        tracked_collectives(model, phases, plan, context) as tracker,
+        tracked_collectives(model, phases, plan, [context.mesh]) as tracker,
         each_collective(
             lambda issued: communications.append(tracker.communication(issued, tracker.issue_context(issued)))
         ),
@@ -242,12 +246,17 @@ class CollectiveTracker:
     """Tracks a call's phases, labels and modules, and attributes each collective to its owner."""
 
     def __init__(
-        self, phases: Sequence[str], labels: Labels, modules: "RunningModules", plan: ParallelPlan, context: RankContext
+        self,
+        phases: Sequence[str],
+        labels: Labels,
+        modules: "RunningModules",
+        plan: ParallelPlan,
+        meshes: Sequence[DeviceMesh],
     ) -> None:
         self._names = iter(phases or ("call",))
         self._phase = next(self._names)
         self._labels, self._modules, self._plan = labels, modules, plan
-        self._groups, self._rank = _mesh_dims_by_ranks(context), context.rank
+        self._groups, self._rank = _mesh_dims_by_ranks(meshes), dist.get_rank()
         self._turn, self._buckets = 0, Counter[int]()
 
     def stamp(self) -> None:
@@ -323,11 +332,11 @@ def _pass_of(call: CollectiveCall | None, label: Label | None, message: Message 
 
 @contextlib.contextmanager
 def tracked_collectives(
-    model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, context: RankContext
+    model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, meshes: Sequence[DeviceMesh]
 ) -> Iterator[CollectiveTracker]:
-    """Track one call."""
+    """Track one call, whose groups are those of the meshes."""
     with labelled_communication() as labels, running_modules(model) as modules:
-        yield CollectiveTracker(phases, labels, modules, plan, context)
+        yield CollectiveTracker(phases, labels, modules, plan, meshes)
 
 
 def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) -> str:
@@ -349,13 +358,14 @@ def _source(label: Label | None, mesh_dim: str, phase: str, plan: ParallelPlan) 
     return "autograd" if phase == "backward" else "model"
 
 
-def _mesh_dims_by_ranks(context: RankContext) -> dict[tuple[int, ...], str]:
+def _mesh_dims_by_ranks(meshes: Sequence[DeviceMesh]) -> dict[tuple[int, ...], str]:
     """Map this rank's group along every choice of mesh dims, by its sorted ranks, to the fewest mesh dims."""
-    names: Sequence[str] = context.mesh_dims
     by_ranks: dict[tuple[int, ...], str] = {}
-    for count in range(1, len(names) + 1):
-        for chosen in combinations(range(len(names)), count):
-            index = tuple(slice(None) if dim in chosen else at for dim, at in enumerate(context.coordinate))
-            ranks = tuple(sorted(context.mesh.mesh[index].flatten().tolist()))
-            by_ranks.setdefault(ranks, "x".join(names[dim] for dim in chosen))
+    for mesh in meshes:
+        names, coordinate = mesh.mesh_dim_names or (), mesh.get_coordinate() or ()
+        for count in range(1, len(names) + 1):
+            for chosen in combinations(range(len(names)), count):
+                index = tuple(slice(None) if dim in chosen else at for dim, at in enumerate(coordinate))
+                ranks = tuple(sorted(mesh.mesh[index].flatten().tolist()))
+                by_ranks.setdefault(ranks, "x".join(names[dim] for dim in chosen))
     return by_ranks

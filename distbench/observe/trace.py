@@ -120,7 +120,7 @@ def traced(step: TrainingStep, context: RankContext) -> Traced:
     issued_calls: list[tuple[Issued, Any]] = []
     ends: list[float] = []
     with (
-        tracked_collectives(step.model, step.phases, step.plan, context) as tracker,
+        tracked_collectives(step.model, step.phases, step.plan, [context.mesh]) as tracker,
         contextlib.nullcontext(()) if step.pipeline is None else step.pipeline.observed() as working,
     ):
 

@@ -1,14 +1,17 @@
-"""`pytest --distbench`: a fixture that times a function on several gloo ranks, with the code of `distbench run`.
+"""Two fixtures: one times a function on several gloo ranks (`pytest --distbench`), one records collectives.
 
 Every pytest run in an environment with distbench loads this module, so imports are inside functions.
 """
 
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from distbench.communication_assertions import SeenCommunication
     from distbench.pytest_plugin.fixture import Distbench, MeasuredCase
 
 FIXTURE = "distbench"
@@ -23,7 +26,7 @@ UNSHOWN = pytest.StashKey[list["MeasuredCase"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The plugin's two options."""
+    """The plugin's options."""
     group = parser.getgroup("distbench")
     group.addoption("--distbench", action="store_true", help="Run the tests that use the distbench fixture.")
     group.addoption(
@@ -31,6 +34,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="Keep run files and ranks' logs in DIR, for `distbench report` and `distbench gate`. "
         "Default: pytest's temporary folder.",
+    )
+    group.addoption(
+        "--distbench-update",
+        action="store_true",
+        help="Let seen.matches(FILE) of the distbench_communication fixture write FILE instead of comparing.",
     )
 
 
@@ -59,6 +67,26 @@ def distbench_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
     out_option = request.config.getoption("distbench_out")
     out = request.config.invocation_params.dir / out_option if out_option else tmp_path_factory.getbasetemp() / FIXTURE
     return Distbench(request.node, Path(out), request.config.stash[UNSHOWN])
+
+
+@pytest.fixture
+def distbench_communication(
+    request: pytest.FixtureRequest,
+) -> "Callable[..., AbstractContextManager[SeenCommunication]]":
+    """`with distbench_communication(model) as seen:`, as `distbench.communication`; files are next to the test file."""
+    from functools import partial
+
+    from distbench.communication_assertions import communication
+
+    return partial(communication, folder=request.path.parent, update=request.config.getoption("distbench_update"))
+
+
+def pytest_assertrepr_compare(op: str, left: Any, right: Any) -> list[str] | None:
+    """Print the counted collectives when `seen.count(...) == 1` or `seen.bytes(...) <= ...` fails."""
+    if type(left).__module__ != "distbench.communication_assertions":
+        return None
+    first, *paths = left.explanation()
+    return [f"{first}, expected {op} {right!r}", *paths]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:

@@ -170,7 +170,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
         for _ in range(step.num_setup_steps):
             step(no_stamp)
     gradients: dict[int, str] = {}
-    with tracked_collectives(step.model, step.phases, step.plan, context) as tracker:
+    with tracked_collectives(step.model, step.phases, step.plan, [context.mesh]) as tracker:
         recorder.tracker = tracker
 
         def stamp() -> None:

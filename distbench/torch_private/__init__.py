@@ -18,6 +18,7 @@ from distbench.torch_private.collectives import (
     is_attention,
     is_compiled,
     is_pending,
+    issued_collectives,
     keep_compiled_graphs_apart,
     keep_gradients_of_pending_inputs,
     kind_of,

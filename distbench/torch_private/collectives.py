@@ -323,6 +323,19 @@ def timed_collectives(on_issue: Callable[[Issued], None]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def issued_collectives(on_issue: Callable[[CollectiveCall], None]) -> Iterator[None]:
+    """Call `on_issue` just before each collective of this process is issued, as `timed_collectives`, on any device."""
+
+    def handle(operator: Any, pass_on: Callable[[], Any], args: Any) -> Any:
+        if (call := call_of(operator, args, {})) is not None:
+            on_issue(call)
+        return pass_on()
+
+    with _handled(handle):
+        yield
+
+
+@contextlib.contextmanager
 def nothing_sent() -> Iterator[None]:
     """Make the collectives of this process end at once; the received values are undefined."""
     works: list[EndedWork] = []  # C++ keeps half of a work

@@ -1,5 +1,6 @@
 """The pytest plugin: what a test may ask for, what it gets, and docs/pytest.md executed on real ranks."""
 
+import importlib
 import itertools
 import json
 import math
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from conftest import ROOT
 from processes import Ranks
 
@@ -286,3 +288,31 @@ def test_all_pairs_of_a_sweep_of_identical_cases_are_one_family() -> None:
         missed += any(slower.versus(one).verdict != "slower" for one in same)
     # A family at 2 % has more than 7 of 100 tables with a verdict in 1 of 1,000 series; 15 tests of their own have 20.
     assert with_verdict <= 7 and missed <= 10
+
+
+def test_the_communication_page_runs_and_a_failed_count_prints_what_was_counted(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
+    page = (ROOT / "docs" / "assertions.md").read_text()
+    # pytester forgets what a run imports, and torch registers its operators once.
+    for module in ("communication_assertions", "torch_private"):
+        importlib.import_module(f"distbench.{module}")
+    for module in ("fsdp", "tensor.parallel"):
+        importlib.import_module(f"torch.distributed.{module}")
+    importlib.import_module("torch.testing._internal.distributed.fake_pg")
+    example = page.split("```python\n")[1].split("```")[0]
+    try:
+        pytester.makepyfile(example)
+        missing = pytester.runpytest_inprocess(*PLUGINS)
+        missing.stdout.fnmatch_lines(["*model.signature does not exist; write it once*"])
+        dist.destroy_process_group()
+        pytester.runpytest_inprocess(*PLUGINS, "--distbench-update").assert_outcomes(passed=1)
+        assert (pytester.path / "model.signature").is_file()
+        pytester.runpytest_inprocess(*PLUGINS).assert_outcomes(passed=1)
+        pytester.makepyfile(example.replace('module="lm_head") == 1', 'module="lm_head") == 2'))
+        failed = pytester.runpytest_inprocess(*PLUGINS)
+        failed.stdout.fnmatch_lines([line for line in page.splitlines() if line.startswith("E ")])
+    finally:
+        if dist.is_initialized():
+            dist.destroy_process_group()

@@ -1,0 +1,238 @@
+"""Assert in one's own tests what code communicates: `with distbench.communication(model) as seen:`.
+
+The collectives are those that c10d dispatches in this process, on real and fake process groups, of compiled code and of
+DDP's reducer, too. Owners are found as in a traced step (`observe/module_attribution.py`).
+"""
+
+import contextlib
+import fnmatch
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from distbench.judge.communication_signature import ROOT, Signature, compare_with_stored, counted
+from distbench.observe.module_attribution import (
+    UNKNOWN_GROUP,
+    Communication,
+    IssueContext,
+    tracked_collectives,
+)
+from distbench.plans.training_step import SCHEDULE
+from distbench.spec import ParallelPlan
+from distbench.spec.errors import UserError, nearest
+from distbench.spec.file_io import write_whole
+from distbench.torch_private import FAMILIES, OTHERS, CollectiveCall, issued_collectives, tensors_in
+
+PHASES = ("forward", "backward", "optimizer")
+CASE = "communication"
+
+
+class CollectiveCount(int):
+    """A number of collectives (or of bytes) that prints the counted collectives when an assertion on it fails."""
+
+    collectives: tuple[Communication, ...]
+    question: str
+
+    @classmethod
+    def of(cls, value: int, collectives: Sequence[Communication], question: str) -> "CollectiveCount":
+        """Make the number of these collectives, or of their bytes."""
+        count = cls(value)
+        count.collectives, count.question = tuple(collectives), question
+        return count
+
+    def explanation(self) -> list[str]:
+        """Return lines for a failed assertion: the counted collectives by path, with their modules."""
+        counts = counted([vars(each) for each in self.collectives], fold_layers=False)
+        lines = [f"{count} x {path.text()}" for path, count in counts.items()]
+        return [f"{int(self)} {self.question}", *(f"  {line}" for line in lines or ["no collective"])]
+
+    def __repr__(self) -> str:
+        return "\n".join(self.explanation())
+
+
+class SeenCommunication:
+    """The collectives of a `with distbench.communication(...)` block on this rank, in order of issue.
+
+    Attributes:
+        collectives: each with phase, kind, mesh dim, group, dtype, payload bytes and owner.
+    """
+
+    def __init__(self, modules: Sequence[str], mesh: dict[str, int], folder: Path, update: bool) -> None:
+        self.collectives: list[Communication] = []
+        self._modules, self._mesh, self._folder, self._update = modules, mesh, folder, update
+
+    def count(
+        self, kind: str | None = None, *, on: str | None = None, module: str | None = None, phase: str | None = None
+    ) -> CollectiveCount:
+        """Count collectives.
+
+        Args:
+            kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", ...; None for all.
+            on: name of the mesh dim, several joined by "x"; "?" for groups of no mesh dim.
+            module: glob pattern of the names of owners, "(root)" for the model itself; `*` matches dots, too.
+            phase: "forward", "backward" (recomputation included) or "optimizer".
+
+        Raises:
+            UserError: no such kind, mesh dim, module or phase, so that a misspelt name is not counted as 0.
+        """
+        collectives, question = self._selected(kind, on, module, phase)
+        return CollectiveCount.of(len(collectives), collectives, question)
+
+    def bytes(
+        self, kind: str | None = None, *, on: str | None = None, module: str | None = None, phase: str | None = None
+    ) -> CollectiveCount:
+        """Sum the payload bytes (nccl-tests' size S) of the same collectives as `count`."""
+        collectives, question = self._selected(kind, on, module, phase)
+        return CollectiveCount.of(sum(each.payload_bytes for each in collectives), collectives, f"bytes of {question}")
+
+    def matches(self, file: str | Path) -> bool:
+        """Return True if the collectives are those of a file that `write` has written.
+
+        Raises:
+            AssertionError: with each difference: module, phase, collective, mesh dim and bytes.
+            UserError: the file is missing or is not a signature.
+        """
+        file = self._folder / file
+        if self._update:
+            if dist.get_rank() == 0:
+                self.write(file)
+            return True
+        if not file.exists():
+            raise UserError(f"{file} does not exist; write it once with seen.write(...), or pytest --distbench-update")
+        comparison = compare_with_stored(file, self._signature())
+        if comparison.exit_code == 1:
+            lines = [f"  {sentence}" for sentences in comparison.changed.values() for sentence in sentences]
+            raise AssertionError("\n".join([f"the communication differs from {file}:", *lines]))
+        if comparison.uncompared:
+            raise UserError("; ".join(comparison.uncompared))
+        return True
+
+    def write(self, file: str | Path) -> None:
+        """Write the collectives as a signature file for `matches`; call it on one rank."""
+        file = self._folder / file
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_whole(file, self._signature().to_text())
+
+    def _signature(self) -> Signature:
+        paths = counted([vars(each) for each in self.collectives])
+        return Signature(CASE, self._mesh, torch.__version__, {CASE: paths}, has_peaks=False)
+
+    def _selected(
+        self, kind: str | None, on: str | None, module: str | None, phase: str | None
+    ) -> tuple[list[Communication], str]:
+        seen_kinds = {each.kind for each in self.collectives}
+        _require("kind of collective", kind, {*FAMILIES, *OTHERS, *seen_kinds})
+        joined = {"x".join(dims) for count in range(1, len(self._mesh) + 1) for dims in combinations(self._mesh, count)}
+        _require("mesh dim", on, {*joined, UNKNOWN_GROUP, *(each.mesh_dim for each in self.collectives)})
+        _require("phase", phase, PHASES)
+        owners = {*map(_owner, self.collectives), *(name or ROOT for name in self._modules)}
+        if module is not None and not fnmatch.filter(owners, module):
+            _require("module", module, owners)
+        selected = [
+            each
+            for each in self.collectives
+            if kind in (None, each.kind)
+            and on in (None, each.mesh_dim)
+            and phase in (None, each.phase)
+            and (module is None or fnmatch.fnmatchcase(_owner(each), module))
+        ]
+        words = [kind or "collectives", f"over {on}" if on else "", f"of {module}" if module else "", phase or ""]
+        return selected, " ".join(word if word != phase else f"in {phase}" for word in words if word)
+
+
+def _owner(collective: Communication) -> str:
+    return (collective.owner or ROOT) if collective.owner_known else "(unknown)"
+
+
+def _require(what: str, given: str | None, allowed: Sequence[str] | set[str]) -> None:
+    if given is not None and given not in allowed:
+        raise UserError(f"{what} {given!r} is unknown ({nearest(given, sorted(allowed))})")
+
+
+@contextlib.contextmanager
+def communication(
+    model: nn.Module | None = None, *, mesh: DeviceMesh | None = None, folder: Path | str = "", update: bool = False
+) -> Iterator[SeenCommunication]:
+    """Record every collective of the block on this rank: forward, backward, optimizer.
+
+    Args:
+        model: its modules own the collectives, and its DTensor parameters have the meshes.
+        mesh: the mesh, where the parameters are not DTensors (DDP, plain tensors) or it has more mesh dims than theirs.
+        folder: where relative files of `matches` and `write` are; the current folder if empty.
+        update: let `matches` write its file on rank 0 instead of comparing.
+
+    Raises:
+        UserError: no process group exists.
+    """
+    if not dist.is_initialized():
+        raise UserError(
+            "communication() needs a process group; call torch.distributed.init_process_group first, with "
+            'backend="fake" for a test in one process'
+        )
+    meshes = [mesh] if mesh is not None else _meshes_of(model)
+    names = [name for name, _ in model.named_modules()] if model is not None else []
+    sizes = {name: size for each in meshes for name, size in zip(each.mesh_dim_names or (), each.shape, strict=False)}
+    seen = SeenCommunication(names, sizes, Path(folder), update)
+    with tracked_collectives(model, (SCHEDULE,), ParallelPlan(), meshes) as tracker, _phases(model) as phase_of:
+
+        def on_issue(call: CollectiveCall) -> None:
+            issued_in = tracker.issue_context(call)
+            seen.collectives.append(tracker.communication(call, issued_in._replace(phase=phase_of(issued_in))))
+
+        with issued_collectives(on_issue):
+            yield seen
+
+
+def _meshes_of(model: nn.Module | None) -> list[DeviceMesh]:
+    parameters = model.parameters() if model is not None else ()
+    return list(dict.fromkeys(each.device_mesh for each in parameters if isinstance(each, DTensor)))
+
+
+@contextlib.contextmanager
+def _phases(model: nn.Module | None) -> Iterator[Callable[[IssueContext], str]]:
+    """Yield a function from a collective's context to its phase.
+
+    Collectives outside of modules and of backward, once backward has begun, are the optimizer's (clipping, too).
+    """
+    is_stepping, has_backward = False, False
+
+    def stepping(begins: bool) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            nonlocal is_stepping
+            is_stepping = begins
+
+        return hook
+
+    def backward_begins(has_begun: bool) -> Callable[..., None]:
+        def hook(*_: object) -> None:
+            nonlocal has_backward
+            has_backward = has_begun
+
+        return hook
+
+    def follow(_: nn.Module, __: object, output: object) -> None:
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                tensor.register_hook(backward_begins(True))
+
+    def phase_of(issued_in: IssueContext) -> str:
+        if is_stepping or (has_backward and issued_in.phase == "forward" and issued_in.module is None):
+            return "optimizer"
+        return issued_in.phase
+
+    with contextlib.ExitStack() as hooks:
+        for handle in (
+            register_optimizer_step_pre_hook(stepping(True)),
+            register_optimizer_step_post_hook(stepping(False)),
+            *([model.register_forward_pre_hook(backward_begins(False))] if model is not None else ()),
+            *([model.register_forward_hook(follow)] if model is not None else ()),
+        ):
+            hooks.callback(handle.remove)
+        yield phase_of
