@@ -60,7 +60,7 @@ SECTIONS = {
     },
     "Machine": {
         "preflight": ("run", "Check nodes for slow ranks and links: exit 0 none, 1 slow, 3 unknown."),
-        "doctor": ("doctor", "Say what this machine can run, and which defaults hold here."),
+        "doctor": ("doctor", "Check this machine: devices, backends, torch."),
         "clean": ("clean", "Delete old runs, after asking."),
     },
 }

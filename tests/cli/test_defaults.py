@@ -160,7 +160,7 @@ def test_doctor_shows_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found |= {"host": {"machine": "m", "cpu_model": "c", "num_cpus": 2, "memory_bytes": 2**34}}
     monkeypatch.setattr("distbench.cli.doctor.examine", lambda deep: found)
     write(project / "bench", '[tool.distbench]\nmesh = "tp=2"\ngate.tolerance = ["8%"]\n')
-    said = run("doctor").output
+    said = run("doctor", "-v").output
     assert "defaults of " in said and "  mesh = tp=2\n  gate.tolerance = 8%" in said and "2 CPUs, 16.0 GiB" in said
     assert json.loads(run("doctor", "--format", "json").output)["defaults"]["values"]["mesh"] == "tp=2"
 
