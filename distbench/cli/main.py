@@ -51,7 +51,7 @@ SECTIONS = {
         "baseline": ("gate", "Save, list and show stored baselines."),
     },
     "Plan": {
-        "list": ("list", "List the shipped scenarios; with a name, tell one in full."),
+        "list": ("list", "List the shipped scenarios by question; with a name, describe one."),
         "check": ("check", "Say whether plans can work on a mesh of any size, without ranks."),
         "simulate": ("simulate", "Predict a step's time and memory on hardware that is not here."),
         "tune": ("sweep", "Find the parallelism plan to use on N devices, predicted or measured."),
