@@ -154,8 +154,13 @@ signatures() {
     list=$(shipped)
     mapfile -t names <<<"$list"
     rm -rf build/signatures
-    "$python" -m distbench signature "${names[@]}" --quick --output-dir build/signatures
-    "$python" -m distbench gate --signature signatures build/signatures "$@"
+    local verb=check
+    if [ "${1-}" = --update ]; then
+        verb=update
+        shift
+    fi
+    "$python" -m distbench signature write "${names[@]}" --quick --output-dir build/signatures
+    "$python" -m distbench signature "$verb" signatures build/signatures "$@"
 }
 
 tests() {

@@ -16,6 +16,7 @@ from distbench.cli.options import (
     mesh_option,
     say_lines,
     scenario_names,
+    set_option,
     width_option,
 )
 from distbench.processes import ask_child
@@ -33,7 +34,7 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 
 @click.command()
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
-@click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
+@set_option
 @mesh_option("Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
 @click.option("--quick", is_flag=True, help="Check the quick sizes.")
 @format_option("table", "json")

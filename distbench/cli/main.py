@@ -28,10 +28,25 @@ OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
 }
 # Old names of commands, which work for one release.
 OLD_COMMANDS = {"plan": "redistribute", "sweep": "tune"}
+# Old options of gate to the command that they are now.
+OLD_MODES = {
+    ("--signature", "--update"): ("signature", "update"),
+    ("--signature",): ("signature", "check"),
+    ("--self-test",): ("self-test",),
+}
+# `distbench signature SCENARIO` is signature write SCENARIO.
+SIGNATURE_WORDS = ("write", "check", "update", "-h", "--help")
 # Commands that are others with options.
 SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "--trace-paths", "--show-paths")}
 # Commands whose function in cli/ has another name.
-FUNCTIONS = {"list": "list_command", "redistribute": "plan", "tune": "sweep", "preflight": "run", "trace": "run"}
+FUNCTIONS = {
+    "list": "list_command",
+    "self-test": "self_test",
+    "redistribute": "plan",
+    "tune": "sweep",
+    "preflight": "run",
+    "trace": "run",
+}
 # `distbench --help`: heading to command to its file in cli/ and its sentence.
 SECTIONS = {
     "Measure": {
@@ -47,8 +62,10 @@ SECTIONS = {
     },
     "Compare": {
         "compare": ("compare", "Show two runs side by side, and what that can tell."),
-        "gate": ("gate", "Say whether a candidate is slower than a baseline, for CI."),
+        "gate": ("gate", "Fail if a candidate is slower than a baseline, for CI."),
+        "signature": ("signature", "Write, check and update what steps communicate, exactly, for git."),
         "baseline": ("gate", "Save, list and show stored baselines."),
+        "self-test": ("self_test", "Measure the error rates of gate on this machine."),
     },
     "Plan": {
         "list": ("list", "List the shipped scenarios by question; with a name, describe one."),
@@ -56,7 +73,6 @@ SECTIONS = {
         "simulate": ("simulate", "Predict a step's time and memory on hardware that is not here."),
         "tune": ("sweep", "Find the parallelism plan to use on N devices, predicted or measured."),
         "redistribute": ("plan", "Show how each planner would redistribute a tensor, and the best."),
-        "signature": ("signature", "Write what scenarios communicate, exactly, for git."),
     },
     "Machine": {
         "preflight": ("run", "Check nodes for slow ranks and links: exit 0 none, 1 slow, 3 unknown."),
@@ -75,6 +91,9 @@ def under_new_names(words: Sequence[str]) -> list[str]:
         _refuse_scenario(words)
         say(f"warning: {words[0]} is an old name. Use {new_command}.", err=True)
         words = [new_command, *words[1:]]
+    words = _of_former_gate(words)
+    if words[:1] == ["signature"] and len(words) > 1 and words[1] not in SIGNATURE_WORDS:
+        words = ["signature", "write", *words[1:]]
     if words and words[0] in SHORT:
         words = [*SHORT[words[0]], *words[1:]]
     commands = [command for command in OLD_NAMES if tuple(words[: len(command)]) == command]
@@ -88,6 +107,16 @@ def under_new_names(words: Sequence[str]) -> list[str]:
             say(f"warning: {old} is an old name. Use {' '.join(new)}.", err=True)
         new_words += [*new[:-1], f"{new[-1]}{equals}{value}"]
     return [*new_words, *words[end:]]
+
+
+def _of_former_gate(words: Sequence[str]) -> list[str]:
+    """Return `signature check A B` for `gate --signature A B`, with a warning; likewise for the rest of OLD_MODES."""
+    options = words[: words.index("--")] if "--" in words else words
+    for old, command in OLD_MODES.items() if words[:1] == ["gate"] else ():
+        if {*old} <= {*options}:
+            say(f"warning: gate {' '.join(old)} is an old name. Use {' '.join(command)}.", err=True)
+            return [*command, *(word for word in options[1:] if word not in old), *words[len(options) :]]
+    return [*words]
 
 
 def _refuse_scenario(words: Sequence[str]) -> None:
@@ -123,10 +152,12 @@ class CommandFiles(UserDict[str, Any]):
         if isinstance(file := self.data[name], str):
             self.data[name] = getattr(importlib.import_module(f"distbench.cli.{file}"), FUNCTIONS.get(name, name))
             # run, trace and preflight share one command.
-            if all(parameter.name != "color" for parameter in self.data[name].params):
-                self.data[name].params.append(color_option())
-        command: click.Command = self.data[name]
-        return command
+            command: click.Command = self.data[name]
+            for leaf in (command, *getattr(command, "commands", {}).values()):
+                if all(parameter.name != "color" for parameter in leaf.params):
+                    leaf.params.append(color_option())
+        found: click.Command = self.data[name]
+        return found
 
 
 class Commands(WholeSentences):
@@ -189,7 +220,7 @@ main.params.append(color_option(hidden=False))
 
 _TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
 # Options that must be given each time: they delete, or replace what is kept.
-_NEVER = {"help", "version", "yes", "update"}
+_NEVER = {"help", "version", "yes"}
 # ab and sweep have their own folders within the results.
 NOT_COMMON = {"ab": {"results"}, "tune": {"budget", "results", "resume"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]

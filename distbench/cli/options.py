@@ -167,6 +167,13 @@ def cases_option(command: F) -> F:
     )
 
 
+def set_option(command: F) -> F:
+    """Add --set; the command is handed the texts as `choices`."""
+    return click.option(
+        "--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set an axis or parameter; A,B tries each."
+    )(command)
+
+
 def mesh_option(description: str) -> Callable[[F], F]:
     """Add --mesh; the command is handed mesh dim name to size, or None."""
 
@@ -222,6 +229,16 @@ def verbose_option(command: F) -> F:
     return click.option(
         "-v", "--verbose", is_flag=True, expose_value=False, callback=set_verbose, help="Show all warnings and notes."
     )(command)
+
+
+def quiet_option(command: F) -> F:
+    """Add -q to a command that shows progress and prints a result; the command is handed it as `quiet`."""
+    return click.option("-q", "--quiet", is_flag=True, help="Print errors only; with --json also the result.")(command)
+
+
+def progress_lines(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a line of progress on standard error, or with --quiet nothing."""
+    return lambda line: None if quiet else say(line, err=True)
 
 
 def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:

@@ -30,6 +30,7 @@ from distbench.cli.options import (
     say_lines,
     say_once,
     scenario_names,
+    set_option,
     verbose_option,
     width_option,
 )
@@ -128,7 +129,7 @@ class TakesSuites(KeepsArguments):
 
 @click.command(cls=TakesSuites)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
-@click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
+@set_option
 @mesh_option("Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
 @device_option
 @click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")

@@ -17,6 +17,7 @@ from distbench.cli.options import (
     mesh_option,
     refuse_with,
     say,
+    set_option,
     verbose_option,
     width_option,
 )
@@ -33,7 +34,7 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 @click.argument("scenario", required=False)
 @mesh_option("Mesh, of any size: no rank is started. Default: the scenario's own.")
 @click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="What it would run on.")
-@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
+@set_option
 @click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
 @click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ.")
 @click.option("--float8", metavar="MODULES", help="Their matmuls in float8, by a rule; patterns such as 'layers.*'.")
@@ -65,8 +66,8 @@ def simulate(
     One rank's real step is recorded on tensors without values, then replayed by a clock and an allocator; no rank is
     started, and no model is too large. docs/simulation.md says what is simulated, and how well.
 
-    It is written to a run file, whose rows say `simulated`: report, report --paths and --diff, compare and gate
-    --signature read it.
+    It is written to a run file, whose rows say `simulated`: report, report --paths and --diff, compare and signature
+    check read it.
 
     \b
     Examples:

@@ -15,6 +15,7 @@ from distbench.cli.options import (
     make_folder,
     say,
     scenario_names,
+    set_option,
     verbose_option,
     width_option,
     write,
@@ -38,7 +39,7 @@ from distbench.spec.errors import INTERRUPTED
 @click.option(
     "--plans", "max_plans", type=click.IntRange(1, 10_000), default=80, show_default=True, help="Tried at most."
 )
-@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter; A,B tries each.")
+@set_option
 @click.option("--mesh", metavar="DIM=N,...", help="The mesh of --around-my-plan. Default: the scenario's own.")
 @click.option("--around-my-plan", is_flag=True, help="Try one change at a time of the plan as written.")
 @click.option(

@@ -49,7 +49,8 @@ def of_name(name: str) -> dict[str, click.Option]:
 def test_what_is_printed_is_chosen_by_format_alone() -> None:
     assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
     printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "tune"}
-    assert printing | {"ab", "gate", "preflight", "redistribute", "trace"} == set(of_name("--format"))
+    printing |= {"ab", "gate", "preflight", "redistribute", "self-test", "signature check", "trace"}
+    assert printing == set(of_name("--format"))
     for command, option in of_name("--format").items():
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
 
@@ -100,7 +101,7 @@ def test_what_is_not_a_duration_is_refused(text: str) -> None:
 
 def test_short_options_are_few() -> None:
     short = {name for _, option in OPTIONS for name in option.opts if not name.startswith("--")}
-    assert short <= {"-o", "-h", "-k", "-v"}
+    assert short <= {"-o", "-h", "-k", "-q", "-v"}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -133,6 +134,10 @@ def test_commands_stand_in_one_section_each() -> None:
         (["run", "--results", "x"], ["run", "--results", "x"]),
         (["sweep", "tp_mlp", "--quick"], ["tune", "tp_mlp", "--quick"]),
         (["plan", "RS(0)", "S(0)R"], ["redistribute", "RS(0)", "S(0)R"]),
+        (["gate", "--signature", "a", "b", "--json"], ["signature", "check", "a", "b", "--json"]),
+        (["gate", "a", "--signature", "b", "--update"], ["signature", "update", "a", "b"]),
+        (["gate", "--self-test", "--", "tp_mlp", "--quick"], ["self-test", "--", "tp_mlp", "--quick"]),
+        (["gate", "a", "b"], ["gate", "a", "b"]),
         (["ab", "a", "--budget", "9", "--", "--budget", "3"], ["ab", "a", "--max-time", "9", "--", "--budget", "3"]),
     ],
 )
@@ -142,6 +147,12 @@ def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
     assert under_new_names(words) == means
     said = capsys.readouterr().err
     assert said.count("\n") == (words != means) and ("is an old name. Use " in said) == (words != means)
+
+
+def test_the_short_form_of_signature_writes() -> None:
+    assert under_new_names(["signature", "a.py", "--quick"]) == ["signature", "write", "a.py", "--quick"]
+    for word in main.commands["signature"].commands:  # type: ignore[attr-defined]
+        assert under_new_names(["signature", word, "check"]) == ["signature", word, "check"]
 
 
 def test_preflight_and_trace_are_runs() -> None:
