@@ -27,7 +27,7 @@ NEEDED = {"torch version", "torch.distributed", "gloo"}
 @click.command()
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @click.option("--deep", is_flag=True, help="Also try a traced step, simulated steps and each planner, in about 10 s.")
-@click.option("--paths", is_flag=True, help="Have two methods watch each scenario's step, and compare what they see.")
+@click.option("--traces", "paths", is_flag=True, help="Compare two methods of tracing on each scenario's step.")
 @format_option("table", "json")
 @verbose_option
 @width_option
@@ -39,18 +39,20 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
     With --deep, also try what depends on torch's behaviour: a traced step, simulated steps, each planner. The exit
     code is 1 if one of them fails with this torch.
 
-    With --paths, check what run --trace-paths relies on instead, for the SCENARIOs or all shipped ones.
+    With --traces, check what run --trace-paths relies on instead, for the SCENARIOs or all shipped ones.
 
     \b
     Examples:
       distbench doctor
       distbench doctor --deep -v
-      distbench doctor --paths llama_2d
+      distbench doctor --traces llama_2d
     """
     if scenarios and not paths:
-        raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
+        raise UserError(f"doctor takes scenarios with --traces only: distbench doctor --traces {' '.join(scenarios)}")
     if deep and paths:
-        raise UserError("doctor takes --deep or --paths, not both; --paths checks run --trace-paths on more scenarios")
+        raise UserError(
+            "doctor takes --deep or --traces, not both; --traces checks run --trace-paths on more scenarios"
+        )
     defaults = defaults_for(main)
     if paths:
         findings = agreement(scenarios)

@@ -64,7 +64,7 @@ class VerdictOptions:
         "--dedicated",
         default=False,
         is_flag=True,
-        help="Nobody else uses the machine: launches of another day may fail.",
+        help="The machine is used by nothing else: launches of different days may fail.",
     )
     allow_different: tuple[str, ...] = option(
         "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare even if this field differs."
@@ -159,7 +159,7 @@ def sides_of(
 
 @click.group(cls=WholeSentences)
 def baseline() -> None:
-    """Save, list and show stored baselines: one value a launch, small enough for git.
+    """Save, list and show stored baselines: one value per launch, small enough for git.
 
     \b
     Example:
@@ -189,9 +189,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 
 @baseline.command("list")
-@click.option(
-    "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to look in. [results]"
-)
+@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 @format_option("table", "json")
 @width_option
 def list_baselines(out: Path, form: str) -> None:
@@ -215,14 +213,15 @@ def list_baselines(out: Path, form: str) -> None:
         optional = ("saved at", "commit", "cases")
         say(terminal.text_of([Table(f"baselines under {out / BASELINES}:", columns, rows, optional=optional)]))
     else:
-        say_lines([f"no baseline is under {out / BASELINES}; store one with distbench baseline save"])
+        say_lines([f"No baseline is in {out / BASELINES}. Next: distbench baseline save RUN"])
 
 
 @baseline.command()
 @click.argument("file", type=PATH)
+@format_option("table", "json")
 @width_option
-def show(file: Path) -> None:
-    """Show one stored baseline: where it comes from, and each case's spread between launches.
+def show(file: Path, form: str) -> None:
+    """Show one stored baseline: its origin, and each case's spread between launches.
 
     \b
     Example:
@@ -230,4 +229,5 @@ def show(file: Path) -> None:
     """
     from distbench.judge.gate_text import baseline_page
 
-    say(baseline_page(file))
+    text = baseline_page(file)
+    click.echo(json.dumps(json.loads(file.read_text(encoding="utf-8")), indent=1)) if form == "json" else say(text)

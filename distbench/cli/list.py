@@ -41,7 +41,14 @@ OWN = "Your scenarios"
 @click.command("list")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @format_option("table", "json")
-@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Where runs were written.")
+@click.option(
+    "--results",
+    "runs",
+    type=PATH,
+    metavar="DIR",
+    default=Path("results"),
+    help="Results folder. With a SCENARIO, its last run is looked up there. [results]",
+)
 @width_option
 def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
     """List the shipped scenarios by the question that they answer, one line each.

@@ -23,6 +23,8 @@ from distbench.version import __version__
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
+    ("tune",): {"--budget": ("--max-time",), "--resume": ("--reuse",)},
+    ("doctor",): {"--paths": ("--traces",)},
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }
@@ -222,7 +224,7 @@ _TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
 # Options that must be given each time: they delete, or replace what is kept.
 _NEVER = {"help", "version", "yes"}
 # ab and sweep have their own folders within the results.
-NOT_COMMON = {"ab": {"results"}, "tune": {"budget", "results", "resume"}}
+NOT_COMMON = {"ab": {"results"}, "tune": {"results"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
 
 

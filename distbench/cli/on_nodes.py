@@ -39,10 +39,13 @@ class NodeOptions:
     launcher: str | None = option(
         "--launcher",
         type=PluginChoice("launchers", ("torchrun", "slurm", "torchx")),
-        help="[slurm where it is, else torchrun]",
+        help="Launcher of the nodes. [slurm if installed, else torchrun]",
     )
     ranks_per_node: int | None = option(
-        "--ranks-per-node", type=click.IntRange(1), metavar="M", help="[devices here, or from --mesh]"
+        "--ranks-per-node",
+        type=click.IntRange(1),
+        metavar="M",
+        help="Ranks per node. [number of devices here, or from --mesh]",
     )
     launcher_args: str = option("--launcher-args", default="", metavar="WORDS", help="Further words for the launcher.")
 

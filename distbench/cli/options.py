@@ -29,6 +29,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
 MONTH_S = 30 * 86_400.0  # nobody waits longer for a command
 MAX_LAUNCHES = 100_000
+MESH_HELP = "Mesh, such as dp_shard=2,tp=2."
 # Each has a function in judge/gate_text.py and in judge/communication_signature.py.
 FORMS = ("table", "markdown", "json", "junit", "github")
 # Seconds that the process which printed a sentence keeps its name: ranks that start or fail a little later find it.
@@ -156,7 +157,7 @@ def results_option(command: F) -> F:
         type=PATH,
         metavar="DIR",
         default=Path("results"),
-        help="Folder in which last, @LABEL and commits are looked for. [results]",
+        help="Results folder. Names of runs (last, @LABEL, a commit) are looked up there. [results]",
     )(command)
 
 
@@ -174,15 +175,25 @@ def set_option(command: F) -> F:
     )(command)
 
 
+def quick_option(description: str) -> Callable[[F], F]:
+    """Add --quick; `description` follows its first sentence."""
+    return click.option("--quick", is_flag=True, help=f"Quick sizes. {description}".rstrip())
+
+
+def dry_run_option(description: str) -> Callable[[F], F]:
+    """Add --dry-run; `description` follows its first sentence."""
+    return click.option("--dry-run", is_flag=True, help=f"Only show what would be done. {description}".rstrip())
+
+
 def mesh_option(description: str) -> Callable[[F], F]:
-    """Add --mesh; the command is handed mesh dim name to size, or None."""
+    """Add --mesh; `description` follows its first sentence. The command is handed mesh dim name to size, or None."""
 
     def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, int] | None:
         from distbench.spec import parse_mesh
 
         return None if text is None else parse_mesh(text)
 
-    return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=description)
+    return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=f"{MESH_HELP} {description}")
 
 
 def width_option(command: F) -> F:
@@ -199,7 +210,7 @@ def width_option(command: F) -> F:
         metavar="N",
         expose_value=False,
         callback=set_width,
-        help="Characters of a line. [the terminal's; 120 in a file]",
+        help="Characters per line. [the terminal's; 120 in a file]",
     )(command)
 
 
@@ -442,10 +453,11 @@ class OutputOptions:
             files.append((form, Path(path)))
         return files
 
-    def show(self, render: Callable[[str], str]) -> None:
-        """Print and write what `render` returns for each form that was asked for."""
+    def show(self, render: Callable[[str], str], quiet: bool = False) -> None:
+        """Print and write the text that `render` returns for each chosen form; with `quiet` no table is printed."""
         files = self.files()
-        for form in (self.form, *(["github"] if self.github and self.form != "github" else [])):
+        forms = [] if quiet and self.form == "table" else [self.form]
+        for form in (*forms, *(["github"] if self.github and self.form != "github" else [])):
             # Annotations are commands to GitHub; no other form may hold any.
             (click.echo if form == "github" else say)(render(form))
         for form, path in files:

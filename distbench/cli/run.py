@@ -19,11 +19,14 @@ from distbench.cli.options import (
     PATH,
     Duration,
     cases_option,
+    dry_run_option,
     format_option,
     given,
     mesh_option,
     option,
     options_of,
+    quick_option,
+    quiet_option,
     refuse_with,
     refuse_without,
     say,
@@ -55,13 +58,13 @@ MAX_REASON = 300  # characters
 # Exit codes of --fail-on-outlier, as those of `gate --strict`: an unknown outcome is not a success.
 SLOW, UNKNOWN = 1, 3
 ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; run scenario links"
-# Parameters that say nothing of what is measured: --resume goes with them.
+# Parameters that do not change the measurement: --resume accepts them.
 BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
 
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """What a run of links is compared with, and whether a slow link fails it."""
+    """Options of scenario links: an earlier run, and whether a slow link fails the command."""
 
     fail_on_outlier: bool = option(
         "--fail-on-outlier",
@@ -70,7 +73,7 @@ class LinkOptions:
         help="Exit with 1 if a rank, host or link is slow, with 3 if that is unknown.",
     )
     against: Path | None = option(  # noqa: RUF009 - it makes a field
-        "--against", type=PATH, metavar="RUN", help="Links: compare with that earlier run."
+        "--against", type=PATH, metavar="RUN", help="Compare links with this earlier run."
     )
 
 
@@ -104,7 +107,7 @@ timeout_option = click.option(
     metavar="TIME",
     help="Give up after this time without progress. [5m]",
 )
-yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+yes_option = click.option("--yes", is_flag=True, help="Do not ask. Starts more than 4 ranks per CPU too.")
 
 
 class TakesSuites(KeepsArguments):
@@ -130,9 +133,9 @@ class TakesSuites(KeepsArguments):
 @click.command(cls=TakesSuites)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
-@mesh_option("Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
+@mesh_option("Default: the scenario's own.")
 @device_option
-@click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
+@quick_option("Few samples too: for a first look, not for a baseline.")
 @click.option(
     "--pipelined", type=click.IntRange(1, 1_000_000), default=1, metavar="N", help="Time N iterations back to back."
 )
@@ -141,29 +144,34 @@ class TakesSuites(KeepsArguments):
     type=click.IntRange(0, MAX_PASSES - 1),
     default=0,
     metavar="N",
-    help="Take turns N times. [0: as it needs]",
+    help="Measure each case in N passes. [0: as many as the precision needs]",
 )
 @click.option(
     "--budget",
     "budget_s",
     type=Duration(least_s=0.1),
     metavar="TIME",
-    help="Timed time that all cases share, such as 30s or 5m. [3m; quick: 5s]",
+    help="Measured time of all cases together, such as 30s or 5m. [3m; quick: 5s]",
 )
-@click.option("--check", type=click.Choice(CHECKS), default="full", help="What of steps is compared with one device.")
+@click.option(
+    "--check",
+    type=click.Choice(CHECKS),
+    default="full",
+    help="Part of each step's results that is compared with one device.",
+)
 @out_option
 @timeout_option
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
-@click.option("--profile", type=PATH, metavar="FILE", help="Plan and predict by this profile.")
-@click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
+@click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Plans and predictions use it.")
+@click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after its timing.")
 @click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
 @cases_option
-@click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
-@click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
-@click.option("--resume", type=PATH, metavar="RUN", help="Go on with an interrupted run file.")
+@click.option("--label", default="", metavar="TEXT", help="Label of the runs. distbench report @TEXT shows them.")
+@dry_run_option("Lists cases and time; with --nodes, the launch.")
+@click.option("--resume", type=PATH, metavar="RUN", help="Continue this interrupted run.")
 @options_of(LinkOptions, "links")
 @format_option("table", "json")
-@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+@quiet_option
 @yes_option
 @options_of(NodeOptions, "where")
 @verbose_option
@@ -183,13 +191,13 @@ def run(
     show_paths: bool,
     **of_request: Any,
 ) -> None:
-    """Measure scenarios: all cases of all their variants. Those of one number of ranks share one launch.
+    """Measure scenarios: all cases of all their variants. Scenarios with the same number of ranks share one launch.
 
     A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME: the scenarios and options
-    of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this
-    process joins as a rank instead of starting any.
+    of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins as a rank instead of
+    starting ranks.
 
-    With --resume, everything else stands in the interrupted run file: the cases that it lacks are measured and added.
+    --resume measures the missing cases of an interrupted run and adds them to its file, with the options of that run.
 
     \b
     Examples:
@@ -354,7 +362,7 @@ def _measure(
 ) -> NoReturn:
     """Launch the jobs, show the results unless the user interrupted, and end with the exit code."""
     exit_code = run_all(jobs, joined, silent)
-    if not silent and exit_code != INTERRUPTED:
+    if exit_code != INTERRUPTED and _is_first(joined) and (form == "json" or not silent):
         if show_paths:
             _show_paths(jobs, form)
         elif form == "json":

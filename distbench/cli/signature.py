@@ -15,6 +15,7 @@ from distbench.cli.options import (
     make_folder,
     mesh_option,
     options_of,
+    quick_option,
     say,
     scenario_names,
     set_option,
@@ -41,9 +42,9 @@ def signature() -> None:
 @signature.command("write")
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
-@mesh_option("Mesh, of any size: no rank is started. Default: the scenario's own.")
-@click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="The file, for one scenario. Default: print.")
+@mesh_option("Of any size: no rank is started. Default: the scenario's own.")
+@quick_option("On the scenario's full mesh.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. For one scenario. Default: print.")
 @click.option("--output-dir", type=PATH, metavar="DIR", help="Folder for one file per scenario.")
 def write_signature(
     scenarios: tuple[str, ...],

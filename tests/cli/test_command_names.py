@@ -49,7 +49,18 @@ def of_name(name: str) -> dict[str, click.Option]:
 def test_what_is_printed_is_chosen_by_format_alone() -> None:
     assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
     printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "tune"}
-    printing |= {"ab", "gate", "preflight", "redistribute", "self-test", "signature check", "trace"}
+    printing |= {
+        "ab",
+        "gate",
+        "preflight",
+        "redistribute",
+        "self-test",
+        "signature check",
+        "trace",
+        "calibrate",
+        "clean",
+    }
+    printing |= {"baseline show"}
     assert printing == set(of_name("--format"))
     for command, option in of_name("--format").items():
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
@@ -73,10 +84,33 @@ def test_results_is_the_folder_and_output_a_file() -> None:
     assert not of_name("--out") and not of_name("--runs")
 
 
-@pytest.mark.parametrize("name", ["--mesh", "--device", "--quick", "--set", "--timeout", "--profile", "--plots"])
-def test_one_name_takes_one_kind_of_value(name: str) -> None:
-    found = of_name(name).values()
-    assert found and len({(option.type.name, option.is_flag, option.multiple) for option in found}) == 1
+# Options that had another name, or another meaning in one command.
+SYNONYMS = {
+    *("--out", "--out-dir", "--outdir", "--folder", "--runs", "--file", "--json", "--csv", "--html", "--markdown"),
+    *("--print", "--no-run", "--silent", "--debug", "--seconds", "--time", "--time-limit", "--deadline", "--filter"),
+    *("--cases", "--select", "--force", "--cpu", "--gpu", "--gpus", "--ranks", "--world-size", "--signature"),
+}
+
+
+def test_an_option_has_one_type_and_one_meaning_in_all_commands() -> None:
+    """The first sentence of its help is its meaning; details of a command follow."""
+    meanings: dict[str, set[object]] = {}
+    for _, option in OPTIONS:
+        if option.name not in ("help", "color"):
+            meaning = re.split(r"(?<=[.;]) | \[|\.$", str(option.help))[0].rstrip(".")
+            kind = (option.type.name, option.metavar, option.is_flag, option.multiple, option.nargs)
+            meanings.setdefault(long_name(option), set()).add((*kind, meaning))
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+
+
+def test_no_option_is_another_name_of_one_that_exists() -> None:
+    names = {name for _, option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+    assert not names & SYNONYMS
+    # Two options with the same meaning would have the same help.
+    by_help: dict[str, set[str]] = {}
+    for _, option in OPTIONS:
+        by_help.setdefault(str(option.help), set()).add(long_name(option))
+    assert [sorted(same) for same in by_help.values() if len(same) > 1] == []
 
 
 def test_every_duration_takes_the_same_units() -> None:
@@ -138,6 +172,7 @@ def test_commands_stand_in_one_section_each() -> None:
         (["gate", "a", "--signature", "b", "--update"], ["signature", "update", "a", "b"]),
         (["gate", "--self-test", "--", "tp_mlp", "--quick"], ["self-test", "--", "tp_mlp", "--quick"]),
         (["gate", "a", "b"], ["gate", "a", "b"]),
+        (["tune", "a", "--resume", "--budget=9"], ["tune", "a", "--reuse", "--max-time=9"]),
         (["ab", "a", "--budget", "9", "--", "--budget", "3"], ["ab", "a", "--max-time", "9", "--", "--budget", "3"]),
     ],
 )
@@ -146,7 +181,7 @@ def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
 ) -> None:
     assert under_new_names(words) == means
     said = capsys.readouterr().err
-    assert said.count("\n") == (words != means) and ("is an old name. Use " in said) == (words != means)
+    assert bool(said) == (words != means) and said.count("is an old name. Use ") == said.count("\n")
 
 
 def test_the_short_form_of_signature_writes() -> None:

@@ -85,7 +85,7 @@ def test_list_tells_one_scenario_in_full(chosen: tuple[Path, str], children: Chi
     told = children.cli("list", "cp_attention", MISDEEDS, "--results", chosen[0], "--width", "80").stdout
     assert "rotate         = allgather, alltoall, ulysses" in told and "dim       = 512" in told
     assert "with --quick  dim=128, sequence=512" in told and "no finished run of this machine" in told
-    assert " s for 2 cases on dp_shard=2, at most 0.5 s of it timed" in told and '"before")' in told
+    assert " s for 2 cases on dp_shard=2, of which at most 0.5 s timed" in told and '"before")' in told
     assert find("cp_attention")[0].summary.split(",")[0] in told
     assert all(len(line) <= 80 for line in told.splitlines() if "/" not in line)
 

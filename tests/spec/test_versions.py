@@ -182,5 +182,5 @@ def test_doctor_deep_tries_behaviour_and_names_what_does_not_work(
 
 
 def test_doctor_and_deep_take_no_paths_together(children: Children) -> None:
-    done = children.cli("doctor", "--deep", "--paths")
+    done = children.cli("doctor", "--deep", "--traces")
     assert done.returncode == 2 and "not both" in done.stderr
