@@ -25,15 +25,14 @@ from distbench.cli.options import (
     quiet_option,
     refuse_with,
     say,
-    say_lines,
     width_option,
 )
 from distbench.cli.run import (
     confirm_ranks,
     device_option,
-    dry_run_lines,
     out_option,
     run_all,
+    say_dry_run,
     timeout_option,
     yes_option,
 )
@@ -130,7 +129,7 @@ def calibrate(
     is_first = joined is None or joined.rank == 0
     if dry_run:
         if is_first:
-            say_lines(dry_run_lines(jobs, request.out))
+            say_dry_run(jobs, request.out, form)
         return
     if joined is None:
         confirm_ranks(jobs, yes)

@@ -36,10 +36,10 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
 
     The last line is the answer. -v also lists every check, and the defaults of a pyproject.toml here.
 
-    With --deep, also try what depends on torch's behaviour: a traced step, simulated steps, each planner. The exit
-    code is 1 if one of them fails with this torch.
+    With --deep, also try the features that depend on torch's behaviour: a traced step, simulated steps, each planner.
+    The exit code is 1 if one of them fails with this torch.
 
-    With --traces, check what run --trace-paths relies on instead, for the SCENARIOs or all shipped ones.
+    With --traces, check only run --trace-paths: compare its two methods on the SCENARIOs, or on all shipped ones.
 
     \b
     Examples:
@@ -77,7 +77,7 @@ def examine(deep: bool = False) -> dict[str, Any]:
     Each has `name`, `ok`, `found` and `advice`; a private torch name also the `feature` that uses it.
 
     Args:
-        deep: also try what depends on torch's behaviour: a traced step, simulated steps, each planner.
+        deep: also try features that depend on torch's behaviour: a traced step, simulated steps, each planner.
     """
     device, num_seen = accelerator_here()
     try:
@@ -143,7 +143,7 @@ def check_lines(checks: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def summary_lines(findings: dict[str, Any]) -> list[str]:
-    """Return six lines: the machine, torch, devices, the default launch, what is not here, and the verdict.
+    """Return six lines: the machine, torch, devices, the default launch, missing parts, and the verdict.
 
     A warning adds a line.
     """
@@ -183,7 +183,7 @@ def _verdict(findings: dict[str, Any]) -> str:
 
 
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
-    """Compare what two methods see of the collectives of every step, at the quick sizes, on a fake process group.
+    """Compare the collectives that two methods see in every step, at the quick sizes, on a fake process group.
 
     Args:
         targets: scenarios; none for all shipped ones that do not measure the mesh.
@@ -208,9 +208,9 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
 
 
 def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
-    """Return the comparison as lines for a terminal, one a case and one a difference."""
+    """Return the comparison as lines for a terminal, one per case and one per difference."""
     if not findings["cases"]:
-        return ["There is nothing to compare: none of these scenarios has a model whose step communicates."]
+        return ["UNKNOWN: nothing to compare. No step of these scenarios communicates"]
     lines = []
     for case in findings["cases"]:
         if "skipped" in case:
@@ -222,5 +222,9 @@ def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
             lines.append(f"{mark:<9} {case['case_id']}: {count_text(case['num_rows'], 'collective')}")
             lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
     if findings["usable"]:
-        return [*lines, "", "What run --trace-paths shows can be relied on here."]
-    return [*lines, "", "Do not rely on what run --trace-paths shows of these steps."]
+        return [
+            *lines,
+            "",
+            f"PASS: both methods agree in {count_text(len(findings['cases']), 'case')}. run --trace-paths is reliable",
+        ]
+    return [*lines, "", "FAIL: the methods differ. The output of run --trace-paths is not reliable for these steps"]

@@ -67,7 +67,7 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     from distbench.spec.job import parse_choices, variants_of
 
     if is_joined:
-        raise UserError("--nodes launches ranks, and this process is one already; leave it out under a launcher")
+        raise UserError("--nodes launches ranks, and this process is a rank of a launcher already; leave it out")
     num_nodes, launcher = where.nodes or 1, where.launcher or nodes.launcher_here()
     # An unknown scenario or axis is refused before a job waits for its nodes; TorchX's image may have other files.
     entries = [entry for target in request.targets for entry in find(target)] if launcher != "torchx" else []
@@ -144,7 +144,7 @@ def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | No
         total = max(sizes)
         if len(sizes) > 1 or total % num_nodes:
             problem = f"{format_mesh(meshes[0])} has {total} ranks, which {num_nodes} nodes do not share evenly"
-            raise UserError(f"{problem if len(sizes) == 1 else 'scenarios of several sizes'}; say --ranks-per-node")
+            raise UserError(f"{problem if len(sizes) == 1 else 'scenarios of several sizes'}; give --ranks-per-node")
         ranks_per_node = total // num_nodes
     if mesh and mesh_size(mesh) != num_nodes * ranks_per_node:
         problem = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {num_nodes} nodes of {ranks_per_node} have"

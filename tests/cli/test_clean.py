@@ -1,5 +1,6 @@
 """`distbench clean`: what is old, what belongs together, what is nobody's to delete."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -82,6 +83,15 @@ def test_it_lists_with_sizes_and_asks_first(results: Path) -> None:
     assert lines[0].endswith("a, b") and "kB" in lines[0] and lines[1].endswith(" c")
     assert "Delete 2 runs (6 files, " in said.output and "2 runs stay? [y/N]" in said.output
     assert run("--results", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
+
+
+def test_json_lists_the_runs_and_never_asks(results: Path) -> None:
+    assert run("--results", results, "--keep", 2, "--json").exit_code == 2
+    before = left(results)
+    record = json.loads(run("--results", results, "--keep", 2, "--json", "--dry-run").stdout)
+    assert record["num_kept"] == 2 and [len(old["run_files"]) for old in record["runs"]] == [2, 1]
+    assert left(results) == before
+    assert run("--results", results, "--keep", 2, "--json", "--yes").exit_code == 0 and left(results) < before
 
 
 def test_a_dry_run_lists_and_deletes_nothing(results: Path) -> None:

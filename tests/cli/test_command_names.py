@@ -127,7 +127,7 @@ def test_a_duration_has_a_unit_or_is_seconds(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "nan", "inf", "1e3", "5 m s", "-3", "3y", "0", "31d"])
+@pytest.mark.parametrize("text", ["", "s", "٣s", "nan", "inf", "1e3", "5 m s", "-3", "3y", "0", "31d"])
 def test_what_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="give "):
         Duration().convert(text, None, None)
@@ -240,3 +240,17 @@ def test_scenarios_of_ones_own_complete_as_files() -> None:
 
 def test_the_command_has_its_name_however_it_is_started(cli: Cli) -> None:
     assert cli("run", "--help").stdout.startswith("Usage: distbench run")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["redistribute", "llama3_8b"], "llama3_8b is a scenario. Use distbench tune llama3_8b"),
+        (["preflight", "--label", "links", "tp_mlp"], "preflight measures links and takes no scenario tp_mlp"),
+        (["trace", "--quick"], "trace needs a SCENARIO"),
+        (["run", "--quick"], "run needs a SCENARIO"),
+    ],
+)
+def test_a_command_that_gets_the_wrong_scenarios_is_one_sentence(words: list[str], says: str) -> None:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.output

@@ -78,7 +78,9 @@ def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
     assert [line.strip().rpartition("/")[2] for line in told[1:6]] == [f"case={number}" for number in range(1, 6)]
     assert run_files(chosen[0]) == before and len(told) == 6
     other = children.cli("run", DATA / "tiny.py", "--dry-run", "--results", chosen[0]).stdout
-    assert "tiny on tp=2 (2 ranks, cpu): 1 case, never run like this here: 5 s timed" in other
+    assert "tiny on tp=2 (2 ranks, cpu): 1 case, no earlier run like this here: 5 s timed" in other
+    (record,) = json.loads(children.cli("run", DATA / "tiny.py", "--dry-run", "--json", "--results", chosen[0]).stdout)
+    assert record["scenario"] == "tiny" and len(record["cases"]) == 1
 
 
 def test_list_tells_one_scenario_in_full(chosen: tuple[Path, str], children: Children) -> None:

@@ -248,4 +248,4 @@ def test_a_step_of_days_is_not_written(tmp_path: Path) -> None:
 def test_a_results_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = ask("simulate", "tp_mlp", "--results", tmp_path / "file")
-    assert done.exit_code == 2 and "is no folder and cannot be made" in done.output and done.output.count("\n") == 1
+    assert done.exit_code == 2 and "is not a folder and cannot be made" in done.output and done.output.count("\n") == 1
