@@ -114,7 +114,7 @@ def test_an_interrupted_run_goes_on_with_the_cases_that_have_no_row(
     assert run.footer["num_by_status"] == {"ok": 5} and run.footer["num_not_run"] == 0
     again = ranks.run_here("run", "--resume", str(broken))
     assert again.exit_code == 2 and "no case is left to run, since each of its 5 cases has a row" in again.stderr
-    for words, says in ((["tp_mlp"], "takes no tp_mlp"), (["--mesh", "tp=2"], "takes no --mesh")):
+    for words, says in ((["tp_mlp"], "rejects tp_mlp"), (["--mesh", "tp=2"], "rejects --mesh")):
         assert says in ranks.run_here("run", *words, "--resume", str(broken)).stderr
 
 
