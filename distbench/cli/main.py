@@ -97,8 +97,7 @@ def under_new_names(words: Sequence[str]) -> list[str]:
     words = _of_former_gate(words)
     if words[:1] == ["signature"] and len(words) > 1 and words[1] not in SIGNATURE_WORDS:
         words = ["signature", "write", *words[1:]]
-    if words[:1] == ["preflight"]:
-        _refuse_more_than_links(words)
+    is_preflight = words[:1] == ["preflight"]
     if words and words[0] in SHORT:
         words = [*SHORT[words[0]], *words[1:]]
     commands = [command for command in OLD_NAMES if tuple(words[: len(command)]) == command]
@@ -111,6 +110,8 @@ def under_new_names(words: Sequence[str]) -> list[str]:
         if old in renamed:
             say(f"warning: {old} is an old name. Use {' '.join(new)}.", err=True)
         new_words += [*new[:-1], f"{new[-1]}{equals}{value}"]
+    if is_preflight:
+        _refuse_more_than_links(new_words)
     return [*new_words, *words[end:]]
 
 
@@ -125,12 +126,11 @@ def _of_former_gate(words: Sequence[str]) -> list[str]:
 
 
 def _refuse_more_than_links(words: Sequence[str]) -> None:
-    """Refuse `distbench preflight SCENARIO`: its verdict is on links."""
+    """Refuse the run of `distbench preflight SCENARIO`: its verdict is on links."""
     run = main.commands["run"]
     context = click.Context(run, ignore_unknown_options=True, resilient_parsing=True)
-    given = run.make_parser(context).parse_args([*words[1:]])[0].get("scenarios")
-    names = [word for word in given if not word.startswith("-")] if isinstance(given, tuple) else []
-    if names:
+    _, *others = run.make_parser(context).parse_args([*words[1:]])[0]["scenarios"]
+    if names := [word for word in others if not word.startswith("-")]:
         raise UserError(f"preflight measures links and takes no scenario {names[0]}. Use distbench run {names[0]}")
 
 

@@ -192,6 +192,7 @@ def test_the_short_form_of_signature_writes() -> None:
 
 def test_preflight_and_trace_are_runs() -> None:
     assert under_new_names(["preflight", "--nodes", "2"]) == ["run", "links", "--fail-on-outlier", "--nodes", "2"]
+    assert under_new_names(["preflight", "--out", "x"])[3:] == ["--results", "x"]
     assert under_new_names(["trace", "tp_mlp"]) == ["run", "--trace-paths", "--show-paths", "tp_mlp"]
 
 
