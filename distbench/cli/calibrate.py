@@ -36,6 +36,7 @@ from distbench.cli.run import (
     timeout_option,
     yes_option,
 )
+from distbench.spec import format_mesh
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import mesh_size
 
@@ -140,11 +141,11 @@ def calibrate(
             texts[output] = _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
             texts[hardware] = _write_hardware(jobs[-2], jobs[-1], hardware)
-        _say_files(texts, hardware, form, quiet)
+        _say_files(texts, hardware, form, quiet, format_mesh(jobs[0].mesh))
     sys.exit(exit_code)
 
 
-def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quiet: bool) -> None:
+def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quiet: bool, mesh: str) -> None:
     """Print the text of each file, then the files and the next command."""
     if form == "json":
         click.echo(json.dumps([json.loads(file.read_text(encoding="utf-8")) for file in texts], indent=1))
@@ -152,10 +153,10 @@ def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quie
         return
     say("\n\n".join(texts.values()))
     say(f"Calibrated in {time.time() - STARTED_AT:.0f} s: {', '.join(map(str, texts))}.")
-    if hardware is not None:
-        say(f"Next: {shlex.join(['distbench', 'simulate', 'llama_2d', '--hardware', str(hardware)])}")
-    else:
-        say(f"Next: {shlex.join(['distbench', 'run', 'redistribute', '--profile', str(next(iter(texts)))])}")
+    profile = str(next(iter(texts)))
+    use = ["simulate", "llama_2d", "--hardware", str(hardware)]
+    use = use if hardware is not None else ["run", "redistribute", "--mesh", mesh, "--profile", profile]
+    say(f"Next: {shlex.join(['distbench', *use])}")
 
 
 def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:
