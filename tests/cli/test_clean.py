@@ -135,7 +135,7 @@ def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> Non
         ((), "give --keep N"),
         (("--older-than", "soon"), "'soon' is not a duration"),
         (("--keep", "-1"), "-1 is not in the range"),
-        (("--results", "nowhere", "--keep", "1"), "--results nowhere is no folder"),
+        (("--results", "nowhere", "--keep", "1"), "--results nowhere is not a folder"),
     ],
 )
 def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], says: str) -> None:
