@@ -45,7 +45,7 @@ def sweep(*arguments: str) -> Result:
         (("llama_2d", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("llama_2d", "--hardware", ""), "--hardware '' is unknown"),
         (("llama_2d", "--mesh", "", "--around-my-plan"), "mesh part '' is not NAME=SIZE"),
-        (("llama_2d", "--memory", "", "--hardware", "h100"), "--memory  cannot be used"),
+        (("llama_2d", "--memory", "", "--hardware", "h100"), "--memory  is not valid"),
         (("lama_2d",), "no scenario 'lama_2d'"),
     ],
 )
@@ -69,12 +69,11 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
         "3",
         "--results",
         str(out),
-        "--quiet",
     )
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-        resumed = sweep(*asked, "--reuse", "--format", "json", "--page", str(out / "page.html"))
+        resumed = sweep(*asked, "--reuse", "--quiet", "--format", "json", "--page", str(out / "page.html"))
         small = sweep(*asked, "--reuse", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             (facts,) = child.answers(Question("facts", [{}], {"dp_shard": 2}))
@@ -82,7 +81,7 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
             ((_, ended),) = child.ask([Question("facts", [{"often": True}], {"dp_shard": 2})])
         staged = sweep(
             *("pipeline", "--quick", "--set", "schedule=gpipe", "--set", "microbatches=4", "--set", "num_layers=2"),
-            *("--world", "2", "--hardware", "h100", "--plans", "1", "--results", str(out.parent / "staged"), "--quiet"),
+            *("--world", "2", "--hardware", "h100", "--plans", "1", "--results", str(out.parent / "staged")),
         )
     after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
     runs = {"first": first, "again": resumed, "small": small, "staged": staged, "facts": facts}
