@@ -126,7 +126,7 @@ import distbench
 case = distbench.run("llama_2d", quick=True, quiet=True, budget=1).frame.iloc[0]
 if case["median_s"] > 0:
     time_ms = 1e3 * case["median_s"]
-    print(f"First result: {time_ms:.3g} ms per step of llama_2d ({case.mesh}, {case.backend}). All scenarios follow.")
+    print(f"First result: {time_ms:.3g} ms per step of llama_2d ({case.mesh}, {case.backend}). All scenarios follow in about two minutes.")
 '
 }
 
@@ -136,7 +136,6 @@ quick_start() {
     list=$(shipped further)
     mapfile -t names <<<"$list"
     rm -f "$page"
-    echo "run.sh: measuring; the summary is there in about two minutes" >&2
     # Its errors are not printed: the run below reports them.
     first_result 2>/dev/null || [ "$?" != 130 ] || return 130
     # As many options of FSDP2 as the budget of a quick run has eight passes for; `distbench run fsdp_knobs` runs all.
@@ -154,8 +153,13 @@ signatures() {
     list=$(shipped)
     mapfile -t names <<<"$list"
     rm -rf build/signatures
-    "$python" -m distbench signature "${names[@]}" --quick --output-dir build/signatures
-    "$python" -m distbench gate --signature signatures build/signatures "$@"
+    local verb=check
+    if [ "${1-}" = --update ]; then
+        verb=update
+        shift
+    fi
+    "$python" -m distbench signature write "${names[@]}" --quick --output-dir build/signatures
+    "$python" -m distbench signature "$verb" signatures build/signatures "$@"
 }
 
 tests() {

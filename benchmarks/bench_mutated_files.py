@@ -141,11 +141,11 @@ def commands_for(kind: str, path: Path, folder: Path) -> list[list[str]]:
         ]
     other = folder / "good.signature"
     other.write_text(KINDS["signature"]()[0])
-    compared = [["gate", "--signature", file, str(other), "--format", form] for form in ("table", "markdown", "junit")]
+    compared = [["signature", "check", file, str(other), "--format", form] for form in ("table", "markdown", "junit")]
     return [
         *compared,
-        ["gate", "--signature", str(other), file, "--format", "json"],
-        ["gate", "--signature", file, file],
+        ["signature", "check", str(other), file, "--format", "json"],
+        ["signature", "check", file, file],
     ]
 
 

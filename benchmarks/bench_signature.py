@@ -60,7 +60,17 @@ def busy(num_processes: int) -> Iterator[None]:
 
 def write_signatures(scenarios: Sequence[str], folder: Path, *options: str) -> None:
     """One `distbench signature` command."""
-    command = [sys.executable, "-m", "distbench", "signature", *scenarios, *options, "--output-dir", str(folder)]
+    command = [
+        sys.executable,
+        "-m",
+        "distbench",
+        "signature",
+        "write",
+        *scenarios,
+        *options,
+        "--output-dir",
+        str(folder),
+    ]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     subprocess.run(command, cwd=ROOT, env=environment, check=True, capture_output=True)
 

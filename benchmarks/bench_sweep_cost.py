@@ -44,7 +44,7 @@ def main() -> list[Row]:
 
 def _sweep_s(out: Path) -> float:
     command = [sys.executable, "-m", "distbench", "tune", "llama3_8b", "--world", "64", "--hardware", "h100"]
-    limits = ["--plans", str(NUM_PLANS), "--budget", "30min", "--results", str(out), "--quiet"]
+    limits = ["--plans", str(NUM_PLANS), "--max-time", "30min", "--results", str(out), "--quiet"]
     began = time.monotonic()
     subprocess.run([*command, *limits], check=True, stdout=subprocess.DEVNULL)
     return time.monotonic() - began

@@ -93,7 +93,7 @@ def plans_of(setup: Setup) -> list[Candidate]:
 
 
 def recommended(setup: Setup, budget_s: float, out: Path) -> str:
-    """What `distbench tune NAME --world 4 --budget ...` recommends."""
+    """What `distbench tune NAME --world 4 --max-time ...` recommends."""
     given = {"mesh": None, "hardware": None, "memory": None, "float8": None, "choices": setup.given, "price": None}
     limits = {"budget_s": budget_s, "max_plans": 80, "world": WORLD}
     flags = {"around_my_plan": False, "quick": setup.quick, "resume": False, "quiet": True}

@@ -58,7 +58,7 @@ RUN_FILES = (
     ),
     read("two runs", STEPS + STEPS, "second run header"),
     read("as baseline", STEPS, "cannot be read|not a baseline", "baseline show x.jsonl"),
-    read("as signature", STEPS, "x.jsonl", "gate --signature x.jsonl x.jsonl"),
+    read("as signature", STEPS, "x.jsonl", "signature check x.jsonl x.jsonl"),
     read("as profile", STEPS, "x.jsonl", 'plan "S(0)" R --shape 8 --mesh 2 --profile x.jsonl'),
     read("as scenario", STEPS, "no scenario 'x.jsonl'|no scenario", "run x.jsonl"),
 )

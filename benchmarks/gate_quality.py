@@ -4,7 +4,7 @@
     python -m benchmarks.gate_quality --synthetic                             (checks the arithmetic, not the claim)
     python -m benchmarks.gate_quality --ab 20 quiet=runs/quiet                (as `distbench ab` looks at them)
 
-How comparisons are cut out of a series stands in distbench/judge/gate_self_test.py; `distbench gate --self-test` makes
+How comparisons are cut out of a series stands in distbench/judge/gate_self_test.py; `distbench self-test` makes
 the same table of launches of its own, without the other tools.
 """
 

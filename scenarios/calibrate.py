@@ -9,7 +9,9 @@ from distbench.spec import Calibration, Scenario, scenario
     tags=("redistribute", "calibrate"),
 )
 def calibrate(*, min_bytes: int = 4096, max_bytes: int = 33554432, step: int = 4) -> Scenario:
-    """Every step of DTensor's redistributions over every mesh dim, and the direct exchange, 4 KiB to 32 MiB."""
+    """Steps of redistributions by size, for a cost profile. Every step of DTensor's redistributions over every mesh
+    dim, and the direct exchange, 4 KiB to 32 MiB.
+    """
     sizes = []
     size = min_bytes
     while size < max_bytes:

@@ -13,7 +13,9 @@ from distbench.spec import FsdpPlan, ParallelPlan, Scenario, scenario
 
 @scenario(mesh={"tp": 4}, quick={"num_sizes": 2}, tags=("calibrate",))
 def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
-    """Operators by dtype and size on all ranks at once, and collectives in groups of every size."""
+    """Operators by dtype and size, for a hardware file. All ranks run them at once; also collectives in groups of every
+    size.
+    """
     return Scenario(compute=num_sizes)
 
 
@@ -24,8 +26,9 @@ def calibrate_operators(*, num_sizes: int = 5) -> Scenario:
     tags=("calibrate",),
 )
 def calibrate_steps(*, part: str = "whole", num_heads: int = 8, layers: int = 3) -> Scenario:
-    """Host-bound small steps (FSDP2 with one unit and with many, TP), and full steps (FSDP2 of a llama, TP of
-    feed-forwards)."""
+    """Small and whole steps, for a hardware file. Small ones are the host's time alone (FSDP2 of one unit and of many,
+    TP); whole ones are FSDP2 of a llama and TP of feed-forwards.
+    """
     if part == "whole_tp":
         return _feed_forwards(512, 256 * num_heads, layers)
     dim, sequence = 8 * num_heads, 2 * num_heads

@@ -11,7 +11,9 @@ from distbench.spec import Collectives, Scenario, scenario
 def collectives(
     *, min_bytes: int = 1024, max_bytes: int = 67108864, step: int = 4, dtypes: str = "f32+bf16"
 ) -> Scenario:
-    """all_gather, reduce_scatter, all_to_all, all_reduce and broadcast, 1 KiB to 64 MiB, over every mesh dim."""
+    """Five collectives over every mesh dim, 1 KiB to 64 MiB. They are all_gather, reduce_scatter, all_to_all,
+    all_reduce and broadcast.
+    """
     sizes = []
     size = min_bytes
     while size <= max_bytes:

@@ -40,7 +40,8 @@ def cp_attention(
     kernel: str = "",
     bf16: bool = False,
 ) -> Scenario:
-    """Ring attention, both rotations, with and without load balance, and Ulysses; output left sharded or gathered.
+    """Ring attention and Ulysses over cp. Both rotations, with and without load balance; output left sharded or
+    gathered.
 
     causal: False for full attention, which has no load balance.
     kernel: flash, efficient or cudnn; torch chooses by default. flash and cudnn require bf16=True and CUDA.

@@ -43,7 +43,7 @@ def ddp(
     sequence: int = 256,
     knob: str = "plain",
 ) -> Scenario:
-    """A llama-like stack under torch's replicate (DDP), with one all-reduce per bucket of gradients."""
+    """A llama-like stack under torch's replicate (DDP). Each bucket of gradients is an all-reduce of its own."""
     if knob not in KNOBS:
         raise UserError(f"--set knob={knob} is unknown; use {', '.join(KNOBS)}")
     vocab_size = 1000
@@ -81,7 +81,7 @@ def replicate_tp(
     sequence: int = 256,
     knob: str = "plain",
 ) -> Scenario:
-    """A llama-like stack under TP and torch's replicate: gradients averaged per unit, nothing sharded."""
+    """A llama-like stack under TP and torch's replicate. Gradients are averaged unit by unit, nothing is sharded."""
     if knob not in TP_KNOBS:
         raise UserError(f"--set knob={knob} is unknown; use {', '.join(TP_KNOBS)}")
     vocab_size = 1000

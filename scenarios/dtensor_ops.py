@@ -98,7 +98,8 @@ OPERATORS: tuple[tuple[str, Callable[..., Any], Any, tuple[tuple[str, ...], ...]
     tags=("redistribute", "further"),
 )
 def dtensor_ops(*, rows: int = 2048, width: int = 1024, planners: str = "", ops: str = "") -> Scenario:
-    """Operators on DTensors over placements of their inputs: implicit redistributions of each, by each planner.
+    """Implicit redistributions of operators on DTensors. Operators run over placements of their inputs, with each
+    planner.
 
     planners: names joined by "+"; by default greedy and min_cost, and with --profile also calibrated.
     ops: names joined by "+"; by default all.

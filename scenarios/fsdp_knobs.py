@@ -157,7 +157,9 @@ def fsdp_knobs(
     sequence: int = 256,
     knob: str = "plain",
 ) -> Scenario:
-    """A llama-like stack under fully_shard, one option at a time: resharding, precision, accumulation, ..."""
+    """FSDP2, one option at a time, on a llama-like stack. Options are resharding, precision, placement, accumulation
+    and more.
+    """
     if knob not in KNOBS:
         raise UserError(f"--set knob={knob} is unknown; use {', '.join(KNOBS)}")
     sizes = {

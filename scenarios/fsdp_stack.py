@@ -24,7 +24,9 @@ def fsdp_stack(
     sequence: int = 256,
     reshard_after_forward: bool = True,
 ) -> Scenario:
-    """A llama-like stack under fully_shard; parameters freed after forward and gathered again, or kept."""
+    """FSDP2 with and without resharding after forward. A llama-like stack; parameters are freed after forward (and
+    gathered again) or kept.
+    """
     vocab_size = 1000
     fsdp = FsdpPlan(wrap=("layers.*",), reshard_after_forward=reshard_after_forward)
     return Scenario(

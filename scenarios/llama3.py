@@ -200,7 +200,7 @@ def llama3_8b(
     compiled: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
-    """Llama 3 8B at its real size under torchtitan's plan; checkpoint is selective, full or none."""
+    """Llama 3 8B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
     sizes = {"dim": 4096, "num_heads": 32, "num_kv_heads": 8, "hidden": 14336}
     return _llama3(
         sizes,
@@ -225,7 +225,7 @@ def llama3_70b(
     compiled: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
-    """Llama 3 70B at its real size under torchtitan's plan; checkpoint is selective, full or none."""
+    """Llama 3 70B at its real size under torchtitan's plan. Checkpoint is selective, full or none."""
     sizes = {"dim": 8192, "num_heads": 64, "num_kv_heads": 8, "hidden": 28672}
     return _llama3(
         sizes,
@@ -250,7 +250,7 @@ def llama3_405b(
     compiled: bool = False,
     microbatches: int = 1,
 ) -> Scenario:
-    """Llama 3.1 405B at its real size, without pipeline stages; checkpoint is selective, full or none."""
+    """Llama 3.1 405B at its real size, without pipeline stages. Checkpoint is selective, full or none."""
     sizes = {"dim": 16384, "num_heads": 128, "num_kv_heads": 8, "hidden": 53248}
     return _llama3(
         sizes,

@@ -46,7 +46,8 @@ def llama_2d(
     sequence: int = 256,
     async_tp: bool = False,
 ) -> Scenario:
-    """A llama-like stack: tensor and sequence parallel inside, FSDP2 outside; forward, backward, optimizer.
+    """A llama-like stack under TP, SP and FSDP2. Tensor and sequence parallel inside, FSDP2 outside; forward, backward,
+    optimizer.
 
     async_tp: compile the blocks with async TP, which overlaps TP's collectives with matmuls; CUDA only.
     """

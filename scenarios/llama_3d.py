@@ -51,7 +51,9 @@ def llama_3d(
     unshard_output: bool = False,
     checkpoint: bool = False,
 ) -> Scenario:
-    """TP+SP x CP x FSDP2 on 2x2x2; a mesh dim of size 1 disables its part, dp_replicate=2 makes FSDP2 hybrid."""
+    """A llama-like stack under TP+SP, CP and FSDP2 on 2x2x2. A mesh dim of size 1 leaves its part out; dp_replicate=2
+    makes FSDP2 hybrid.
+    """
     vocab_size = 1000
     return Scenario(
         build_model=partial(Llama, vocab_size, dim, num_layers, num_heads, hidden, sequence),

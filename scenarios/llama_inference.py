@@ -72,7 +72,8 @@ def llama_inference(
     fsdp: bool = False,
     rotate: str = "",
 ) -> Scenario:
-    """Latency of a prompt (prefill) and of the next token (decode): TP, KV cache over heads; prefill also with SP.
+    """Latency of a prompt and of the next token, under TP. Prefill (also with SP) and decode, with a KV cache over
+    heads.
 
     rotate: context parallel of the prompt, by this rotation; with a mesh that has cp. Decode has no such variant.
     """

@@ -179,7 +179,7 @@ def _scenario(
 def qwen3_30b_a3b(
     *, num_layers: int = 48, batch: int = 64, sequence: int = 4096, checkpoint: bool = True, compiled: bool = False
 ) -> Scenario:
-    """A model with Qwen3-30B-A3B's sizes: 128 experts, 8 per token, evenly routed, sharded by FSDP2."""
+    """A model of Qwen3-30B-A3B's shape under FSDP2. It has 128 experts, 8 per token, evenly routed."""
     return _scenario(_qwen3, 151_936, num_layers, batch, sequence, checkpoint, compiled)
 
 
@@ -187,5 +187,7 @@ def qwen3_30b_a3b(
 def deepseek_v2_lite(
     *, num_layers: int = 27, batch: int = 64, sequence: int = 4096, checkpoint: bool = True, compiled: bool = False
 ) -> Scenario:
-    """A model with DeepSeek-V2-Lite's sizes: latent attention, 64 experts, 6 per token, 2 shared; sharded by FSDP2."""
+    """A model of DeepSeek-V2-Lite's shape under FSDP2. It has latent attention and 64 experts, 6 per token, evenly
+    routed, 2 shared.
+    """
     return _scenario(_deepseek, 102_400, num_layers, batch, sequence, checkpoint, compiled)

@@ -32,7 +32,9 @@ def moe(
     load: str = "uniform",
     capacity: float = 0.0,
 ) -> Scenario:
-    """Experts over ep, the rest under FSDP2: even or Zipf load; dropless (uneven all-to-alls), or with a capacity."""
+    """Mixture of experts: experts over ep, and FSDP2. Even or Zipf load; dropless (uneven all-to-alls), or with a
+    capacity.
+    """
     sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
     fsdp = FsdpPlan(
         wrap=("layers.*",),
@@ -63,7 +65,9 @@ def moe_tp(
     capacity: float = 0.0,
     expert_tp: bool = True,
 ) -> Scenario:
-    """Experts over ep and each expert over tp, or whole experts over both (ETP 1); TP, SP and FSDP2 for the rest."""
+    """Mixture of experts: experts over ep and tp, and FSDP2. Each expert over tp, or whole ones over both (ETP 1); TP
+    and SP around them.
+    """
     sizes = (dim, num_layers, num_heads, hidden, num_experts, top_k)
     dense = {pattern: style for pattern, style in TP_PLAN.items() if not pattern.startswith(MIXTURE)}
     plan = ParallelPlan(

@@ -38,7 +38,9 @@ def pipeline(
     schedule: str = "1f1b",
     inside: str = "plain",
 ) -> Scenario:
-    """Stages over pp, one variant per schedule; inside=fsdp: --mesh pp=2,dp_shard=2, inside=tp: --mesh pp=2,tp=2."""
+    """Pipeline stages over pp, one schedule per variant. Give inside=fsdp with --mesh pp=2,dp_shard=2, inside=tp with
+    --mesh pp=2,tp=2.
+    """
     if inside not in INSIDE:
         raise UserError(f"--set inside={inside} is unknown; use {', '.join(INSIDE)}")
     vocab_size = 1000

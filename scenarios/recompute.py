@@ -27,7 +27,9 @@ def recompute(
     checkpoint: str = "none",
     compile_backend: str = "none",
 ) -> Scenario:
-    """A stack under fully_shard: activations kept or recomputed, blocks compiled or not."""
+    """Activation checkpointing and torch.compile under FSDP2. Activations are kept or computed again, blocks compiled
+    or not.
+    """
     if checkpoint not in CHECKPOINTED:
         raise UserError(f"--set checkpoint={checkpoint} is unknown; use {', '.join(CHECKPOINTED)}")
     vocab_size = 1000

@@ -11,7 +11,7 @@ from distbench.spec import Redistributions, Scenario, placement_pairs, scenario
 def redistribute(
     *, small: int = 64, large: int = 2048, planners: str = "", native_all_to_all: bool = False
 ) -> Scenario:
-    """Every ordered pair of R, S(0), S(1), and P(sum) as source, small and large, by each planner.
+    """Every ordered pair of R, S(0), S(1), by each planner. Also P(sum) as source; small and large tensors.
 
     planners: names joined by "+", for example greedy+calibrated+direct; by default greedy and min_cost, and with
         --profile also calibrated and direct.

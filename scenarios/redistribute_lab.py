@@ -18,7 +18,8 @@ def redistribute_lab(
     planners: str = "",
     native_all_to_all: bool = False,
 ) -> Scenario:
-    """Pairs, partials, shard orders, uneven and empty shards, flattened meshes, backward and strided shards.
+    """The planner study: uneven shards, shard orders and more. Pairs, partials, shard orders, uneven and empty shards,
+    flattened meshes, backward and strided shards.
 
     max_pairs: pairs of a suite at each size, a sample by symmetry; 0 for all.
     planners: names joined by "+", for example greedy+direct; by default all that support the pair. calibrated needs a

@@ -41,7 +41,9 @@ def dtensors_inside(model: nn.Module, mesh: Any) -> nn.Module:
 def shard_params(
     *, dim: int = 512, hidden: int = 2048, batch: int = 4, sequence: int = 256, layout: str = "rows"
 ) -> Scenario:
-    """A feed-forward with weights annotated over one or two mesh dims, also two mesh dims on one tensor dim."""
+    """A feed-forward with weights annotated over mesh dims. Weights are over one or two mesh dims, two of them on one
+    tensor dim included.
+    """
     if layout not in LAYOUTS:
         raise UserError(f"--set layout={layout} is unknown; use {', '.join(LAYOUTS)}")
     return Scenario(

@@ -65,7 +65,9 @@ def spmd_mesh(
     batch: int = 4,
     sequence: int = 256,
 ) -> Scenario:
-    """A llama-like stack as DTensors on one mesh, tensor parallel by annotation, fully_shard by dp_mesh_dims."""
+    """FSDP2 and TP on one SPMD mesh, by annotation. A llama-like stack as DTensors, tensor parallel by annotation,
+    fully_shard by dp_mesh_dims.
+    """
     vocab_size = 1000
     fsdp = FsdpPlan(wrap=("layers.*",), replicate_dims=("dp_replicate",), spmd_mesh=True)
     return Scenario(

@@ -12,7 +12,7 @@ from distbench.spec import ParallelPlan, Scenario, scenario
 
 @scenario(mesh={"tp": 4}, quick={"dim": 256, "sequence": 128}, tags=("tp", "attention", "further"))
 def tp_attention(*, dim: int = 1024, num_heads: int = 16, batch: int = 2, sequence: int = 512) -> Scenario:
-    """Causal attention with heads split by Colwise projections and joined by a Rowwise projection."""
+    """Causal attention with heads split over tp. Colwise projections split them, a Rowwise projection joins them."""
     plan = {"w[qkv]": ColwiseParallel(), "wo": RowwiseParallel()}
     return Scenario(
         build_model=partial(Attention, dim, num_heads),

@@ -20,7 +20,7 @@ from distbench.spec import ParallelPlan, Scenario, scenario
 def tp_mlp(
     *, dim: int = 1024, hidden: int = 4096, batch: int = 4, sequence: int = 512, sequence_parallel: bool = False
 ) -> Scenario:
-    """A SwiGLU feed-forward, Colwise then Rowwise; with and without the sequence sharded outside."""
+    """A SwiGLU feed-forward, Colwise then Rowwise. With and without the sequence sharded outside."""
     plan = {"w1": ColwiseParallel(), "w2": RowwiseParallel(), "w3": ColwiseParallel()}
     if sequence_parallel:
         plan = {

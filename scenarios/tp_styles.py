@@ -155,7 +155,9 @@ STYLES: dict[str, Any] = {
 def tp_styles(
     *, dim: int = 512, hidden: int = 2048, batch: int = 4, sequence: int = 256, style: str = "linear"
 ) -> Scenario:
-    """A small language model, one style at a time: embeddings, linears, sequence, prepared inputs and outputs, loss."""
+    """Each tensor parallel style on a small language model. Styles of embeddings, linears, sequence, prepared inputs
+    and outputs, loss.
+    """
     if style not in STYLES:
         raise UserError(f"--set style={style} is unknown; use {', '.join(STYLES)}")
     vocab_size = 1000

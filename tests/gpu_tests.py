@@ -55,7 +55,7 @@ def text_of(rows: Sequence[Row], machine: str, when: str) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """pytest's exit code; 2 where no test ran."""
-    doctor = [sys.executable, "-m", "distbench", "doctor"]
+    doctor = [sys.executable, "-m", "distbench", "doctor", "--verbose"]
     environment = {**os.environ, "COLUMNS": "120"}
     told = subprocess.run(doctor, capture_output=True, text=True, check=False, cwd=ROOT, env=environment)
     when = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC")

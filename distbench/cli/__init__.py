@@ -1,6 +1,6 @@
-"""The commands of `cli`, one module each. Arguments go to calls, results to text and exit codes; nothing else happens.
+"""The commands of `cli`, one module each. A command turns arguments into calls, and results into text and exit codes.
 
-Imports stand inside functions: `distbench --help` must not pay for what it does not use.
+Heavy imports are inside functions, so that `distbench --help` is fast.
 """
 
 import time

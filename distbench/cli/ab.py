@@ -3,7 +3,6 @@
 import secrets
 import shlex
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,16 +12,16 @@ from distbench.cli.options import (
     PATH,
     Duration,
     OutputOptions,
+    dry_run_option,
     new_folder,
     options_of,
+    progress_lines,
+    quiet_option,
     say,
     verbose_option,
     width_option,
 )
 from distbench.spec.printable_text import count_text
-
-if TYPE_CHECKING:
-    pass
 
 
 @click.command(context_settings={"ignore_unknown_options": False})
@@ -38,17 +37,20 @@ if TYPE_CHECKING:
     type=Duration(),
     default=1800.0,
     metavar="TIME",
-    help="Start no pair that would probably end later. [30m]",
+    help="Time limit, such as 30s or 5m. No pair starts that would probably end later. [30m]",
 )
-@click.option("--seed", type=click.IntRange(0, 1 << 32), help="Of the random order within each pair. [random, printed]")
+@click.option(
+    "--seed", type=click.IntRange(0, 1 << 32), help="Seed of the random order within each pair. [random, printed]"
+)
 @click.option("--env-a", multiple=True, metavar="NAME=VALUE", help="Environment variable of side a.")
 @click.option("--env-b", multiple=True, metavar="NAME=VALUE", help="Environment variable of side b.")
 @click.option("--python-a", metavar="PATH", help="Python of side a, with the torch of side a.")
 @click.option("--python-b", metavar="PATH", help="Python of side b.")
 @options_of(VerdictOptions, "verdict", "tolerance", "min_launches", "allow_different", "strict")
 @options_of(OutputOptions, "output")
-@click.option("--results", "out", type=PATH, metavar="DIR", help="Folder for both sides' runs. [results/ab/<time>]")
-@click.option("--dry-run", is_flag=True, help="Start nothing: list both sides and the limits.")
+@click.option("--results", "out", type=PATH, metavar="DIR", help="Results folder. [results/ab/<time>]")
+@dry_run_option("Lists both sides and the limits.")
+@quiet_option
 @width_option
 @verbose_option
 @click.pass_context
@@ -68,15 +70,16 @@ def ab(
     output: OutputOptions,
     out: Path | None,
     dry_run: bool,
+    quiet: bool,
 ) -> None:
     """Launch two git revisions in turn until the verdict on REF_B against REF_A is decided.
 
-    Each revision is checked out into its own worktree; . is the working tree as it is. The two launches of a pair run
-    in random order, so that the machine's drift affects both sides equally: use this command on a shared machine. The
-    words after -- are the arguments of distbench run. To compare two torch installations or two settings, give . . and
-    --python-b or --env-b.
+    Each revision is checked out into its own worktree; . is the working tree with its changes. The two launches of a
+    pair run in random order, so that the machine's drift affects both sides equally: use this command on a shared
+    machine. The words after -- are the arguments of distbench run. To compare two torch installations or two settings,
+    give . . and --python-b or --env-b.
 
-    Exit code: as distbench gate.
+    Exit code: that of distbench gate.
 
     \b
     Examples:
@@ -106,13 +109,15 @@ def ab(
     terms = turns.Terms(pairs, max_time_s, turns.looks_of(pairs, options), seed)
     with turns.checked_out(sides) as trees:
         for side in trees:
-            say(side.text(), err=not dry_run)
+            if dry_run or not quiet:
+                say(side.text(), err=not dry_run)
         if dry_run:
             command = shlex.join(["distbench", "run", *run_arguments])
             say(f"each launch: {command}\nat most {count_text(pairs, 'pair')} of launches in {max_time_s / 60:.0f} min")
             return
-        say(f"random order within each pair: --seed {seed}", err=True)
-        outcome = turns.run_pairs(trees, run_arguments, folder, options, terms, lambda line: say(line, err=True))
-    say(f"stopped after {count_text(outcome.num_pairs, 'pair')}: {outcome.reason}. Runs: {folder}", err=True)
-    output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict))
+        progress = progress_lines(quiet)
+        progress(f"random order within each pair: --seed {seed}")
+        outcome = turns.run_pairs(trees, run_arguments, folder, options, terms, progress)
+    progress(f"stopped after {count_text(outcome.num_pairs, 'pair')}: {outcome.reason}. Runs: {folder}")
+    output.show(lambda form: gate_text.FORMS[form](outcome.gated, verdict.strict), quiet)
     ctx.exit(outcome.gated.exit_code(verdict.strict))

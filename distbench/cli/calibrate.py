@@ -1,8 +1,11 @@
-"""`distbench calibrate`: what collectives, operators and whole steps take here; a profile and a hardware file of it."""
+"""`distbench calibrate`: a profile and a hardware file from measured collectives, operators and whole steps."""
 
+import json
 import os
+import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from math import lcm
 from pathlib import Path
@@ -14,22 +17,26 @@ from distbench.cli import STARTED_AT
 from distbench.cli.options import (
     PATH,
     check_writable,
+    dry_run_option,
+    format_option,
     make_folder,
     mesh_option,
+    quick_option,
+    quiet_option,
     refuse_with,
     say,
-    say_lines,
     width_option,
 )
 from distbench.cli.run import (
     confirm_ranks,
     device_option,
-    dry_run_lines,
     out_option,
     run_all,
+    say_dry_run,
     timeout_option,
     yes_option,
 )
+from distbench.spec import format_mesh
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import mesh_size
 
@@ -39,29 +46,39 @@ if TYPE_CHECKING:
     from distbench.spec import Job
 
 HARDWARE = "hardware.json"
-# Passes and timed seconds of what a hardware file is made of: several of the operators, for one stretch may be slow.
+# Passes and timed seconds for a hardware file: several passes over the operators, since one stretch may be slow.
 PASSES, OPERATORS_S, STEPS_S = 4, 12.0, 10.0
-SHORT = 10.0  # how many times less with --quick
+SHORT = 10.0  # the factor by which --quick is shorter
 
 
 @click.command()
-@mesh_option("Mesh to measure, e.g. dp_shard=2,tp=2, which is the default.")
+@mesh_option("[dp_shard=2,tp=2]")
 @device_option
-@click.option("--quick", is_flag=True, help="Fewer sizes and samples: a look, not a profile to plan by.")
+@quick_option("Few samples too: for a first look, not for planning.")
 @out_option
-@click.option("-o", "--output", type=PATH, metavar="FILE", default=Path("profile.json"), help="The profile's file.")
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="FILE",
+    default=Path("profile.json"),
+    help="Output file. It gets the profile. [profile.json]",
+)
 @click.option(
     "--hardware-out",
     type=PATH,
     metavar="FILE",
-    help="The hardware file, for `simulate`; CPUs only. [hardware.json beside the profile; with --quick none]",
+    help="The hardware file, for simulate; CPUs only. [hardware.json next to the profile; not written with --quick]",
 )
-@click.option("--only", type=click.Choice(("profile", "hardware")), help="Measure what this one file needs.")
-@click.option("--plots", type=PATH, metavar="DIR", help="Draw points on lines there.")
+@click.option("--only", type=click.Choice(("profile", "hardware")), help="Measure for this one file only.")
+@click.option(
+    "--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show measured points and fitted lines."
+)
 @timeout_option
-@click.option("--quiet", is_flag=True, help="Show no progress.")
-@click.option("--dry-run", is_flag=True, help="Start nothing: list what would be measured.")
+@quiet_option
+@dry_run_option("Lists the cases.")
 @yes_option
+@format_option("table", "json")
 @width_option
 def calibrate(
     mesh: dict[str, int] | None,
@@ -72,13 +89,15 @@ def calibrate(
     quiet: bool,
     dry_run: bool,
     yes: bool,
+    form: str,
     **of_request: Any,
 ) -> None:
-    """Measure what this machine takes: a profile to plan by, and a hardware file to simulate on.
+    """Measure this machine, and write a profile for planning and a hardware file for simulation.
 
-    Every collective over every mesh dim, all groups of a mesh dim at once, as DTensor runs it, by size. On CPUs also
-    operators on all ranks at once, and small steps: `simulate --hardware FILE` then predicts steps of any plan here.
-    On several hosts (torchrun, srun) also groups that other meshes have there: a line for each shape of group.
+    The profile has every collective over every mesh dim by size, all groups of a mesh dim at once, as DTensor runs it.
+    On CPUs the hardware file has operators on all ranks at once, and small steps: `simulate --hardware FILE` then
+    predicts steps of any plan on this machine. On several hosts (torchrun, srun) the profile also has the groups of
+    other meshes there, one line per shape of group.
 
     \b
     Examples:
@@ -111,18 +130,33 @@ def calibrate(
     is_first = joined is None or joined.rank == 0
     if dry_run:
         if is_first:
-            say_lines(dry_run_lines(jobs, request.out))
+            say_dry_run(jobs, request.out, form)
         return
     if joined is None:
         confirm_ranks(jobs, yes)
     exit_code = run_all(jobs, joined, quiet or not is_first)
     if exit_code == 0 and is_first:
+        texts = {}
         if only != "hardware":
-            _write_profile(Path(jobs[0].run_file), output, plots)
+            texts[output] = _write_profile(Path(jobs[0].run_file), output, plots)
         if hardware is not None:
-            _write_hardware(jobs[-2], jobs[-1], hardware)
-        say(f"calibrated in {time.time() - STARTED_AT:.0f} s", err=True)
+            texts[hardware] = _write_hardware(jobs[-2], jobs[-1], hardware)
+        _say_files(texts, hardware, form, quiet, format_mesh(jobs[0].mesh))
     sys.exit(exit_code)
+
+
+def _say_files(texts: Mapping[Path, str], hardware: Path | None, form: str, quiet: bool, mesh: str) -> None:
+    """Print the text of each file, then the files and the next command."""
+    if form == "json":
+        click.echo(json.dumps([json.loads(file.read_text(encoding="utf-8")) for file in texts], indent=1))
+    if form == "json" or quiet:
+        return
+    say("\n\n".join(texts.values()))
+    say(f"Calibrated in {time.time() - STARTED_AT:.0f} s: {', '.join(map(str, texts))}.")
+    profile = str(next(iter(texts)))
+    use = ["simulate", "llama_2d", "--hardware", str(hardware)]
+    use = use if hardware is not None else ["run", "redistribute", "--mesh", mesh, "--profile", profile]
+    say(f"Next: {shlex.join(['distbench', *use])}")
 
 
 def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: str | None) -> Path | None:
@@ -131,16 +165,16 @@ def _hardware_file(job: "Job", hardware_out: Path | None, output: Path, only: st
         return None
     if job.device != "cpu" and (hardware_out is not None or only == "hardware"):
         raise UserError(
-            f"of {job.device} devices calibrate measures collectives only, for a profile; leave --hardware-out and "
-            "--only hardware out, and simulate on a shipped hardware file"
+            f"calibrate measures only collectives on {job.device} devices; remove --hardware-out and --only hardware, "
+            "and simulate on a shipped hardware file"
         )
     if mesh_size(job.mesh) == 1:
-        return None  # the profile's own complaint says what to do
+        return None  # the profile's own error has the next step
     return hardware_out or (output.with_name(HARDWARE) if job.device == "cpu" else None)
 
 
 def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None") -> "list[Job]":
-    """Operators, and steps."""
+    """Two jobs: operators and steps."""
     from distbench.launch import jobs_of
 
     short = SHORT if request.quick else 1.0
@@ -153,7 +187,8 @@ def _jobs_of_hardware(request: "Request", num_ranks: int, joined: "Joined | None
     return [*jobs_of(operators, joined), *jobs_of(steps, joined)]
 
 
-def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
+def _write_profile(run_file: Path, output: Path, plots: Path | None) -> str:
+    """Write the profile and its plots; return it as text."""
     from distbench.planning.cost_profile import measured_in, profile_of
     from distbench.records.run_file import read_run
     from distbench.report.calibrations import calibration_figures, profile_text
@@ -165,20 +200,18 @@ def _write_profile(run_file: Path, output: Path, plots: Path | None) -> None:
         profile.save(output)
     except OSError as error:
         raise UserError(f"-o {output} cannot be written: {error.strerror}; give another file") from error
-    say(profile_text(profile))
-    say(f"profile: {output}", err=True)
     if plots:
         for path in draw(calibration_figures(profile, measured_in(run)), plots):
             say(f"drawn: {path}", err=True)
+    return profile_text(profile)
 
 
-def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> None:
-    """Fit the hardware file; its steps are recorded now, in a child process."""
+def _write_hardware(operators: "Job", steps: "Job", hardware: Path) -> str:
+    """Fit and write the hardware file, whose steps are recorded in a child process; return it as text."""
     from distbench.records.run_file import read_run
     from distbench.simulate.measured_hardware import hardware_text, write_hardware
     from distbench.simulate.recording import record_steps
 
     ((recordings, _),) = record_steps([steps])
     measured, whole_steps = read_run(Path(operators.run_file)), read_run(Path(steps.run_file))
-    say(hardware_text(write_hardware(hardware, measured, whole_steps, recordings)))
-    say(f"hardware file: {hardware}; predict a step here: distbench simulate SCENARIO --hardware {hardware}", err=True)
+    return hardware_text(write_hardware(hardware, measured, whole_steps, recordings))

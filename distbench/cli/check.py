@@ -14,8 +14,10 @@ from distbench.cli import STARTED_AT
 from distbench.cli.options import (
     format_option,
     mesh_option,
+    quick_option,
     say_lines,
     scenario_names,
+    set_option,
     width_option,
 )
 from distbench.processes import ask_child
@@ -33,9 +35,9 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 
 @click.command()
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
-@click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
-@mesh_option("Mesh, e.g. dp_shard=512,tp=8, up to 65536 ranks. Default: its own.")
-@click.option("--quick", is_flag=True, help="Check the quick sizes.")
+@set_option
+@mesh_option("At most 65536 ranks. Default: the scenario's own.")
+@quick_option("")
 @format_option("table", "json")
 @width_option
 def check(

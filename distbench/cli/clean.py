@@ -1,13 +1,14 @@
 """The command `distbench clean`."""
 
+import json
 import sys
 import time
 from pathlib import Path
 
 import click
 
-from distbench.cli.options import MAX_LAUNCHES, PATH, Duration, say, say_lines
-from distbench.spec.errors import UserError
+from distbench.cli.options import MAX_LAUNCHES, PATH, Duration, dry_run_option, format_option, say, say_lines
+from distbench.spec.errors import USER_ERROR, UserError
 from distbench.spec.printable_text import count_text
 
 MOST_AGE_S = 99_999 * 7 * 86_400.0
@@ -15,24 +16,24 @@ MAX_LISTED = 15
 
 
 @click.command()
-@click.option(
-    "--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to clean. [results]"
-)
+@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 @click.option("--keep", type=click.IntRange(0, MAX_LAUNCHES), metavar="N", help="Keep the newest N runs.")
 @click.option(
     "--older-than",
     "older_s",
     type=Duration(0, MOST_AGE_S),
     metavar="TIME",
-    help="Delete only older runs: 12h, 30d, 2w.",
+    help="Delete only runs older than 12h, 30d or 2w.",
 )
-@click.option("--dry-run", is_flag=True, help="Delete nothing: list what would be deleted.")
-@click.option("--yes", is_flag=True, help="Delete without asking.")
-def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool) -> None:
-    """Delete old runs with their ranks' logs: what would go is listed, then it asks.
+@dry_run_option("Lists the runs.")
+@click.option("--yes", is_flag=True, help="Answer yes to the question.")
+@format_option("table", "json")
+def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
+    """Delete old runs with their ranks' logs, after a list and a question.
 
-    All that one command measured counts as one run, and goes together. With --keep and --older-than, what either keeps
-    stays. Baselines, plots, files of other programs and runs that may still be going on are never touched.
+    All scenarios of one command are one run, and are deleted together. With both --keep and --older-than, a run stays
+    if either keeps it. Baselines, plots, files of other programs and runs that may still be measuring are never
+    deleted.
 
     \b
     Examples:
@@ -43,11 +44,20 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     from distbench.show.units import disk_text
 
     if keep is None and older_s is None:
-        raise UserError(
-            "clean must be told what is old; give --keep N (the newest N stay) or --older-than 30d, or both"
-        )
+        raise UserError("clean needs a limit; give --keep N (the newest N stay), --older-than 30d, or both")
     latest = None if older_s is None else time.time() - older_s
     kept, old = runs_kept_and_deleted(runs, keep, latest)
+    if form == "json":
+        if not dry_run and not yes:
+            raise UserError("--json has no question; add --dry-run to list the runs, or --yes to delete them")
+        names = [[str(file) for file in old_run.run_files] for old_run in old]
+        records = [
+            {"started": old_run.started_text, "bytes": old_run.num_bytes, "text": old_run.text, "run_files": files}
+            for old_run, files in zip(old, names, strict=True)
+        ]
+        failed = [] if dry_run else delete(old, runs)
+        click.echo(json.dumps({"num_kept": len(kept), "failed": failed, "runs": records}, indent=1))
+        sys.exit(USER_ERROR if failed else 0)
     staying = f"{count_text(len(kept), 'run')} stay{'s' * (len(kept) == 1)}"
     if not old:
         say_lines([f"nothing to delete under {runs}: {staying}"])
@@ -68,7 +78,7 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
         is_agreed = yes or click.confirm(f"Delete {summary}?")
     except click.Abort:
         say("")  # the question has no end of its line
-        raise UserError("nothing was deleted: nobody answered; add --yes to delete without being asked") from None
+        raise UserError("nothing was deleted: there was no answer; add --yes to delete without a question") from None
     if not is_agreed:
         say("nothing was deleted")
         return
@@ -76,4 +86,4 @@ def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, ye
     for sentence in failed:
         say(f"distbench: {sentence}", err=True)
     say_lines([f"deleted {summary}"])
-    sys.exit(2 if failed else 0)
+    sys.exit(USER_ERROR if failed else 0)

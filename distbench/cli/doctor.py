@@ -9,47 +9,50 @@ from typing import Any
 import click
 
 from distbench.cli.main import defaults_for, main
-from distbench.cli.options import format_option, say_lines, scenario_names, width_option
+from distbench.cli.options import format_option, say_lines, scenario_names, verbose_option, width_option
 from distbench.processes import ask_child
 from distbench.records.machine import accelerator_here, checks_of, host_facts, output_of
-from distbench.spec.devices import SWITCHED_OFF, built_for
+from distbench.show.terminal import shows_notes
+from distbench.spec.devices import SWITCHED_OFF, built_for, known_device
 from distbench.spec.errors import UserError
+from distbench.spec.mesh import RANKS_PER_CPU
 from distbench.spec.printable_text import count_text
 from distbench.spec.versions import INSTALL, SUPPORTED, installed_torch
 
 CHECKS_TIMEOUT_S, BEHAVIOUR_TIMEOUT_S, AGREEMENT_TIMEOUT_S = 300.0, 600.0, 1200.0
 # Checks without which nothing runs.
-
-
 NEEDED = {"torch version", "torch.distributed", "gloo"}
 
 
 @click.command()
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @click.option("--deep", is_flag=True, help="Also try a traced step, simulated steps and each planner, in about 10 s.")
-@click.option("--paths", is_flag=True, help="Have two methods watch each scenario's step, and compare what they see.")
+@click.option("--traces", "paths", is_flag=True, help="Compare two methods of tracing on each scenario's step.")
 @format_option("table", "json")
+@verbose_option
 @width_option
 def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> None:
-    """Say what this machine can run: devices, backends, torch, and each torch internal that distbench leans on.
+    """Check this machine: devices, backends, torch, and each private torch name that distbench uses.
 
-    It also shows the defaults that a pyproject.toml here gives in [tool.distbench].
+    The last line is the answer. -v also lists every check, and the defaults of a pyproject.toml here.
 
-    With --deep, also try what depends on torch's behaviour: a traced step, simulated steps, each planner. The exit
-    code is 1 where one of them does not work with this torch.
+    With --deep, also try the features that depend on torch's behaviour: a traced step, simulated steps, each planner.
+    The exit code is 1 if one of them fails with this torch.
 
-    With --paths, check instead what run --trace-paths relies on, for the SCENARIOs or all shipped ones.
+    With --traces, check only run --trace-paths: compare its two methods on the SCENARIOs, or on all shipped ones.
 
     \b
     Examples:
       distbench doctor
-      distbench doctor --deep
-      distbench doctor --paths llama_2d
+      distbench doctor --deep -v
+      distbench doctor --traces llama_2d
     """
     if scenarios and not paths:
-        raise UserError(f"doctor looks at scenarios with --paths only: distbench doctor --paths {' '.join(scenarios)}")
+        raise UserError(f"doctor takes scenarios with --traces only: distbench doctor --traces {' '.join(scenarios)}")
     if deep and paths:
-        raise UserError("doctor takes --deep or --paths, not both; --paths checks run --trace-paths on more scenarios")
+        raise UserError(
+            "doctor takes --deep or --traces, not both; --traces checks run --trace-paths on more scenarios"
+        )
     defaults = defaults_for(main)
     if paths:
         findings = agreement(scenarios)
@@ -61,26 +64,28 @@ def doctor(scenarios: tuple[str, ...], deep: bool, paths: bool, form: str) -> No
     elif paths:
         say_lines(lines_of_agreement(findings), " " * 8)
     else:
-        say_lines(lines_of(findings), " " * 8)
-        if defaults.file:
-            say_lines([f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())], " " * 8)
-    broken = any(check.get("deep") and not check["ok"] for check in findings.get("checks", ()))
-    sys.exit(0 if findings["usable"] and not broken else 1)
+        if shows_notes():
+            of_project = [f"\ndefaults of {defaults.file}:", *(f"  {line}" for line in defaults.lines())]
+            say_lines([*check_lines(findings["checks"]), *(of_project if defaults.file else []), ""], " " * 8)
+        say_lines(summary_lines(findings))
+    sys.exit(0 if findings["usable"] and not _broken(findings) else 1)
 
 
 def examine(deep: bool = False) -> dict[str, Any]:
-    """Return facts of the host and of torch, and a list of checks, each with `name`, `ok`, `found` and `advice`.
+    """Return facts of the host and of torch, and a list of checks.
+
+    Each has `name`, `ok`, `found` and `advice`; a private torch name also the `feature` that uses it.
 
     Args:
-        deep: also try what depends on torch's behaviour: a traced step, simulated steps, each planner.
+        deep: also try features that depend on torch's behaviour: a traced step, simulated steps, each planner.
     """
+    device, num_seen = accelerator_here()
     try:
         checks = ask_child("torch_checks", timeout_s=CHECKS_TIMEOUT_S)
     except UserError as error:
         advice = "" if INSTALL in str(error) else INSTALL
         checks = [{"name": "torch", "ok": False, "found": str(error), "advice": advice}]
     else:
-        device, num_seen = accelerator_here()
         outcomes = [check["ok"] for check in checks if check.get("device") == device]
         ok = not num_seen or (bool(outcomes) and all(outcomes))  # a torch with NCCL need not see a device
         advice = "" if ok else f"install a torch built for {built_for(device)}"
@@ -91,7 +96,7 @@ def examine(deep: bool = False) -> dict[str, Any]:
         ]
         checks += _behaviour_checks() if deep else []
     usable = {check["name"] for check in checks if check["ok"] or check.get("mark") == "warning"} >= NEEDED
-    return {"host": host_facts(), "checks": checks, "usable": usable}
+    return {"host": host_facts(), "checks": checks, "usable": usable, "device": device, "num_devices": num_seen}
 
 
 def _path_check() -> dict[str, Any]:
@@ -120,26 +125,65 @@ def _behaviour_checks() -> list[dict[str, Any]]:
     ]
 
 
-def lines_of(findings: dict[str, Any]) -> list[str]:
-    """Return the findings as lines for a terminal."""
-    host = findings["host"]
-    memory = f"{(host['memory_bytes'] or 0) / 2**30:.1f} GiB"
-    lines = [f"{host['machine']}: {host['cpu_model']}, {count_text(host['num_cpus'], 'CPU')}, {memory}", ""]
-    width = max(len(check["name"]) for check in findings["checks"])
-    for check in findings["checks"]:
+def _broken(findings: dict[str, Any]) -> list[str]:
+    """The features that --deep has tried and that do not work."""
+    return [check["name"] for check in findings.get("checks", ()) if check.get("deep") and not check["ok"]]
+
+
+def check_lines(checks: Sequence[dict[str, Any]]) -> list[str]:
+    """Return one line per check, with advice below each that failed."""
+    lines = []
+    width = max(len(check["name"]) for check in checks)
+    for check in checks:
         mark = "ok" if check["ok"] else check.get("mark", "MISSING")
         lines.append(f"{mark:<8}{check['name']:<{width}}  {check['found']}")
         if not check["ok"] and check["advice"]:
             lines.append(f"{'':<8}-> {check['advice']}")
-    broken = [check["name"] for check in findings["checks"] if check.get("deep") and not check["ok"]]
-    verdict = "This machine can run distbench." if findings["usable"] else "This machine cannot run distbench yet."
-    if findings["usable"] and broken:
-        verdict = f"This machine can run distbench, except for {', '.join(broken)}."
-    return [*lines, "", verdict]
+    return lines
+
+
+def summary_lines(findings: dict[str, Any]) -> list[str]:
+    """Return six lines: the machine, torch, devices, the default launch, missing parts, and the verdict.
+
+    A warning adds a line.
+    """
+    from distbench.launch.nodes import launcher_here
+
+    host, checks = findings["host"], findings["checks"]
+    found = {check["name"]: check["found"] for check in checks if check["ok"] or check.get("mark") == "warning"}
+    backends = [name for name in ("gloo", *(check["name"] for check in checks if "device" in check)) if name in found]
+    private = [check["ok"] for check in checks if "feature" in check]
+    memory = f"{(host['memory_bytes'] or 0) / 2**30:.1f} GiB"
+    device, count = findings.get("device", "cpu"), findings.get("num_devices", 0)
+    num_ranks = RANKS_PER_CPU * host["num_cpus"]
+    warnings = [check for check in checks if not check["ok"] and check.get("mark") in ("warning", "LOOK")]
+    failed = dict.fromkeys(
+        check.get("feature", check["name"]) for check in checks if not check["ok"] and check not in warnings
+    )
+    return [
+        f"machine: {host['machine']}: {host['cpu_model']}, {count_text(host['num_cpus'], 'CPU')}, {memory}",
+        f"torch: {found.get('torch version', 'cannot be used')}, with {', '.join(backends) or 'no backend'}; "
+        f"{sum(private)} of {len(private)} private names found",
+        f"devices: {count_text(count, f'{device} device') if count else f'CPU only, for at most {num_ranks} ranks'}",
+        f"launch: ranks on {device} with {known_device(device).backend}; --nodes N uses {launcher_here()}",
+        f"not here: {', '.join(failed) or 'nothing'}{' (-v shows why)' * bool(failed)}",
+        *(f"warning: {check['name']}: {check['found']}. {check['advice']}" for check in warnings),
+        _verdict(findings),
+    ]
+
+
+def _verdict(findings: dict[str, Any]) -> str:
+    if not findings["usable"]:
+        missing = [check for check in findings["checks"] if not check["ok"] and check["name"] in (*NEEDED, "torch")]
+        reasons = "; ".join(f"{check['name']}: {check['found']}. {check['advice']}" for check in missing)
+        return f"FAIL: this machine cannot run distbench. {reasons}"
+    if broken := _broken(findings):
+        return f"FAIL: with this torch, these features do not work: {', '.join(broken)}. Use {SUPPORTED}"
+    return "PASS: this machine can run distbench. Next: distbench run llama_2d --quick"
 
 
 def agreement(targets: Sequence[str]) -> dict[str, Any]:
-    """Compare what two methods see of the collectives of every step, at the quick sizes, on a fake process group.
+    """Compare the collectives that two methods see in every step, at the quick sizes, on a fake process group.
 
     Args:
         targets: scenarios; none for all shipped ones that do not measure the mesh.
@@ -164,9 +208,9 @@ def agreement(targets: Sequence[str]) -> dict[str, Any]:
 
 
 def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
-    """Return the comparison as lines for a terminal, one a case and one a difference."""
+    """Return the comparison as lines for a terminal, one per case and one per difference."""
     if not findings["cases"]:
-        return ["There is nothing to compare: none of these scenarios has a model whose step communicates."]
+        return ["UNKNOWN: nothing to compare. No step of these scenarios communicates"]
     lines = []
     for case in findings["cases"]:
         if "skipped" in case:
@@ -178,5 +222,9 @@ def lines_of_agreement(findings: dict[str, Any]) -> list[str]:
             lines.append(f"{mark:<9} {case['case_id']}: {count_text(case['num_rows'], 'collective')}")
             lines += [f"{'':<9} -> {difference}" for difference in case["differences"]]
     if findings["usable"]:
-        return [*lines, "", "What run --trace-paths shows can be relied on here."]
-    return [*lines, "", "Do not rely on what run --trace-paths shows of these steps."]
+        return [
+            *lines,
+            "",
+            f"PASS: both methods agree in {count_text(len(findings['cases']), 'case')}. run --trace-paths is reliable",
+        ]
+    return [*lines, "", "FAIL: the methods differ. The output of run --trace-paths is not reliable for these steps"]

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +18,8 @@ from distbench.cli.options import (
     cases_option,
     expanded,
     format_option,
-    given,
-    new_folder,
     option,
     options_of,
-    refuse_with,
     results_option,
     say,
     say_lines,
@@ -68,7 +64,7 @@ class VerdictOptions:
         "--dedicated",
         default=False,
         is_flag=True,
-        help="Nobody else uses the machine: launches of another day may fail.",
+        help="The machine is used by nothing else: launches of different days may fail.",
     )
     allow_different: tuple[str, ...] = option(
         "--allow-different", default=(), multiple=True, metavar="FIELD", help="Compare even if this field differs."
@@ -90,52 +86,6 @@ class VerdictOptions:
         )
 
 
-# For `gate --self-test`.
-
-
-DEFAULT_RUN = ("collectives", "--quick", "--passes", "8")
-NUM_PAIRS = (5, 10)
-NUM_COMPARISONS = 200
-SEED = 20260101
-
-
-def _self_test(paths: Sequence[str], num_launches: int, options: "Options") -> None:
-    """Print the gate's rates of false alarms and of slowdowns found, on this machine.
-
-    Args:
-        paths: a folder of run files of unchanged code; or what `distbench run` is given, to launch it now.
-    """
-    from distbench.judge.ab import check_run_arguments, launch_unchanged
-    from distbench.judge.gate_self_test import OURS, gate_rule, recorded, table
-
-    least, most = NUM_PAIRS
-    if num_launches < 2 * least:
-        raise UserError(f"--launches {num_launches} are too few: {least} pairs take {2 * least}")
-    if len(paths) == 1 and Path(paths[0]).is_dir():
-        folder = Path(paths[0])
-    else:
-        check_run_arguments(paths)
-        out = new_folder("self-test")
-        folder = launch_unchanged(paths or DEFAULT_RUN, num_launches, out, lambda line: say(line, err=True))
-    series, rules = recorded(folder), {OURS: partial(gate_rule, options=options)}
-    say(
-        f"Unchanged code in {folder}, compared as ab does, in random order within each pair.\n"
-        "A slowdown is added to the samples of one case at a time; tail: one sample in ten takes three times as long.\n"
-        "Figures are percentages of comparisons."
-    )
-    for num_pairs in NUM_PAIRS:
-        if series.num_starts(num_pairs):
-            say("\n" + table(series, num_pairs, NUM_COMPARISONS, SEED, rules))
-    if series.num_launches < 2 * most:
-        say(f"\n{most} pairs need {2 * most} launches; there are {series.num_launches}.")
-
-
-# Modes of gate, and the other options that each uses.
-USED_BY = {
-    "--update": ("--signature",),
-    "--signature": ("--format", "--write", "--github"),
-    "--self-test": ("--launches", "--tolerance", "--floor-us", "--alpha", "--min-launches"),
-}
 USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 
 
@@ -143,12 +93,6 @@ USAGE = "distbench gate BASELINE... vs CANDIDATE..."
 @click.argument("paths", nargs=-1, metavar="BASELINE... [vs] CANDIDATE...")
 @options_of(VerdictOptions, "verdict")
 @options_of(OutputOptions, "output")
-@click.option("--signature", is_flag=True, help="Compare signatures, exactly: see distbench signature.")
-@click.option("--update", is_flag=True, help="With --signature: replace the baseline by the candidate.")
-@click.option("--self-test", "try_itself", is_flag=True, help="Measure the gate's error rates on unchanged code.")
-@click.option(
-    "--launches", type=click.IntRange(2, MAX_LAUNCHES), default=24, show_default=True, help="Launches of --self-test."
-)
 @cases_option
 @results_option
 @width_option
@@ -159,10 +103,6 @@ def gate(
     paths: tuple[str, ...],
     verdict: VerdictOptions,
     output: OutputOptions,
-    signature: bool,
-    update: bool,
-    try_itself: bool,
-    launches: int,
     chosen: str,
     out: Path,
 ) -> None:
@@ -171,10 +111,6 @@ def gate(
     Each side is folders, run files, quoted patterns, or stored baselines. With more than two paths, write the word vs
     between the sides. Launches that alternated are compared in pairs. Launches of different occasions give a warning
     at most, unless the machine is --dedicated.
-
-    --self-test measures the gate's error rates on unchanged code: PATHS is a folder of run files of one revision, or,
-    after --, the arguments of distbench run (default: collectives --quick --passes 8). It prints how often the gate
-    reports a slowdown of unchanged code, and how often it detects slowdowns that are added to the samples.
 
     The last lines are the answer (FAIL, UNKNOWN, INCONCLUSIVE or PASS) and the next command. The answer is INCONCLUSIVE
     if an undecided case was measured slower than the tolerance.
@@ -187,25 +123,10 @@ def gate(
       distbench gate base/ new/
       distbench gate base/*.jsonl vs new/*.jsonl --tolerance 10% --tolerance p10=5%
       distbench gate results/baselines/ci-runner new/ --github --write junit=gate.xml
-      distbench gate --signature signatures/llama_2d.signature new.signature
-      distbench gate --self-test --launches 30 -- llama_2d --quick
     """
-    if not paths and not try_itself:
+    if not paths:
         raise UserError(f"gate compares two sides: {USAGE}")
-    modes = {"--update": signature and update, "--signature": signature, "--self-test": try_itself}
-    if mode := next((mode for mode, is_on in modes.items() if is_on), None):
-        used = (mode, *USED_BY[mode])
-        refuse_with(mode, *(name for name, word in given().items() if name != "paths" and word not in used))
-    elif "update" in given():
-        raise UserError("--update is for --signature; a timing baseline is stored with distbench baseline save")
-    elif "launches" in given():
-        raise UserError("--launches is for --self-test; distbench ab BASE NEW --pairs makes launches to compare")
     output.files()  # refused before anything is read
-    if signature:
-        ctx.exit(_gate_signatures(paths, update, output))
-    if try_itself:
-        _self_test(paths, launches, verdict.terms())
-        return
     from distbench.judge import gate_text
     from distbench.judge.gate import gate as judge
     from distbench.records.baselines import read_side
@@ -217,25 +138,6 @@ def gate(
     gated = judge(left, right, options, warnings)
     output.show(lambda form: gate_text.FORMS[form](gated, verdict.strict))
     ctx.exit(gated.exit_code(verdict.strict))
-
-
-def _gate_signatures(paths: tuple[str, ...], update: bool, output: OutputOptions) -> int:
-    """Compare signatures or make the new ones the baseline; the exit code."""
-    from distbench.judge import communication_signature as signatures
-
-    if len(paths) != 2:
-        raise UserError(f"--signature compares two files or two folders, {len(paths)} are given: --signature BASE NEW")
-    base, new = map(Path, paths)
-    if update:
-        say("\n".join(f"baseline: {path}" for path in signatures.update(base, new)) or "The baseline is up to date.")
-        return 0
-    comparison = signatures.compare(base, new)
-    output.show(lambda form: signatures.FORMS[form](comparison))
-    if comparison.exit_code:
-        say(f"Next: distbench gate --signature {base} {new} --update   (if the difference is intended)", err=True)
-    elif output.form == "table":
-        say("Next: distbench ab REF_A REF_B -- SCENARIO   (compares times)", err=True)
-    return comparison.exit_code
 
 
 def sides_of(
@@ -257,7 +159,7 @@ def sides_of(
 
 @click.group(cls=WholeSentences)
 def baseline() -> None:
-    """Save, list and show stored baselines: one value a launch, small enough for git.
+    """Save, list and show stored baselines: one value per launch, small enough for git.
 
     \b
     Example:
@@ -287,9 +189,7 @@ def save(paths: tuple[str, ...], out: Path) -> None:
 
 
 @baseline.command("list")
-@click.option(
-    "--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder to look in. [results]"
-)
+@click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
 @format_option("table", "json")
 @width_option
 def list_baselines(out: Path, form: str) -> None:
@@ -313,14 +213,15 @@ def list_baselines(out: Path, form: str) -> None:
         optional = ("saved at", "commit", "cases")
         say(terminal.text_of([Table(f"baselines under {out / BASELINES}:", columns, rows, optional=optional)]))
     else:
-        say_lines([f"no baseline is under {out / BASELINES}; store one with distbench baseline save"])
+        say_lines([f"No baseline is in {out / BASELINES}. Next: distbench baseline save RUN"])
 
 
 @baseline.command()
 @click.argument("file", type=PATH)
+@format_option("table", "json")
 @width_option
-def show(file: Path) -> None:
-    """Show one stored baseline: where it comes from, and each case's spread between launches.
+def show(file: Path, form: str) -> None:
+    """Show one stored baseline: its origin, and each case's spread between launches.
 
     \b
     Example:
@@ -328,4 +229,5 @@ def show(file: Path) -> None:
     """
     from distbench.judge.gate_text import baseline_page
 
-    say(baseline_page(file))
+    text = baseline_page(file)
+    click.echo(json.dumps(json.loads(file.read_text(encoding="utf-8")), indent=1)) if form == "json" else say(text)

@@ -8,6 +8,7 @@ import click
 
 from distbench.cli.options import (
     PATH,
+    cases_option,
     format_option,
     say,
     scenario_names,
@@ -19,19 +20,18 @@ from distbench.spec.errors import UserError
 
 @click.command()
 @click.argument("case", default="*", metavar="[CASE_GLOB]", shell_complete=scenario_names)
-@click.option(
-    "--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Folder of run files. [results]"
-)
-@click.option("--plots", type=PATH, metavar="DIR", help="Draw each case's times into this folder.")
+@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. They show each case's times.")
+@cases_option
 @format_option("table", "json")
 @width_option
 @verbose_option
-def history(case: str, runs: Path, plots: Path | None, form: str) -> None:
+def history(case: str, runs: Path, plots: Path | None, chosen: str, form: str) -> None:
     """Show each case's times over launches and commits, and when they changed.
 
     CASE_GLOB is a scenario, or a pattern on case ids such as "step/*" or "collective/f32*/all_gather/tp". The default
-    is every case. Only launches that are comparable with the newest one of their scenario are used. If commits
-    alternated, launches of one commit are shown together.
+    is every case; -k chooses among them. Only launches that are comparable with the newest one of their scenario are
+    used. If commits alternated, launches of one commit are shown together.
 
     A change is reported where one cut explains more of a case's scatter than launches in random order do, over all
     cases of the scenario together (5 %); -v prints that threshold. A change of all cases together is tested separately,
@@ -44,18 +44,20 @@ def history(case: str, runs: Path, plots: Path | None, form: str) -> None:
     """
     from distbench.judge.history import draw, series_of, text
     from distbench.records.baselines import read_side
+    from distbench.records.launches import with_cases
 
     warnings: list[str] = []
     launches = read_side([runs], "--results", warnings)
     if not launches:
         why = f" ({warnings[0]})" if warnings else ""
         raise UserError(f"--results {runs} holds no run file{why}; give a folder that distbench run wrote to")
+    [launches] = with_cases([launches], chosen)
     series, notes = series_of(launches, case)
     if not series:
         case_ids = sorted({name for launch in launches for name in launch.cases})
         scenarios = ", ".join(sorted({launch.scenario for launch in launches}))
-        cases = f"cases are e.g. {', '.join(case_ids[:3]) or 'none'}"
-        raise UserError(f"no measured case or scenario matches {case!r}; scenarios here are {scenarios}; {cases}")
+        cases = f"cases such as {', '.join(case_ids[:3]) or '-'}"
+        raise UserError(f"no measured case or scenario matches {case!r}; there are scenarios {scenarios}, and {cases}")
     if plots:
         try:
             for path in draw(series, plots):
@@ -63,7 +65,7 @@ def history(case: str, runs: Path, plots: Path | None, form: str) -> None:
         except OSError as error:
             raise UserError(f"--plots {plots} cannot be written ({error.strerror}); give another folder") from error
     if form == "json":
-        click.echo(json.dumps([asdict(one) for one in series], indent=1))
+        click.echo(json.dumps([asdict(case_series) for case_series in series], indent=1))
         for warning in warnings:
             say(f"warning: {warning}", err=True)
     else:

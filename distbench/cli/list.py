@@ -3,10 +3,11 @@
 import ast
 import datetime
 import json
+import re
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -23,29 +24,43 @@ from distbench.show.terminal import width_here
 from distbench.spec import Entry, find, format_mesh, list_entries
 from distbench.spec.printable_text import clean, count_text
 
-if TYPE_CHECKING:
-    pass
-
-
 INDENT = "    "
 LABEL_WIDTH = 12
+# Question that scenarios answer to their tags; a scenario is listed under its first question.
+QUESTIONS = {
+    "How fast is this machine? (distbench calibrate)": {"calibrate"},
+    "Which plan fits a large model? (distbench simulate, tune)": {"real-size"},
+    "Which link is slow? (distbench preflight)": {"links"},
+    "What does a collective cost?": {"collective"},
+    "Which planner redistributes a tensor fastest?": {"redistribute"},
+    "How long does a step take?": {"tp", "fsdp", "cp", "ep", "pp", "ddp"},
+}
+OWN = "Your scenarios"
 
 
 @click.command("list")
 @click.argument("scenarios", nargs=-1, metavar="[SCENARIO...]", shell_complete=scenario_names)
 @format_option("table", "json")
-@click.option("--results", "runs", type=PATH, metavar="DIR", default=Path("results"), help="Where runs were written.")
+@click.option(
+    "--results",
+    "runs",
+    type=PATH,
+    metavar="DIR",
+    default=Path("results"),
+    help="Results folder. With a SCENARIO, its last run is looked up there. [results]",
+)
 @width_option
 def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
-    """List the shipped scenarios: mesh, tags and what each measures.
+    """List the shipped scenarios by the question that they answer, one line each.
 
-    A SCENARIO is shown in full: its axes and their values, its parameters, what it measures, and how long it took here
-    the last time.
+    A SCENARIO is described in full: its axes and their values, its parameters, its cases, and how long its last run
+    here took. A file of several scenarios is listed.
 
     \b
     Examples:
       distbench list
       distbench list cp_attention
+      distbench list bench.py
     """
     if not scenarios:
         refuse_without("a SCENARIO", "runs")
@@ -56,30 +71,39 @@ def list_command(scenarios: tuple[str, ...], form: str, runs: Path) -> None:
         fields = ("name", "mesh", "tags", "axes", "params", "summary")
         records = [{name: getattr(entry, name) for name in fields} | {"file": str(entry.file)} for entry in entries]
         click.echo(json.dumps(records, indent=1))
-    elif scenarios:
+    elif scenarios and not (scenarios[0].endswith(".py") and len(scenarios) == 1 < len(entries)):
         say("\n\n".join("\n".join(_lines_of(entry, runs)) for entry in entries))
     else:
         say(_table(entries))
 
 
+def _question(entry: Entry) -> str:
+    questions = (question for question, tags in QUESTIONS.items() if tags & set(entry.tags))
+    return next(questions, OWN)
+
+
 def _table(entries: Sequence[Entry]) -> str:
-    """Name, mesh and tags in columns, and below them the summary; laid out here, since rich takes long to import."""
-    rows = [tuple(map(clean, (entry.name, format_mesh(entry.mesh), ", ".join(entry.tags)))) for entry in entries]
-    widths = [max(map(len, column), default=0) for column in zip(*rows, strict=True)]
-    width, lines = width_here(), []
-    for entry, row in zip(entries, rows, strict=True):
-        cells = [cell.ljust(most) for cell, most in zip(row, widths, strict=True)]
-        while len("  ".join(cells).rstrip()) > width and len(cells) > 1:
-            cells.pop()
-        lines.append("  ".join(cells).rstrip())
-        lines += textwrap.wrap(
-            clean(entry.summary), width, initial_indent=INDENT, subsequent_indent=INDENT, break_on_hyphens=False
-        )
-    return "\n".join(lines)
+    """Names with their first sentence, by question; laid out here, since rich takes long to import."""
+    by_question: dict[str, list[Entry]] = {}
+    for entry in entries:
+        by_question.setdefault(_question(entry), []).append(entry)
+    indent = " " * (4 + max((len(entry.name) for entry in entries), default=0))
+    lines = []
+    for question in (*reversed(QUESTIONS), OWN):
+        lines += ["", question] if question in by_question else []
+        for entry in by_question.get(question, ()):
+            sentence = re.split(r"(?<=\.) ", clean(entry.summary), maxsplit=1)[0]
+            head = f"  {clean(entry.name)}".ljust(len(indent))
+            lines += textwrap.wrap(head + sentence, width_here(), subsequent_indent=indent, break_on_hyphens=False) or [
+                head
+            ]
+    return "\n".join(
+        [*lines[1:], "", "Next: distbench list SCENARIO   (describes one), distbench run SCENARIO --quick"]
+    )
 
 
 def _lines_of(entry: Entry, out: Path) -> Iterator[str]:
-    """One scenario in full; `out` is the results folder."""
+    """The lines that describe one scenario; `out` is the results folder."""
     function = next(
         node
         for node in ast.parse(entry.file.read_text(encoding="utf-8")).body
@@ -99,7 +123,7 @@ def _lines_of(entry: Entry, out: Path) -> Iterator[str]:
         "parameters": _values(other_params),
         "with --quick": [quick] if quick else [],
         "file": [str(entry.file)],
-        "last time": [_last_time(entry, out)],
+        "last run": [_last_run(entry, out)],
     }
     for label, texts in rows.items():
         for place, text in enumerate(texts):
@@ -121,16 +145,16 @@ def _values(params: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _last_time(entry: Entry, out: Path) -> str:
+def _last_run(entry: Entry, out: Path) -> str:
     # Reading run files takes longer to import than the table of scenarios takes.
     from distbench.records.results_folder import newest_finished
 
     run = newest_finished(out, entry.name)
     if run is None or not run.footer:
-        return f"never run to its end on this machine (looked under {out})"
+        return f"no finished run of this machine in {out}"
     day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
     budget = run.about.settings.get("budget_s")
-    timed = f", at most {budget:g} s of it timed" if isinstance(budget, int | float) else ""
+    timed = f", of which at most {budget:g} s timed" if isinstance(budget, int | float) else ""
     label = f' "{run.about.label}"' if run.about.label else ""
     cases = f"{count_text(len(run.cases), 'case')} on {format_mesh(run.about.mesh or {})}"
     return f"{run.footer['wall_s']:.0f} s for {cases}{timed} ({day}{label})"

@@ -23,45 +23,63 @@ from distbench.version import __version__
 OLD_NAMES: dict[tuple[str, ...], dict[str, tuple[str, ...]]] = {
     (): {"--out": ("--results",), "--runs": ("--results",)},
     ("ab",): {"--budget": ("--max-time",)},
+    ("tune",): {"--budget": ("--max-time",), "--resume": ("--reuse",)},
+    ("doctor",): {"--paths": ("--traces",)},
     # An abbreviation of torchrun's --print-completion since torch 2.14.
     ("run",): {"--print": ("--dry-run",)},
 }
 # Old names of commands, which work for one release.
 OLD_COMMANDS = {"plan": "redistribute", "sweep": "tune"}
-# Commands that are others with options.
+# Old options of gate to the command that they are now.
+OLD_MODES = {
+    ("--signature", "--update"): ("signature", "update"),
+    ("--signature",): ("signature", "check"),
+    ("--self-test",): ("self-test",),
+}
+# `distbench signature SCENARIO` is signature write SCENARIO.
+SIGNATURE_WORDS = ("write", "check", "update", "-h", "--help")
+# Commands that are short for another one with options.
 SHORT = {"preflight": ("run", "links", "--fail-on-outlier"), "trace": ("run", "--trace-paths", "--show-paths")}
 # Commands whose function in cli/ has another name.
-FUNCTIONS = {"list": "list_command", "redistribute": "plan", "tune": "sweep", "preflight": "run", "trace": "run"}
+FUNCTIONS = {
+    "list": "list_command",
+    "self-test": "self_test",
+    "redistribute": "plan",
+    "tune": "sweep",
+    "preflight": "run",
+    "trace": "run",
+}
 # `distbench --help`: heading to command to its file in cli/ and its sentence.
 SECTIONS = {
     "Measure": {
         "run": ("run", "Measure scenarios: collectives, redistributions, training steps."),
-        "ab": ("ab", "Launch two git revisions in turn, until it shows which is slower."),
+        "ab": ("ab", "Launch two git revisions in turn until the verdict is decided."),
         "trace": ("run", "Measure steps and show their collectives: run --trace-paths, then report --paths."),
-        "calibrate": ("calibrate", "Measure this machine: a profile to plan by, and a hardware file."),
+        "calibrate": ("calibrate", "Measure this machine, for planning and simulation."),
     },
     "Read": {
         "report": ("report", "Show measured runs: tables, a page, plots, traced paths."),
-        "history": ("history", "Show cases over launches, and where their level changed."),
+        "history": ("history", "Show cases over launches and commits, and when they changed."),
         "export": ("report", "Write runs in another tool's format."),
     },
     "Compare": {
-        "compare": ("compare", "Show two runs side by side, and what that can tell."),
-        "gate": ("gate", "Say whether a candidate is slower than a baseline, for CI."),
+        "compare": ("compare", "Show two runs side by side, case by case."),
+        "gate": ("gate", "Fail if a candidate is slower than a baseline, for CI."),
+        "signature": ("signature", "Write, check and update what steps communicate, exactly, for git."),
         "baseline": ("gate", "Save, list and show stored baselines."),
+        "self-test": ("self_test", "Measure the error rates of gate on this machine."),
     },
     "Plan": {
-        "list": ("list", "List the shipped scenarios; with a name, tell one in full."),
-        "check": ("check", "Say whether plans can work on a mesh of any size, without ranks."),
-        "simulate": ("simulate", "Predict a step's time and memory on hardware that is not here."),
-        "tune": ("sweep", "Find the parallelism plan to use on N devices, predicted or measured."),
-        "redistribute": ("plan", "Show how each planner would redistribute a tensor, and the best."),
-        "signature": ("signature", "Write what scenarios communicate, exactly, for git."),
+        "list": ("list", "List the shipped scenarios by question; with a name, describe one."),
+        "check": ("check", "Check whether plans can work on a mesh of any size, without ranks."),
+        "simulate": ("simulate", "Predict the time and memory of a step on other hardware."),
+        "tune": ("sweep", "Recommend a parallelism plan for N devices, predicted or measured."),
+        "redistribute": ("plan", "Show how each planner redistributes a tensor, and the best planner."),
     },
     "Machine": {
         "preflight": ("run", "Check nodes for slow ranks and links: exit 0 none, 1 slow, 3 unknown."),
-        "doctor": ("doctor", "Say what this machine can run, and which defaults hold here."),
-        "clean": ("clean", "Delete old runs, after asking."),
+        "doctor": ("doctor", "Check this machine: devices, backends, torch."),
+        "clean": ("clean", "Delete old runs, after a question."),
     },
 }
 
@@ -71,10 +89,15 @@ def under_new_names(words: Sequence[str]) -> list[str]:
 
     Words after `--` belong to another command.
     """
-    if words and (new_command := OLD_COMMANDS.get(words[0])):
+    if words[:1] in (["plan"], ["redistribute"]):
         _refuse_scenario(words)
+    if words and (new_command := OLD_COMMANDS.get(words[0])):
         say(f"warning: {words[0]} is an old name. Use {new_command}.", err=True)
         words = [new_command, *words[1:]]
+    words = _of_former_gate(words)
+    if words[:1] == ["signature"] and len(words) > 1 and words[1] not in SIGNATURE_WORDS:
+        words = ["signature", "write", *words[1:]]
+    is_preflight = words[:1] == ["preflight"]
     if words and words[0] in SHORT:
         words = [*SHORT[words[0]], *words[1:]]
     commands = [command for command in OLD_NAMES if tuple(words[: len(command)]) == command]
@@ -87,14 +110,35 @@ def under_new_names(words: Sequence[str]) -> list[str]:
         if old in renamed:
             say(f"warning: {old} is an old name. Use {' '.join(new)}.", err=True)
         new_words += [*new[:-1], f"{new[-1]}{equals}{value}"]
+    if is_preflight:
+        _refuse_more_than_links(new_words)
     return [*new_words, *words[end:]]
 
 
+def _of_former_gate(words: Sequence[str]) -> list[str]:
+    """Return `signature check A B` for `gate --signature A B`, with a warning; likewise for the rest of OLD_MODES."""
+    options = words[: words.index("--")] if "--" in words else words
+    for old, command in OLD_MODES.items() if words[:1] == ["gate"] else ():
+        if {*old} <= {*options}:
+            say(f"warning: gate {' '.join(old)} is an old name. Use {' '.join(command)}.", err=True)
+            return [*command, *(word for word in options[1:] if word not in old), *words[len(options) :]]
+    return [*words]
+
+
+def _refuse_more_than_links(words: Sequence[str]) -> None:
+    """Refuse the run of `distbench preflight SCENARIO`: its verdict is on links."""
+    run = main.commands["run"]
+    context = click.Context(run, ignore_unknown_options=True, resilient_parsing=True)
+    _, *others = run.make_parser(context).parse_args([*words[1:]])[0]["scenarios"]
+    if names := [word for word in others if not word.startswith("-")]:
+        raise UserError(f"preflight measures links and takes no scenario {names[0]}. Use distbench run {names[0]}")
+
+
 def _refuse_scenario(words: Sequence[str]) -> None:
-    """Refuse `distbench plan SCENARIO`, which asks for a parallelism plan and not for a tensor's redistribution."""
+    """Refuse `distbench redistribute SCENARIO`: a parallelism plan is wanted, not a tensor's redistribution."""
     from distbench.spec import list_entries
 
-    name = words[1] if words[0] == "plan" and len(words) > 1 else ""
+    name = words[1] if len(words) > 1 else ""
     if ".py" in name or name in {entry.name for entry in list_entries() if name}:
         raise UserError(f"{name} is a scenario. Use distbench tune {name} to find its best plan, or check to test it")
 
@@ -123,10 +167,12 @@ class CommandFiles(UserDict[str, Any]):
         if isinstance(file := self.data[name], str):
             self.data[name] = getattr(importlib.import_module(f"distbench.cli.{file}"), FUNCTIONS.get(name, name))
             # run, trace and preflight share one command.
-            if all(parameter.name != "color" for parameter in self.data[name].params):
-                self.data[name].params.append(color_option())
-        command: click.Command = self.data[name]
-        return command
+            command: click.Command = self.data[name]
+            for leaf in (command, *getattr(command, "commands", {}).values()):
+                if all(parameter.name != "color" for parameter in leaf.params):
+                    leaf.params.append(color_option())
+        found: click.Command = self.data[name]
+        return found
 
 
 class Commands(WholeSentences):
@@ -152,7 +198,7 @@ class Commands(WholeSentences):
             say("distbench: interrupted", err=True)
             ctx.exit(INTERRUPTED)
         except BrokenPipeError:
-            # click would end with 1, which is the gate's word for a regression.
+            # click would end with 1, which means a regression in gate.
             ctx.exit(141)
 
     def resolve_command(
@@ -169,29 +215,29 @@ class Commands(WholeSentences):
 )
 @click.version_option(__version__, prog_name="distbench")
 def main() -> None:
-    """Benchmark distributed PyTorch: what a parallelism plan costs on this hardware, and which part of it costs that.
+    """Benchmark distributed PyTorch: the cost of a parallelism plan on this hardware, and of each part of it.
 
     \b
     Example:
       distbench run llama_2d --quick
       distbench report
 
-    Defaults of options stand in pyproject.toml under [tool.distbench].
+    Defaults of options are in pyproject.toml under [tool.distbench].
     """
 
 
 main.params.append(color_option(hidden=False))
 
 
-# Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command that has
+# Defaults of options in a project's pyproject.toml: a key at the top of [tool.distbench] is for every command with
 # such an option, one in [tool.distbench.COMMAND] for that command alone, and one in [tool.distbench.suite.NAME] for
 # `run @NAME`. The command line wins.
 
 _TABLE, SUITE, _MAX_BYTES = "tool.distbench", "suite", 1 << 20
-# Options that must be given each time: they delete, or replace what is kept.
-_NEVER = {"help", "version", "yes", "update"}
+# Options that have no defaults.
+_NEVER = {"help", "version", "yes"}
 # ab and sweep have their own folders within the results.
-NOT_COMMON = {"ab": {"results"}, "tune": {"budget", "results", "resume"}}
+NOT_COMMON = {"ab": {"results"}, "tune": {"results"}}
 _Leaves = Mapping[tuple[str, ...], click.Command]
 
 
@@ -238,13 +284,13 @@ def _lines(given: Mapping[str, Any], before: str = "") -> Iterator[str]:
 
 
 def defaults_for(group: click.Group) -> Defaults:
-    """Return the defaults that hold in the current folder.
+    """Return the defaults for the current folder.
 
     They are those of the nearest pyproject.toml that has the table, from that folder up to the git root; outside of a
     repository, of that folder alone. Paths in it are relative to its folder.
 
     Raises:
-        UserError: it is no TOML, or has a key that is no option, or a value that the option does not take.
+        UserError: the file is not valid TOML, or has an unknown option, or a value that the option does not take.
     """
     folders = [Path.cwd(), *Path.cwd().parents]
     root = next((number for number, folder in enumerate(folders) if (folder / ".git").exists()), 0)
@@ -295,10 +341,10 @@ def _table_of(path: Path) -> dict[str, Any] | None:
     try:
         tools = tomllib.loads(text).get("tool")
     except (tomllib.TOMLDecodeError, RecursionError) as error:
-        raise UserError(f"{path} is no TOML: {error}; correct that line") from error
+        raise UserError(f"{path} is not valid TOML: {error}; correct that line") from error
     table = tools.get("distbench") if isinstance(tools, dict) else None
     if table is not None and not isinstance(table, dict):
-        raise UserError(f"{path}: {_TABLE} is no table; write [{_TABLE}], and below it one default a line")
+        raise UserError(f"{path}: {_TABLE} is not a table; write [{_TABLE}], and below it one default per line")
     return table
 
 
@@ -311,7 +357,9 @@ def _of_commands(group: click.Group, given: Mapping[str, Any], path: Path) -> di
             command_name = OLD_COMMANDS.get(key, key)
             own_commands = {words: command for words, command in commands.items() if words[0] == command_name}
             if not own_commands:
-                raise UserError(f"{path}: [{_TABLE}.{key}] is no command ({nearest(key, group.commands)})")
+                raise UserError(
+                    f"{path}: {key!r} in [{_TABLE}.{key}] is not a command ({nearest(key, group.commands)})"
+                )
             for name, default in value.items():
                 _put(defaults, own_commands, new_key(name, path), default, path, f"{_TABLE}.{key}")
         else:
@@ -348,7 +396,7 @@ def _put(defaults: dict[str, Any], commands: _Leaves, key: str, value: Any, path
     if not options:
         names = {name for command in commands.values() for option in command.params for name in _names_of(option)}
         names |= {words[0] for words in commands} if is_common else set()
-        raise UserError(f"{path}: {key!r} in [{table}] is no option ({nearest(key, names)})")
+        raise UserError(f"{path}: {key!r} in [{table}] is not an option ({nearest(key, names)})")
     for words, command, option in options:
         node = defaults
         for word in words:

@@ -39,10 +39,13 @@ class NodeOptions:
     launcher: str | None = option(
         "--launcher",
         type=PluginChoice("launchers", ("torchrun", "slurm", "torchx")),
-        help="[slurm where it is, else torchrun]",
+        help="Launcher of the nodes. [slurm if installed, else torchrun]",
     )
     ranks_per_node: int | None = option(
-        "--ranks-per-node", type=click.IntRange(1), metavar="M", help="[devices here, or from --mesh]"
+        "--ranks-per-node",
+        type=click.IntRange(1),
+        metavar="M",
+        help="Ranks per node. [number of devices here, or from --mesh]",
     )
     launcher_args: str = option("--launcher-args", default="", metavar="WORDS", help="Further words for the launcher.")
 
@@ -64,7 +67,7 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     from distbench.spec.job import parse_choices, variants_of
 
     if is_joined:
-        raise UserError("--nodes launches ranks, and this process is one already; leave it out under a launcher")
+        raise UserError("--nodes launches ranks, and this process is a rank of a launcher already; leave it out")
     num_nodes, launcher = where.nodes or 1, where.launcher or nodes.launcher_here()
     # An unknown scenario or axis is refused before a job waits for its nodes; TorchX's image may have other files.
     entries = [entry for target in request.targets for entry in find(target)] if launcher != "torchx" else []
@@ -141,7 +144,7 @@ def _ranks_per_node(request: "Request", num_nodes: int, ranks_per_node: int | No
         total = max(sizes)
         if len(sizes) > 1 or total % num_nodes:
             problem = f"{format_mesh(meshes[0])} has {total} ranks, which {num_nodes} nodes do not share evenly"
-            raise UserError(f"{problem if len(sizes) == 1 else 'scenarios of several sizes'}; say --ranks-per-node")
+            raise UserError(f"{problem if len(sizes) == 1 else 'scenarios of several sizes'}; give --ranks-per-node")
         ranks_per_node = total // num_nodes
     if mesh and mesh_size(mesh) != num_nodes * ranks_per_node:
         problem = f"--mesh {format_mesh(mesh)} has {mesh_size(mesh)} ranks, {num_nodes} nodes of {ranks_per_node} have"

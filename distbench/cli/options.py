@@ -1,4 +1,4 @@
-"""What commands share: options and arguments, their refusal, files that they write, and how they print."""
+"""Shared parts of commands: options and arguments, their refusal, output files, and printing."""
 
 import contextlib
 import errno
@@ -27,11 +27,12 @@ from distbench.spec.printable_text import printable
 
 F = TypeVar("F", bound=Callable[..., Any])
 PATH = click.Path(path_type=Path)
-MONTH_S = 30 * 86_400.0  # nobody waits longer for a command
+MONTH_S = 30 * 86_400.0  # the longest duration of a command
 MAX_LAUNCHES = 100_000
+MESH_HELP = "Mesh, such as dp_shard=2,tp=2."
 # Each has a function in judge/gate_text.py and in judge/communication_signature.py.
 FORMS = ("table", "markdown", "json", "junit", "github")
-# Seconds that the process which printed a sentence keeps its name: ranks that start or fail a little later find it.
+# Seconds for which a process keeps the name of a sentence that it printed, for ranks that start or fail a little later.
 STAYS_S = 1.0
 
 
@@ -39,7 +40,7 @@ class FiniteRange(click.FloatRange):
     """A number within bounds; nan and inf, which pass every comparison with a limit, are refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
-        """Return the number; click.BadParameter where it is none, or out of bounds."""
+        """Return the number; click.BadParameter where the text is not a number, or out of bounds."""
         number: float = super().convert(value, param, ctx)
         if not math.isfinite(number):
             self.fail(f"{value} is not a finite number.", param, ctx)
@@ -81,7 +82,7 @@ class Duration(click.ParamType):  # type: ignore[type-arg]  # generic since clic
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the seconds; click.BadParameter for a text that is not a duration, or is out of bounds."""
-        parts = re.fullmatch(r"(\d+\.?\d*|\.\d+) ?([a-z]*)", str(value).strip().lower())
+        parts = re.fullmatch(r"([0-9]+\.?[0-9]*|\.[0-9]+) ?([a-z]*)", str(value).strip().lower())
         if parts is None or parts[2] not in self.UNITS_S:
             self.fail(f"{value!r} is not a duration; give seconds, or a number with s, m, h, d or w: 30s, 5m, 2h.")
         seconds = float(parts[1]) * self.UNITS_S[parts[2]]
@@ -156,26 +157,43 @@ def results_option(command: F) -> F:
         type=PATH,
         metavar="DIR",
         default=Path("results"),
-        help="Folder in which last, @LABEL and commits are looked for. [results]",
+        help="Results folder. Names of runs (last, @LABEL, a commit) are looked up there. [results]",
     )(command)
 
 
 def cases_option(command: F) -> F:
     """Add -k; the command is handed the expression as `chosen`, "" for every case."""
-    return click.option("-k", "chosen", default="", metavar="EXPR", help='Only these cases: -k "greedy and not f32".')(
-        command
-    )
+    return click.option(
+        "-k", "chosen", default="", metavar="EXPR", help='Only cases whose id matches, such as -k "greedy and not f32".'
+    )(command)
+
+
+def set_option(command: F) -> F:
+    """Add --set; the command is handed the texts as `choices`."""
+    return click.option(
+        "--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set an axis or parameter; A,B tries each."
+    )(command)
+
+
+def quick_option(description: str) -> Callable[[F], F]:
+    """Add --quick; `description` follows its first sentence."""
+    return click.option("--quick", is_flag=True, help=f"Quick sizes. {description}".rstrip())
+
+
+def dry_run_option(description: str) -> Callable[[F], F]:
+    """Add --dry-run; `description` follows its first sentence."""
+    return click.option("--dry-run", is_flag=True, help=f"Start and delete nothing. {description}".rstrip())
 
 
 def mesh_option(description: str) -> Callable[[F], F]:
-    """Add --mesh; the command is handed mesh dim name to size, or None."""
+    """Add --mesh; `description` follows its first sentence. The command is handed mesh dim name to size, or None."""
 
     def parse(ctx: click.Context, param: click.Parameter, text: str | None) -> dict[str, int] | None:
         from distbench.spec import parse_mesh
 
         return None if text is None else parse_mesh(text)
 
-    return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=description)
+    return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=f"{MESH_HELP} {description}")
 
 
 def width_option(command: F) -> F:
@@ -192,7 +210,7 @@ def width_option(command: F) -> F:
         metavar="N",
         expose_value=False,
         callback=set_width,
-        help="Characters of a line. [the terminal's; 120 in a file]",
+        help="Characters per line. [the terminal's; 120 in a file]",
     )(command)
 
 
@@ -222,6 +240,16 @@ def verbose_option(command: F) -> F:
     return click.option(
         "-v", "--verbose", is_flag=True, expose_value=False, callback=set_verbose, help="Show all warnings and notes."
     )(command)
+
+
+def quiet_option(command: F) -> F:
+    """Add -q to a command that shows progress and prints a result; the command is handed it as `quiet`."""
+    return click.option("-q", "--quiet", is_flag=True, help="Print errors only; with --json also the result.")(command)
+
+
+def progress_lines(quiet: bool) -> Callable[[str], None]:
+    """Return a function that prints a line of progress on standard error, or with --quiet nothing."""
+    return lambda line: None if quiet else say(line, err=True)
 
 
 def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -256,7 +284,7 @@ def refuse_with(mode: str, *parameters: str) -> None:
     """Raise UserError where one of the parameters is given, which `mode` ignores."""
     for name, word in given().items():
         if name in parameters:
-            raise UserError(f"{word} does not go with {mode}, which ignores it; leave one of them out")
+            raise UserError(f"{word} does not go with {mode}; leave one of them out")
 
 
 def refuse_without(needed: str, *parameters: str) -> None:
@@ -300,7 +328,9 @@ def make_folder(path: Path, option: str) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise UserError(f"{option} {path} is no folder and cannot be made: {error.strerror}; give another") from error
+        raise UserError(
+            f"{option} {path} is not a folder and cannot be made: {error.strerror}; give another"
+        ) from error
 
 
 def write(path: Path, text: str, mode: str = "w") -> None:
@@ -319,11 +349,11 @@ def new_folder(kind: str, out: Path | None = None) -> Path:
     """Return `out`, or a folder of this moment below results/; it need not exist yet, and holds no file.
 
     Raises:
-        UserError: `out` is no folder, or holds files.
+        UserError: `out` is a file, or holds files.
     """
     folder = out or Path("results") / kind / time.strftime("%Y%m%dT%H%M%SZ", time.gmtime())
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"--results {folder} is no folder; give another, or one that is not there yet")
+        raise UserError(f"--results {folder} is not a folder; give another, or a new one")
     # Empty folders are what a launch that could not work leaves behind.
     if any(path.is_file() for path in folder.rglob("*")):
         raise UserError(f"--results {folder} is not empty; give a new folder, so that only these launches are compared")
@@ -425,10 +455,11 @@ class OutputOptions:
             files.append((form, Path(path)))
         return files
 
-    def show(self, render: Callable[[str], str]) -> None:
-        """Print and write what `render` returns for each form that was asked for."""
+    def show(self, render: Callable[[str], str], quiet: bool = False) -> None:
+        """Print and write the text that `render` returns for each chosen form; with `quiet` no table is printed."""
         files = self.files()
-        for form in (self.form, *(["github"] if self.github and self.form != "github" else [])):
+        forms = [] if quiet and self.form == "table" else [self.form]
+        for form in (*forms, *(["github"] if self.github and self.form != "github" else [])):
             # Annotations are commands to GitHub; no other form may hold any.
             (click.echo if form == "github" else say)(render(form))
         for form, path in files:

@@ -1,11 +1,12 @@
 """The command `distbench redistribute`."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from distbench.cli.options import (
+    MESH_HELP,
     PATH,
     format_option,
     say,
@@ -14,24 +15,21 @@ from distbench.cli.options import (
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import MAX_RANKS
 
-if TYPE_CHECKING:
-    pass
-
 
 @click.command()
 @click.argument("source", required=False)
 @click.argument("target", required=False)
-@click.option("--shape", required=True, metavar="N,...", help="Shape of the full tensor, e.g. 4096,4096.")
+@click.option("--shape", required=True, metavar="N,...", help="Shape of the full tensor, such as 4096,4096.")
 @click.option("--dtype", default="bf16", show_default=True, help="f64, f32, bf16 or f16.")
-@click.option("--mesh", required=True, metavar="2x4|DIM=N,...", help="Mesh, e.g. 2x4 or dp_shard=2,tp=4.")
-@click.option("--profile", type=PATH, help="Cost profile; without one, torch's own constants.")
+@click.option("--mesh", required=True, metavar="DIM=N,...", help=f"{MESH_HELP} Also 2x4, without names.")
+@click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Default: torch's own constants.")
 @click.option(
     "--devices-per-host",
     type=click.IntRange(1, MAX_RANKS),
     metavar="N",
-    help="What torch prices hosts as. [default: 8 under an NCCL profile, else 1]",
+    help="Devices per host for torch's prices. [8 with an NCCL profile, else 1]",
 )
-@click.option("--picture", type=PATH, metavar="FILE", help="Also draw the path there, .png or .svg.")
+@click.option("--picture", type=PATH, metavar="FILE", help="Also draw the path into this .png or .svg file.")
 @format_option("table", "json")
 @click.option("--all-pairs", is_flag=True, help="Every ordered pair of layouts instead of SOURCE and TARGET.")
 @width_option
@@ -44,10 +42,10 @@ def plan(
     all_pairs: bool,
     **of_setting: Any,
 ) -> None:
-    """Say how each planner would redistribute a tensor from SOURCE to TARGET, what that costs, and which to use.
+    """Show how each planner would redistribute a tensor from SOURCE to TARGET, its cost, and which planner to use.
 
-    No ranks are started. SOURCE and TARGET are placements as torch writes them, one a mesh dim: R, S(0), P(sum), and
-    S(0)[1]S(0)[0] where the second mesh dim cuts first.
+    No ranks are started. SOURCE and TARGET are placements in torch's notation, one per mesh dim: R, S(0), P(sum), and
+    S(0)[1]S(0)[0] if the second mesh dim cuts first.
 
     \b
     Examples:

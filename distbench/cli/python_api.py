@@ -64,7 +64,7 @@ class ComparedRuns(TextResult):
     """The comparison of two sides.
 
     Args:
-        frame: one row a case; its columns are in docs/run-file.md.
+        frame: one row per case; its columns are in docs/run-file.md.
     """
 
     def __init__(self, comparison: "SideBySide") -> None:
@@ -73,11 +73,11 @@ class ComparedRuns(TextResult):
 
 
 class Runs(Sequence["Runs"]):
-    """Runs that were measured or loaded, one a scenario and launch; each of them is such an object too.
+    """Runs that were measured or loaded, one per scenario and launch; an item is a Runs object too.
 
     Args:
         paths: their run files.
-        exit_code: what the command ended with: 0 every case ok or skipped, 1 some case not.
+        exit_code: that of the command: 0 if every case is ok or skipped, else 1.
     """
 
     def __init__(self, paths: Iterable[Path], exit_code: int = 0) -> None:
@@ -92,7 +92,7 @@ class Runs(Sequence["Runs"]):
 
     @cached_property
     def frame(self) -> "pd.DataFrame":
-        """One row a case, as `report --format csv` gives it and more; its columns are in docs/run-file.md."""
+        """One row per case, as `report --format csv` gives it and more; its columns are in docs/run-file.md."""
         from distbench.records.dataframe import frame_of
 
         return frame_of(self._read)
@@ -150,8 +150,8 @@ def run(*scenarios: str, **options: Any) -> Runs:
             `set={"hidden": [1024, 4096]}`, `budget="30s"`, `results="results"`.
 
     Raises:
-        UserError: something that the caller can fix; what `distbench run` ends with 2 for.
-        KeyboardInterrupt: it was interrupted; what was measured is in its files.
+        UserError: the caller can fix it; `distbench run` ends with exit code 2 then.
+        KeyboardInterrupt: it was interrupted; finished cases are in its files.
     """
     exit_code, context = _called(run_command.run, scenarios, options)
     ending = run_command.ending_of(context)
@@ -205,7 +205,7 @@ def _paths_of(side: Side) -> list[Path]:
 
 
 def _called(command: click.Command, words: Sequence[str], options: Mapping[str, Any]) -> tuple[int, click.Context]:
-    """Run a command; its exit code, and its context, with what it left in `meta`."""
+    """Run a command; return its exit code and its context, with the command's results in `meta`."""
     context = _context(command, words, options)
     try:
         with context:

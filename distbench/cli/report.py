@@ -30,30 +30,32 @@ MAX_NAMED = 3
 @click.command()
 @click.argument("runs", nargs=-1, type=PATH, metavar="[RUN...]")
 @format_option("table", "markdown", "csv", "json")
-@click.option("--page", type=PATH, metavar="FILE", help="Also write all of it as one HTML file.")
-@click.option("--plots", type=PATH, metavar="DIR", help="Also draw plots there, PNG and SVG.")
+@click.option("--page", type=PATH, metavar="FILE", help="Write all of it as one HTML page.")
+@click.option("--plots", type=PATH, metavar="DIR", help="Draw plots into this folder. As PNG and SVG.")
 @click.option(
     "--reproducers",
     type=PATH,
     metavar="DIR",
-    help="Also write a stand-alone script there for each cause of wrong or broken redistributions.",
+    help="Also write a stand-alone script into this folder per cause of wrong or broken redistributions.",
 )
-@click.option("--paths", is_flag=True, help="Which path costs what in the steps that `run --trace-paths` traced.")
+@click.option("--paths", is_flag=True, help="Show the cost of each path in the steps of run --trace-paths.")
 @click.option("--chrome", type=PATH, metavar="FILE", help="With --paths: also write one trace for Perfetto.")
 @click.option(
-    "--diff", nargs=2, type=PATH, metavar="A B", help="What a traced step A communicates more or less than B."
+    "--diff", nargs=2, type=PATH, metavar="A B", help="Show what traced step A communicates more or less than B."
 )
 @click.option("--group-by", metavar="COLUMN,...", help="Summarise by these columns instead of listing.")
-@click.option("--label", default="", metavar="TEXT", help="Only runs that `run --label TEXT` made, of all times.")
+@click.option(
+    "--label", default="", metavar="TEXT", help="Label of the runs. Shows all runs of run --label TEXT, as @TEXT does."
+)
 @cases_option
-@click.option("--full", is_flag=True, help="Every table of every scenario instead of the summary.")
+@click.option("--full", is_flag=True, help="Show every table of every scenario instead of the summary.")
 @click.option(
     "--results",
     "out",
     type=PATH,
     metavar="DIR",
     default=Path("results"),
-    help="Folder to look for the latest run in. [results]",
+    help="Results folder. The latest run and names of runs are looked up there. [results]",
 )
 @verbose_option
 @width_option
@@ -74,12 +76,13 @@ def report(
 ) -> None:
     """Show measured runs: a summary first; without RUN, of every scenario of the latest `distbench run`.
 
-    A RUN is a run file, a folder of run files, last, last~1, @LABEL or a commit, or the name of a scenario, whose own
-    tables are shown then; --full shows those of all. Redistributions by more than torch's two planners, such as
-    redistribute_lab's, are told as a story: what greedy wastes, what min_cost mispredicts, what to use instead.
+    A RUN is a run file, a folder of run files, last, last~1, @LABEL or a commit. It may also be the name of a scenario:
+    then its own tables are shown; --full shows those of all. Runs with more than torch's two planners, such as those of
+    redistribute_lab, get a summary of the time that greedy wastes, the predictions of min_cost that fail, and better
+    choices.
 
-    With --paths a RUN may be RUN::PART, with a part of the id of one case, such as the variant's name. So may A and B
-    of --diff, which are two runs or two variants of one: + is what A has more than B.
+    With --paths a RUN may be RUN::PART, with a part of the id of one case, such as the variant's name. A and B of
+    --diff may be RUN::PART too: two runs, or two variants of one run. A + in the result is more in A than in B.
 
     \b
     Examples:
@@ -151,13 +154,13 @@ def _command(runs: tuple[Path, ...], out: Path, label: str, chosen: str = "") ->
 @click.command()
 @click.argument("form", metavar="FORMAT", type=PluginChoice("exporters", EXPORTS))
 @click.argument("paths", nargs=-1, required=True, metavar="RUN...")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="Default: standard output.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. Default: standard output.")
 @results_option
 def export(form: str, paths: tuple[str, ...], output: Path | None, out: Path) -> None:
-    """Write runs in another tool's FORMAT, one value a launch, never raw samples.
+    """Write runs in another tool's FORMAT, one value per launch, never raw samples.
 
-    FORMAT is pytest-benchmark, customSmallerIsBetter (github-action-benchmark), or run: distbench's own run file, of an
-    nccl-tests JSON file (-J), for distbench report.
+    FORMAT is pytest-benchmark, customSmallerIsBetter (github-action-benchmark), or run. The last one converts a JSON
+    file of nccl-tests (-J) into distbench's own run file, for distbench report.
 
     \b
     Examples:

@@ -2,6 +2,7 @@
 
 import contextlib
 import datetime
+import json
 import os
 import shlex
 import sys
@@ -19,17 +20,20 @@ from distbench.cli.options import (
     PATH,
     Duration,
     cases_option,
+    dry_run_option,
     format_option,
     given,
     mesh_option,
     option,
     options_of,
-    refuse_with,
+    quick_option,
+    quiet_option,
     refuse_without,
     say,
     say_lines,
     say_once,
     scenario_names,
+    set_option,
     verbose_option,
     width_option,
 )
@@ -54,13 +58,13 @@ MAX_REASON = 300  # characters
 # Exit codes of --fail-on-outlier, as those of `gate --strict`: an unknown outcome is not a success.
 SLOW, UNKNOWN = 1, 3
 ONLY_LINKS = "--fail-on-outlier and --against need scenario links, which {}; run scenario links"
-# Parameters that say nothing of what is measured: --resume goes with them.
+# Parameters that do not change the measurement: --resume accepts them.
 BESIDE_RESUME = ("resume", "form", "quiet", "scenarios", "yes", "fail_on_outlier", "against")
 
 
 @dataclass(frozen=True)
 class LinkOptions:
-    """What a run of links is compared with, and whether a slow link fails it."""
+    """Options of scenario links: an earlier run, and whether a slow link fails the command."""
 
     fail_on_outlier: bool = option(
         "--fail-on-outlier",
@@ -69,7 +73,7 @@ class LinkOptions:
         help="Exit with 1 if a rank, host or link is slow, with 3 if that is unknown.",
     )
     against: Path | None = option(  # noqa: RUF009 - it makes a field
-        "--against", type=PATH, metavar="RUN", help="Links: compare with that earlier run."
+        "--against", type=PATH, metavar="RUN", help="Compare links with this earlier run."
     )
 
 
@@ -103,7 +107,9 @@ timeout_option = click.option(
     metavar="TIME",
     help="Give up after this time without progress. [5m]",
 )
-yes_option = click.option("--yes", is_flag=True, help="Start more than 4 ranks a CPU without asking.")
+yes_option = click.option(
+    "--yes", is_flag=True, help="Answer yes to the question. It comes before more than 4 ranks per CPU."
+)
 
 
 class TakesSuites(KeepsArguments):
@@ -114,7 +120,7 @@ class TakesSuites(KeepsArguments):
         given_scenarios = self.make_parser(ctx).parse_args([*args])[0].get("scenarios")
         names = [word for word in given_scenarios if word.startswith("@")] if isinstance(given_scenarios, tuple) else []
         if len(names) > 1:
-            raise UserError(f"{' and '.join(names)}: a run takes one suite, whose options hold for all of it")
+            raise UserError(f"{' and '.join(names)}: a run takes one suite, whose options are those of the whole run")
         suites = {name: suite_of(main, name.removeprefix("@")) for name in names}
         for suite in suites.values():
             ctx.default_map = {**(ctx.default_map or {}), **suite.options}
@@ -128,10 +134,10 @@ class TakesSuites(KeepsArguments):
 
 @click.command(cls=TakesSuites)
 @click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
-@click.option("--set", "choices", multiple=True, metavar="AXIS=VALUE", help="Pin an axis or parameter; A,B sweeps it.")
-@mesh_option("Mesh, e.g. dp_shard=2,tp=2. Default: the scenario's own.")
+@set_option
+@mesh_option("Default: the scenario's own.")
 @device_option
-@click.option("--quick", is_flag=True, help="Quick sizes and few samples: a look, not a measurement to keep.")
+@quick_option("Few samples too: for a first look, not for a baseline.")
 @click.option(
     "--pipelined", type=click.IntRange(1, 1_000_000), default=1, metavar="N", help="Time N iterations back to back."
 )
@@ -140,29 +146,34 @@ class TakesSuites(KeepsArguments):
     type=click.IntRange(0, MAX_PASSES - 1),
     default=0,
     metavar="N",
-    help="Take turns N times. [0: as it needs]",
+    help="Measure each case in N passes. [0: as many as the precision needs]",
 )
 @click.option(
     "--budget",
     "budget_s",
     type=Duration(least_s=0.1),
     metavar="TIME",
-    help="Timed time that all cases share, such as 30s or 5m. [3m; quick: 5s]",
+    help="Measured time of all cases together, such as 30s or 5m. [3m; quick: 5s]",
 )
-@click.option("--check", type=click.Choice(CHECKS), default="full", help="What of steps is compared with one device.")
+@click.option(
+    "--check",
+    type=click.Choice(CHECKS),
+    default="full",
+    help="Part of each step's results that is compared with one device.",
+)
 @out_option
 @timeout_option
 @click.option("--log-dir", type=PATH, help="Folder for the ranks' logs.")
-@click.option("--profile", type=PATH, metavar="FILE", help="Plan and predict by this profile.")
-@click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after it was timed.")
+@click.option("--profile", type=PATH, metavar="FILE", help="Cost profile. Plans and predictions use it.")
+@click.option("--trace-paths", is_flag=True, help="Trace each step's collectives after its timing.")
 @click.option("--show-paths", is_flag=True, hidden=True, help="End with report --paths, as distbench trace does.")
 @cases_option
-@click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
-@click.option("--dry-run", is_flag=True, help="Start nothing: list cases and time; with --nodes, the launch.")
-@click.option("--resume", type=PATH, metavar="RUN", help="Go on with an interrupted run file.")
+@click.option("--label", default="", metavar="TEXT", help="Label of the runs. distbench report @TEXT shows them.")
+@dry_run_option("Lists cases and time; with --nodes, the launch.")
+@click.option("--resume", type=PATH, metavar="RUN", help="Continue this interrupted run.")
 @options_of(LinkOptions, "links")
 @format_option("table", "json")
-@click.option("--quiet", is_flag=True, help="Show no progress and no summary.")
+@quiet_option
 @yes_option
 @options_of(NodeOptions, "where")
 @verbose_option
@@ -182,13 +193,13 @@ def run(
     show_paths: bool,
     **of_request: Any,
 ) -> None:
-    """Measure scenarios: all cases of all their variants. Those of one number of ranks share one launch.
+    """Measure scenarios: all cases of all their variants. Scenarios with the same number of ranks share one launch.
 
     A SCENARIO is a name (`distbench list`), path/to/file.py, path/to/file.py::name, or @NAME: the scenarios and options
-    of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this
-    process joins as a rank instead of starting any.
+    of [tool.distbench.suite.NAME] in pyproject.toml. Under torchrun or srun, this process joins as a rank instead of
+    starting ranks.
 
-    With --resume, everything else stands in the interrupted run file: the cases that it lacks are measured and added.
+    --resume measures the missing cases of an interrupted run and adds them to its file, with the options of that run.
 
     \b
     Examples:
@@ -213,7 +224,8 @@ def run(
         _require_as_many(_ranks_before([f"{job.file}::{job.scenario}"], links), [job])
         _measure([job], joined, quiet, links, form, is_resumed=True)
     if not scenarios:
-        raise UserError("run needs a SCENARIO; `distbench list` shows those that are shipped")
+        command = "trace" if show_paths else "run"
+        raise UserError(f"{command} needs a SCENARIO; `distbench list` shows the shipped scenarios")
     request = Request(targets=scenarios, started_at=STARTED_AT, **of_request)
     num_ranks_before = _ranks_before(scenarios, links)
     if where.nodes or where.launcher:
@@ -226,9 +238,8 @@ def run(
             say(f"{job.scenario}: {job.note}", err=True)
     _require_as_many(num_ranks_before, jobs)
     if dry_run:
-        refuse_with("--dry-run", "form")
         if _is_first(joined):
-            say_lines(dry_run_lines(jobs, request.out))
+            say_dry_run(jobs, request.out, form)
         return
     if joined is None:
         confirm_ranks(jobs, yes)
@@ -251,14 +262,14 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: "Joined | None") ->
     from distbench.launch.run_job import job_left_of
 
     if others := [*scenarios, *(word for name, word in given().items() if name not in BESIDE_RESUME)]:
-        raise UserError(f"--resume continues {file} with its own options, so it takes no {others[0]}; leave it out")
+        raise UserError(f"--resume continues {file} with its own options and rejects {others[0]}; leave it out")
     if joined:
         raise UserError("--resume starts ranks itself, so it cannot join another launcher's; start it without one")
     return job_left_of(file)
 
 
 def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
-    """Ask before more than RANKS_PER_CPU ranks per CPU are started here; a UserError where no terminal can answer.
+    """Confirm more than RANKS_PER_CPU ranks per CPU here; a UserError if there is no terminal for the answer.
 
     More of them measure little but each other, and a typing error in --mesh can bring a machine down.
     """
@@ -270,8 +281,8 @@ def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
         return
     problem = f"{largest.scenario} on {format_mesh(largest.mesh)} starts {num_ranks} ranks on {num_cpus} CPUs"
     if not is_terminal():
-        limit = f"over {RANKS_PER_CPU} a CPU they measure waiting, and may exhaust this machine"
-        raise UserError(f"{problem}; {limit}; give a smaller --mesh, or --yes to start them all the same")
+        limit = f"more than {RANKS_PER_CPU} per CPU measure waiting, and may exhaust this machine"
+        raise UserError(f"{problem}; {limit}; give a smaller --mesh, or --yes to start them")
     if not click.confirm(f"{problem}. Start them?", err=True):
         raise UserError("nothing was started; give a smaller --mesh")
 
@@ -281,12 +292,34 @@ def is_terminal() -> bool:
     return sys.stdin is not None and sys.stderr is not None and sys.stdin.isatty() and sys.stderr.isatty()
 
 
-def dry_run_lines(jobs: Sequence[Job], out: Path) -> list[str]:
-    """Return lines for --dry-run: each scenario with its time and its cases, then the sum.
+def say_dry_run(jobs: Sequence[Job], out: Path, form: str) -> None:
+    """Print what --dry-run lists: each scenario with its time and its cases, then the sum.
 
     Raises:
         UserError: a scenario is declared wrongly, or the user's choice leaves no case of any.
     """
+    records = _dry_run_records(jobs, out)
+    if form == "json":
+        click.echo(json.dumps(records, indent=1))
+        return
+    lines = []
+    for record in records:
+        mesh, cases = record["mesh"], record["cases"]
+        head = (
+            f"{record['scenario']} on {format_mesh(mesh)} ({count_text(mesh_size(mesh), 'rank')}, {record['device']})"
+        )
+        lines += [f"{head}: {count_text(len(cases), 'case')}, {record['time']}", *(f"  {case_id}" for case_id in cases)]
+    if len(records) > 1:
+        times_s = [record["seconds"] for record in records if record["seconds"] is not None]
+        num_others = len(records) - len(times_s)
+        others = f", and {count_text(num_others, 'scenario')} without an earlier run like this" if num_others else ""
+        total = f"about {sum(times_s):.0f} s{others}" if times_s else "no earlier run like this here"
+        num_cases = sum(len(record["cases"]) for record in records)
+        lines.append(f"{count_text(num_cases, 'case')} of {count_text(len(records), 'scenario')}: {total}")
+    say_lines(lines)
+
+
+def _dry_run_records(jobs: Sequence[Job], out: Path) -> list[dict[str, Any]]:
     from distbench.processes import ask_child
 
     answers = ask_child(
@@ -298,22 +331,13 @@ def dry_run_lines(jobs: Sequence[Job], out: Path) -> list[str]:
     errors = [answer["user_error"] for answer in answers if "user_error" in answer]
     if errors and (len(errors) == len(jobs) or not jobs[0].chosen):
         raise UserError(errors[0])
-    lines, counts, times_s = [], [], []
+    records = []
     for job, answer in zip(jobs, answers, strict=True):
         if "ids" in answer:
-            ids = answer["ids"]
-            seconds, words = estimated_time(job, len(ids), out)
-            ranks = count_text(mesh_size(job.mesh), "rank")
-            head = f"{job.scenario} on {format_mesh(job.mesh)} ({ranks}, {job.device})"
-            lines += [f"{head}: {count_text(len(ids), 'case')}, {words}", *(f"  {case_id}" for case_id in ids)]
-            counts.append(len(ids))
-            times_s += [] if seconds is None else [seconds]
-    if len(counts) > 1:
-        num_others = len(counts) - len(times_s)
-        others_text = f", and {count_text(num_others, 'scenario')} that never ran like this here" if num_others else ""
-        total = f"about {sum(times_s):.0f} s{others_text}" if times_s else "none of them ever ran like this here"
-        lines.append(f"{count_text(sum(counts), 'case')} of {count_text(len(counts), 'scenario')}: {total}")
-    return lines
+            seconds, words = estimated_time(job, len(answer["ids"]), out)
+            about = {"scenario": job.scenario, "mesh": job.mesh, "device": job.device}
+            records.append({**about, "seconds": seconds, "time": words, "cases": answer["ids"]})
+    return records
 
 
 def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, str]:
@@ -335,7 +359,7 @@ def estimated_time(job: Job, num_cases: int, out: Path) -> tuple[float | None, s
     )
     if run is None or not run.footer:
         timed_s = min(job.settings.budget_s, num_cases * job.settings.max_case_s)
-        return None, f"never run like this here: {timed_s:.0f} s timed, and what opening cases takes"
+        return None, f"no earlier run like this here: {timed_s:.0f} s timed, and start-up"
     seconds = run.footer["wall_s"] * num_cases / len(run.cases)
     day = datetime.datetime.fromtimestamp(run.about.started_at, datetime.UTC).strftime("%Y-%m-%d")
     rate = "" if num_cases == len(run.cases) else f", {count_text(len(run.cases), 'case')} then"
@@ -353,7 +377,7 @@ def _measure(
 ) -> NoReturn:
     """Launch the jobs, show the results unless the user interrupted, and end with the exit code."""
     exit_code = run_all(jobs, joined, silent)
-    if not silent and exit_code != INTERRUPTED:
+    if exit_code != INTERRUPTED and _is_first(joined) and (form == "json" or not silent):
         if show_paths:
             _show_paths(jobs, form)
         elif form == "json":
@@ -539,7 +563,7 @@ def links_code(jobs: Sequence[Job], earlier_file: Path | None, silent: bool) -> 
     """Print which links are slow, also since an earlier run where one is given.
 
     Args:
-        jobs: what was measured.
+        jobs: the measured jobs.
         earlier_file: a run file.
         silent: whether the summary was not shown: then only slow links and unknown outcomes are printed.
 

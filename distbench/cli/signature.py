@@ -1,35 +1,52 @@
-"""The command `distbench signature`."""
+"""The commands `distbench signature write`, `check` and `update`."""
 
+import shlex
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from distbench.cli import STARTED_AT
+from distbench.cli.main import WholeSentences
 from distbench.cli.options import (
     PATH,
+    OutputOptions,
     check_writable,
     make_folder,
     mesh_option,
+    options_of,
+    quick_option,
     say,
     scenario_names,
+    set_option,
+    width_option,
     write,
 )
 from distbench.spec.errors import UserError
 
-if TYPE_CHECKING:
-    pass
+
+@click.group(cls=WholeSentences)
+def signature() -> None:
+    """Write, check and update signatures: what a step communicates, exactly, as text for git.
+
+    A signature lists each path's phase, mesh dim, bytes, module and redistribution. It is the same on every machine.
+    `distbench signature SCENARIO` is short for `distbench signature write SCENARIO`.
+
+    \b
+    Examples:
+      distbench signature write bench.py --output-dir signatures
+      distbench signature check signatures new
+    """
 
 
-@click.command()
+@signature.command("write")
 @click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
-@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
-@mesh_option("Mesh, of any size: no rank is started. Default: the scenario's own.")
-@click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
-@click.option("-o", "--output", type=PATH, metavar="FILE", help="The file, for one scenario. Default: print.")
+@set_option
+@mesh_option("Of any size: no rank is started. Default: the scenario's own.")
+@quick_option("On the scenario's full mesh.")
+@click.option("-o", "--output", type=PATH, metavar="FILE", help="Output file. For one scenario. Default: print.")
 @click.option("--output-dir", type=PATH, metavar="DIR", help="Folder for one file per scenario.")
-def signature(
+def write_signature(
     scenarios: tuple[str, ...],
     choices: tuple[str, ...],
     mesh: dict[str, int] | None,
@@ -37,14 +54,14 @@ def signature(
     output: Path | None,
     output_dir: Path | None,
 ) -> None:
-    """Write what scenarios communicate: each path's phase, mesh dim, bytes, module and redistribution.
+    """Write the signature of each SCENARIO. A refused scenario does not keep the others from being written.
 
-    It is exact, the same on every machine, and made for git: distbench gate --signature compares two of them.
+    Exit code: 0, or 2 if a scenario is refused.
 
     \b
     Examples:
-      distbench signature llama_2d --mesh dp_shard=64,tp=8 -o llama_2d.signature
-      distbench signature bench.py tp_mlp --quick --output-dir signatures
+      distbench signature write llama_2d --mesh dp_shard=64,tp=8 -o llama_2d.signature
+      distbench signature write bench.py tp_mlp --quick --output-dir signatures
     """
     from distbench.judge.communication_signature import signatures_of
     from distbench.launch import Request, jobs_of
@@ -52,32 +69,86 @@ def signature(
     request = Request(scenarios, choices, mesh, device="cpu", quick=quick, started_at=STARTED_AT, full_mesh=True)
     jobs = jobs_of(request, None)
     files = _files([job.scenario for job in jobs], output, output_dir)
-    answers = signatures_of(jobs)
-    for case_id, reason in (item for _, left_out in answers for item in left_out.items()):
-        say(f"distbench: left out: {case_id} raises {reason}", err=True)
-    if not files:
-        say(answers[0][0].to_text(), nl=False)
-    for file, (scenario_signature, _) in zip(files, answers, strict=False):
-        write(file, scenario_signature.to_text())
-        say(f"signature: {file}", err=True)
+    refused = []
+    for job, answer in zip(jobs, signatures_of(jobs), strict=True):
+        if isinstance(answer, str):
+            refused.append(f"no signature of {job.scenario}: {answer}")
+            continue
+        scenario_signature, left_out = answer
+        for case_id, reason in left_out.items():
+            say(f"distbench: warning: left out: {case_id} raises {reason}", err=True)
+        if file := files.get(job.scenario):
+            write(file, scenario_signature.to_text())
+            say(f"signature: {file}", err=True)
+        else:
+            say(scenario_signature.to_text(), nl=False)
+    if refused:
+        raise UserError("; ".join(refused))
 
 
-def _files(names: Sequence[str], output: Path | None, folder: Path | None) -> list[Path]:
-    """The file of each scenario's signature, known to be writable; none where it is printed."""
+@signature.command("check")
+@click.argument("base", type=PATH)
+@click.argument("new", type=PATH)
+@options_of(OutputOptions, "output")
+@width_option
+@click.pass_context
+def check_signature(ctx: click.Context, base: Path, new: Path, output: OutputOptions) -> None:
+    """Fail if NEW communicates anything else than BASE: two files, or two folders of *.signature files by name.
+
+    Either may be a run file of run --trace-paths or simulate. There is no tolerance.
+
+    Exit code: 0 unchanged, 1 changed, 2 usage error, 4 not comparable or missing.
+
+    \b
+    Examples:
+      distbench signature check signatures/llama_2d.signature new.signature
+      distbench signature check signatures new --github --write junit=signature.xml
+    """
+    from distbench.judge.communication_signature import FORMS, compare
+
+    output.files()  # refused before anything is read
+    comparison = compare(base, new)
+    output.show(lambda form: FORMS[form](comparison))
+    if comparison.exit_code:
+        say(f"Next: {shlex.join(['distbench', 'signature', 'update', str(base), str(new)])}   (accepts NEW)", err=True)
+    elif output.form == "table":
+        say("Next: distbench ab REF_A REF_B -- SCENARIO   (compares times)", err=True)
+    ctx.exit(comparison.exit_code)
+
+
+@signature.command("update")
+@click.argument("base", type=PATH)
+@click.argument("new", type=PATH)
+def update_signature(base: Path, new: Path) -> None:
+    """Replace BASE by NEW: two files, or two folders of *.signature files.
+
+    If only the torch versions differ, NEW is stored next to BASE, for that version and newer ones.
+
+    \b
+    Example:
+      distbench signature update signatures new
+    """
+    from distbench.judge.communication_signature import update
+
+    say("\n".join(f"baseline: {path}" for path in update(base, new)) or "The baseline is up to date.")
+
+
+def _files(names: Sequence[str], output: Path | None, folder: Path | None) -> dict[str, Path]:
+    """The writable file of each scenario's signature; {} if the signature is printed."""
     from distbench.judge.communication_signature import SUFFIX
 
     if twice := {name for name in names if names.count(name) > 1}:
-        raise UserError(f"two files hold a scenario {min(twice)}; write their signatures apart: FILE::NAME -o FILE")
+        raise UserError(f"two files declare a scenario {min(twice)}; write one at a time: FILE::NAME -o FILE")
     # For one release, -o takes a folder too: any that exists, and a new one without a suffix or for several scenarios.
     if output and (output.is_dir() or (not output.exists() and not output.suffix) or len(names) > 1):
         say(f"warning: -o {output} is a folder; -o FILE is for files. Use --output-dir {output}.", err=True)
         output, folder = None, output
     if output:
         check_writable(output, "-o")
-        return [output]
+        return {names[0]: output}
     if folder:
         make_folder(folder, "--output-dir")
-        return [folder / f"{name}{SUFFIX}" for name in names]
+        return {name: folder / f"{name}{SUFFIX}" for name in names}
     if len(names) > 1:
-        raise UserError(f"{len(names)} scenarios are given, a signature is of one; give a folder: --output-dir DIR")
-    return []
+        raise UserError(f"{len(names)} scenarios are given, and one signature is printed; add --output-dir DIR")
+    return {}

@@ -15,8 +15,10 @@ from distbench.cli.options import (
     format_option,
     make_folder,
     mesh_option,
+    quick_option,
     refuse_with,
     say,
+    set_option,
     verbose_option,
     width_option,
 )
@@ -31,17 +33,19 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 
 @click.command()
 @click.argument("scenario", required=False)
-@mesh_option("Mesh, of any size: no rank is started. Default: the scenario's own.")
-@click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="What it would run on.")
-@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter of the scenario.")
-@click.option("--quick", is_flag=True, help="The scenario's quick sizes, on its full mesh.")
-@click.option("--rank", "ranks", metavar="N,...", help="Simulate these. Default: 0, and those that differ.")
-@click.option("--float8", metavar="MODULES", help="Their matmuls in float8, by a rule; patterns such as 'layers.*'.")
+@mesh_option("Of any size: no rank is started. Default: the scenario's own.")
+@click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine.")
+@set_option
+@quick_option("On the scenario's full mesh.")
+@click.option("--rank", "ranks", metavar="N,...", help="Simulate these ranks. Default: 0, and those that differ.")
+@click.option(
+    "--float8", metavar="MODULES", help="Matmuls of these modules in float8, such as 'layers.*'. Times follow a rule."
+)
 @click.option("--expandable-segments", is_flag=True, help="As with PYTORCH_ALLOC_CONF=expandable_segments:True.")
-@click.option("--save", type=PATH, metavar="FILE", help="Keep the recording, to replay it later.")
-@click.option("--recording", type=PATH, metavar="FILE", help="Replay this one; record nothing.")
+@click.option("--save", type=PATH, metavar="FILE", help="Write the recording, for a later --recording.")
+@click.option("--recording", type=PATH, metavar="FILE", help="Replay this recording; record nothing.")
 @click.option("--results", "out", type=PATH, metavar="DIR", default=Path("results"), help="Results folder. [results]")
-@click.option("--label", default="", metavar="TEXT", help="Remembered with the results; `report --label` finds it.")
+@click.option("--label", default="", metavar="TEXT", help="Label of the runs. distbench report @TEXT shows them.")
 @format_option("table", "markdown", "json")
 @verbose_option
 @width_option
@@ -60,13 +64,13 @@ def simulate(
     label: str,
     form: str,
 ) -> None:
-    """Say how long a step of SCENARIO would take on a machine that is not here, and how much memory it would need.
+    """Predict the time and memory of a step of SCENARIO on other hardware.
 
-    One rank's real step is recorded on tensors without values, then replayed by a clock and an allocator; no rank is
-    started, and no model is too large. docs/simulation.md says what is simulated, and how well.
+    One rank's real step is recorded on tensors without values, then replayed with a clock and an allocator. No rank is
+    started, and no model is too large. docs/simulation.md describes the simulation and its accuracy.
 
-    It is written to a run file, whose rows say `simulated`: report, report --paths and --diff, compare and gate
-    --signature read it.
+    The prediction is written to a run file with status `simulated`. report (also --paths and --diff), compare and
+    signature check read it.
 
     \b
     Examples:
@@ -108,7 +112,9 @@ def simulate(
             say(f"recording: {save}", err=True)
         say(f"run file: {write_simulated_run(simulations, out, environment, STARTED_AT, label)}", err=True)
     except OSError as error:
-        raise UserError(f"{error.filename or out} cannot be written ({error.strerror}); give another place") from error
+        raise UserError(
+            f"{error.filename or out} cannot be written ({error.strerror}); give another file or folder"
+        ) from error
     if form == "table":
         elsewhere = [] if out == Path("results") else ["--results", str(out)]
         say(f"Next: {shlex.join(['distbench', 'report', '--paths', *elsewhere])}   (shows each collective of the step)")
@@ -120,9 +126,13 @@ def _ranks(text: str | None) -> list[int] | None:
         return None
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < MAX_DIGITS for part in parts) or len(set(parts)) < len(parts):
-        raise UserError(f"--rank {text!r} names no ranks; give whole numbers from 0 on, each once, such as --rank 0,3")
+        raise UserError(
+            f"--rank {text!r} is not a list of ranks; give whole numbers from 0 on, each once, such as --rank 0,3"
+        )
     if len(parts) > MAX_SIMULATED:
-        raise UserError(f"--rank names {len(parts)} ranks; give {MAX_SIMULATED} at most, for each is recorded alone")
+        raise UserError(
+            f"--rank names {len(parts)} ranks; give {MAX_SIMULATED} at most: each rank is recorded separately"
+        )
     return [int(part) for part in parts]
 
 

@@ -7,14 +7,19 @@ from typing import Any
 import click
 
 from distbench.cli.options import (
+    MESH_HELP,
     PATH,
     Duration,
     FiniteRange,
     check_writable,
     format_option,
     make_folder,
+    progress_lines,
+    quick_option,
+    quiet_option,
     say,
     scenario_names,
+    set_option,
     verbose_option,
     width_option,
     write,
@@ -24,45 +29,52 @@ from distbench.spec.errors import INTERRUPTED
 
 @click.command()
 @click.argument("scenario", shell_complete=scenario_names)
-@click.option("--world", type=int, metavar="N", help="Devices (ranks) in all. Default: those of the scenario's mesh.")
-@click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this one.")
-@click.option("--memory", metavar="AMOUNT", help="Memory of a device, such as 80GB. Default: the hardware file's.")
+@click.option("--world", type=int, metavar="N", help="Number of devices (ranks). Default: that of the scenario's mesh.")
+@click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this host.")
+@click.option("--memory", metavar="AMOUNT", help="Memory per device, such as 80GB. Default: that of the hardware file.")
 @click.option(
-    "--budget",
+    "--max-time",
     "budget_s",
     type=Duration(least_s=0.001),
     default=600.0,
     metavar="TIME",
-    help="How long it may take, such as 30s or 5m. [10m]",
+    help="Time limit, such as 30s or 5m. [10m]",
 )
 @click.option(
-    "--plans", "max_plans", type=click.IntRange(1, 10_000), default=80, show_default=True, help="Tried at most."
+    "--plans",
+    "max_plans",
+    type=click.IntRange(1, 10_000),
+    default=80,
+    show_default=True,
+    help="Largest number of plans to try.",
 )
-@click.option("--set", "choices", multiple=True, metavar="NAME=VALUE", help="Set a parameter; A,B tries each.")
-@click.option("--mesh", metavar="DIM=N,...", help="The mesh of --around-my-plan. Default: the scenario's own.")
+@set_option
+@click.option("--mesh", metavar="DIM=N,...", help=f"{MESH_HELP} For --around-my-plan. Default: the scenario's own.")
 @click.option("--around-my-plan", is_flag=True, help="Try one change at a time of the plan as written.")
 @click.option(
-    "--price", type=FiniteRange(0, 1e6, min_open=True), metavar="AMOUNT", help="Of a device and hour: adds costs."
+    "--price", type=FiniteRange(0, 1e6, min_open=True), metavar="AMOUNT", help="Price per device and hour: adds costs."
 )
-@click.option("--float8", metavar="MODULES", help="With --hardware: their matmuls in float8, such as 'layers.*'.")
-@click.option("--quick", is_flag=True, help="The scenario's quick sizes.")
-@click.option("--resume", is_flag=True, help="Take what an earlier sweep left in --results.")
-@click.option("--results", "out", type=PATH, metavar="DIR", help="Folder. [results/sweep/SCENARIO-WORLD]")
-@click.option("--page", type=PATH, metavar="FILE", help="Write all of it as an HTML page.")
+@click.option(
+    "--float8", metavar="MODULES", help="Matmuls of these modules in float8, such as 'layers.*'. Needs --hardware."
+)
+@quick_option("")
+@click.option("--reuse", "resume", is_flag=True, help="Continue the earlier sweep in --results, and reuse its results.")
+@click.option("--results", "out", type=PATH, metavar="DIR", help="Results folder. [results/sweep/SCENARIO-WORLD]")
+@click.option("--page", type=PATH, metavar="FILE", help="Write all of it as one HTML page.")
 @format_option("table", "markdown", "json")
-@click.option("--quiet", is_flag=True, help="Show no progress.")
+@quiet_option
 @verbose_option
 @width_option
 @click.pass_context
 def sweep(
-    ctx: click.Context, /, scenario: str, form: str, page: Path | None, out: Path | None, **of_request: Any
+    ctx: click.Context, /, scenario: str, form: str, page: Path | None, out: Path | None, quiet: bool, **of_request: Any
 ) -> None:
-    """Say which plan to use for SCENARIO on so many devices: mesh, resharding, checkpointing, micro-batches and more.
+    """Recommend a plan for SCENARIO on N devices: mesh, resharding, checkpointing, micro-batches and more.
 
-    With --hardware, plans are predicted by recording and replaying their step, and no rank is started, unless the file
-    is this machine's own: then the best of them are measured. Without, all are measured in turn on this machine. It
-    ends with a recommendation, a picture of time against memory, and the plan as code. What is known is kept where it
-    is interrupted, and --resume goes on.
+    With --hardware, plans are predicted by recording and replaying their step, and no rank is started. If the file is
+    this machine's own, the best of these plans are measured too. Without --hardware, all plans are measured in turn on
+    this machine. The result is a recommendation, a plot of time and memory, and the plan as code. An interrupted sweep
+    keeps its results, and --reuse continues it.
 
     \b
     Examples:
@@ -76,7 +88,7 @@ def sweep(
     from distbench.show import plots
     from distbench.show.terminal import shown
 
-    request = AskedSweep.of(scenario, out, **of_request)
+    request = AskedSweep.of(scenario, out, quiet=quiet, **of_request)
     make_folder(request.out, "--results")
     if page is not None:
         check_writable(page, "--page")
@@ -85,13 +97,14 @@ def sweep(
     record = json.dumps(record_of_result(result), indent=1)
     if form == "json":
         click.echo(record)
-    else:
+    elif not quiet:
         say(shown(blocks_of(result), form))
     write(request.out / "plans.json", record)
     figures = pareto_figures(result.title, result.plans, result.best, result.capacity_bytes)
+    progress = progress_lines(quiet)
     if files := plots.draw(figures, request.out):
-        say(f"picture: {files[0]}", err=True)
+        progress(f"picture: {files[0]}")
     if page is not None:
         write(page, page_of_result(result))
-        say(f"page: {page}", err=True)
+        progress(f"page: {page}")
     ctx.exit(INTERRUPTED if interrupted else 0)

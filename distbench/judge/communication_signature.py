@@ -302,9 +302,9 @@ def compare(base: Path, new: Path) -> SignatureComparison:
         for side in (base, new)
     )
     if not before_names and not after_names:
-        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write some with distbench signature --output-dir")
+        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write some with signature write --output-dir")
     alone = [f"{name}: missing in {new}" for name in before_names if name not in after_names]
-    alone += [f"{name}: not in {base}; --update adds it" for name in after_names if name not in before_names]
+    alone += [f"{name}: not in {base}; signature update adds it" for name in after_names if name not in before_names]
     afters = {name: load(new / name) for name in before_names if name in after_names}
     pairs = {name: (load(stored_for(base / name, after.torch)), after) for name, after in afters.items()}
     return _compared(pairs, alone)
@@ -348,7 +348,7 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
             more = f" (1 of {count_text(len(sentences), 'difference')})" if len(sentences) > 1 else ""
             uncompared.append(
                 f"{name}: communication under torch {after.torch} differs from the baseline's under torch "
-                f"{before.torch}: {sentences[0]}{more}; compare under one torch, or store this version's with --update"
+                f"{before.torch}: {sentences[0]}{more}; compare under one torch, or run signature update"
             )
         else:
             changed[name] = sentences
@@ -386,7 +386,7 @@ def update(base: Path, new: Path) -> list[Path]:
 
 
 MAX_LINES = 2000  # in Markdown: a GitHub step summary holds 1 MiB
-MORE_LINES = f"\n... {{}} more lines: {TOOL} --signature --format json"
+MORE_LINES = f"\n... {{}} more lines: {TOOL} signature check --json"
 
 
 def answer(comparison: SignatureComparison) -> str:
@@ -457,13 +457,13 @@ FORMS: dict[str, Callable[[SignatureComparison], str]] = {
 }
 
 
-def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[Signature, dict[str, str]]]:
-    """The signature of each job, and the errors of its cases that cannot run: case id to error.
+def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[Signature, dict[str, str]] | str]:
+    """Return the signature of each job and its cases that cannot run (case id to the error), or why there is none.
 
     A child process runs each case once on a fake process group.
 
     Raises:
-        UserError: a scenario is not valid, none of its cases runs, or the process failed or did not end.
+        UserError: the process failed or did not end.
     """
     names = ", ".join(job.scenario for job in jobs)
     answers = ask_child(
@@ -472,12 +472,11 @@ def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[S
         timeout_s=timeout_s,
         failure=f"no signature of {names}: {{why}}; check that distbench run works, or give --quick",
     )
-    job_answers = list(zip(jobs, answers, strict=True))
-    errors = [(job.scenario, answer["user_error"]) for job, answer in job_answers if "user_error" in answer]
-    if errors:
-        raise UserError("; ".join(f"no signature of {name}: {error}" for name, error in errors))
-    signatures = []
-    for job, answer in job_answers:
+    signatures: list[tuple[Signature, dict[str, str]] | str] = []
+    for job, answer in zip(jobs, answers, strict=True):
+        if "user_error" in answer:
+            signatures.append(answer["user_error"])
+            continue
         records = answer["cases"].items()
         cases = {case: counted(record["paths"]) for case, record in records}
         peaks = {case: record["peak_bytes"] for case, record in records if record["peak_bytes"] is not None}

@@ -269,7 +269,7 @@ def _read_file(path: Path, warnings: list[str]) -> list[Launch]:
         return read_baseline(path)
     run = read_nccl_tests(path) if kind == "nccl-tests" else read_run(path)
     if run.is_simulated:
-        instead = "use distbench compare for predicted times, or gate --signature for its communication"
+        instead = "use distbench compare for predicted times, or signature check for its communication"
         raise UserError(f"{path} is a simulated run without measured times; {instead}")
     warnings += run.warnings
     return [launch_of(run)]

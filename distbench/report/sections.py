@@ -334,18 +334,13 @@ def _run_lines(reported: ReportedRun, with_file: bool) -> tuple[int, list[str]]:
 
 
 def _next(runs: Sequence[Run], scenario: str, report: str) -> list[Block]:
-    """The next commands, an interrupted run first; below their heading, to be pasted, where one is too long."""
-    cut_short = [run for run in runs if status_of(run) == "interrupted"]
-    resume = [f"distbench run --resume {shlex.quote(str(short_path(run.path)))}" for run in cut_short[:1]]
-    commands = {
-        f"{report} {scenario}": f"tables for {scenario}",
-        f"{report} --full": "all tables",
-        **({f"{report} --paths": "cost of each communication path"} if any(run.traces for run in runs) else {}),
-        f"{report} --page FILE": "HTML report to share",
-    }
-    width = max(map(cells, commands))
-    lines = [f"  {command}  measures the missing cases" for command in resume]
-    lines += [f"  {command}{' ' * (width - cells(command))}  {purpose}" for command, purpose in commands.items()]
-    if max(map(cells, lines)) <= width_here():
-        return [Lines(("next:", *lines))]
-    return [Lines(("next:",)), Code((*resume, *commands))]
+    """The next command, that of an interrupted run first; below its heading, to be pasted, if it is too long."""
+    command, purpose = f"{report} {scenario}", "tables; --full: all, --page FILE: HTML"
+    if any(run.traces for run in runs):
+        purpose += ", --paths: communication"
+    if cut_short := next((run for run in runs if status_of(run) == "interrupted"), None):
+        command = f"distbench run --resume {shlex.quote(str(short_path(cut_short.path)))}"
+        purpose = "measures the missing cases"
+    if cells(f"Next: {command}") > width_here():
+        return [Lines(("Next:",)), Code((command,))]
+    return [Lines((f"Next: {command}   ({purpose})",))]

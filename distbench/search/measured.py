@@ -59,7 +59,7 @@ class RoundFile(msgspec.Struct):
 
 
 def require_folder(out: Path, setup: Setup, resume: bool) -> None:
-    """Reject a folder of another sweep, and with --resume a folder without a sweep.
+    """Reject a folder of another sweep, and with --reuse a folder without a sweep.
 
     Raises:
         UserError: the folder is unchanged.
@@ -68,7 +68,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
     if not file.is_file():
         if resume:
             raise UserError(
-                f"--resume: {out} contains no sweep; give the --results of the earlier sweep, or leave --resume out"
+                f"--reuse: {out} contains no sweep; give the --results of the earlier sweep, or leave --reuse out"
             )
         return
     sweep = read_record(file, SweepFile, Format("sweep file", "give another --results"))
@@ -105,7 +105,7 @@ def read_round(file: Path, code: str) -> tuple[Path, list[str]] | None:
     """
     if not file.is_file():
         return None
-    record = read_record(file, RoundFile, Format("round file", "delete it, and --resume measures that round again"))
+    record = read_record(file, RoundFile, Format("round file", "delete it, and --reuse measures that round again"))
     return (Path(record.run_file), record.labels) if record.code == code else None
 
 

@@ -115,11 +115,11 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
                 return result_of(setup, state, request.hardware, codes, request.price), state.interrupted
             finally:
                 if request.resume and request.hardware is not None:
-                    say(f"--resume took {count_text(child.num_reused, 'recording')} of the earlier sweep")
+                    say(f"--reuse took {count_text(child.num_reused, 'recording')} of the earlier sweep")
                 for ended in child.again:
                     say(f"a process that records steps was {ended}; distbench started it again")
     except KeyboardInterrupt:
-        say(f"too early for a ranking; recordings and measurements are in {request.out}; continue with --resume")
+        say(f"too early for a ranking; recordings and measurements are in {request.out}; continue with --reuse")
         raise
 
 
@@ -145,7 +145,7 @@ def _predict(request: AskedSweep, hardware: Hardware, child: SweepChild, state: 
         except KeyboardInterrupt:
             if not state.predictions:
                 raise
-            state.interrupted, state.stopped = True, "it was interrupted; continue with --resume"
+            state.interrupted, state.stopped = True, "it was interrupted; continue with --reuse"
     require_fitting(setup, state, hardware)
     if not state.interrupted and is_here(setup, hardware):
         usable = [prediction.candidate for prediction in state.ranked_predictions if prediction.fits is not False]

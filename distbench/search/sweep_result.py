@@ -173,7 +173,7 @@ class SweepState:
         option: the --set with which a plan works, where no plan works without it.
         estimates: memory estimated from few layers over memory recorded with all layers, of each plan with both.
         traces: the communication of each plan of the last measured round.
-        num_reused: measured rounds taken from an earlier sweep; None without --resume.
+        num_reused: measured rounds taken from an earlier sweep; None without --reuse.
     """
 
     space: Space
@@ -398,7 +398,7 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     notes = [f"every plan has the same global batch per step ({amount}), so step times rank the plans"]
     if hardware is None:
         if state.interrupted:
-            notes.insert(0, "warning: the sweep was interrupted; --resume continues it")
+            notes.insert(0, "warning: the sweep was interrupted; --reuse continues it")
         elif not state.final:
             unchecked = (
                 "warning: the recommended plan is unchecked: the last round, which checks results, has no correct plan"
@@ -429,8 +429,8 @@ def _notes(setup: Setup, state: SweepState, hardware: Hardware | None) -> list[s
     if state.predictions:
         notes += state.ranked_predictions[0].assumed
     if state.final and state.interrupted and hardware is not None:
-        notes.append("warning: the sweep was interrupted while measuring; --resume continues it")
+        notes.append("warning: the sweep was interrupted while measuring; --reuse continues it")
     notes += [f"run file of a round: {file}" for file in state.run_files]
     if state.num_reused is not None:
-        notes.append(f"rounds reused by --resume: {state.num_reused}")
+        notes.append(f"rounds reused by --reuse: {state.num_reused}")
     return notes

@@ -45,6 +45,11 @@ def show_notes(all_notes: bool) -> None:
     _shows_notes[:] = [all_notes]
 
 
+def shows_notes() -> bool:
+    """Whether all notes are shown (--verbose)."""
+    return _shows_notes[0]
+
+
 def width_here() -> int:
     """Characters of a line: the value of `--width`, else the terminal's (60 to 200), else 120."""
     return width_of(sys.stdout) or (_asked[0] if _asked else PIPED_WIDTH)
@@ -247,7 +252,7 @@ def _text_block(block: Block, width: int) -> str:
     if isinstance(block, Heading):
         lines = wrap(clean(block.text), width)
         return "\n".join([*lines, ("=" if block.level == 1 else "-") * max(map(cells, lines))])
-    if isinstance(block, Notes) and block.texts and not _shows_notes[0]:
+    if isinstance(block, Notes) and block.texts and not shows_notes():
         return _count_of(block.texts)
     if isinstance(block, Lines):
         return "\n".join(_paragraph(text, width) for text in block.texts)

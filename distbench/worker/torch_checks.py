@@ -32,7 +32,7 @@ from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 
 def checks(_: None = None) -> list[dict[str, Any]]:
-    """Return the rows of all checks."""
+    """Return each check as name, ok, found and advice; of a private name also the feature that uses it."""
     version, outside = torch.__version__, outside_of_support(torch.__version__)
     distributed = dist.is_available()
     rows = [
@@ -53,7 +53,7 @@ def checks(_: None = None) -> list[dict[str, Any]]:
             probed.missing or internal.feature,
             advice if too_old else f"{advice}; use {SUPPORTED}",
         )
-        rows.append(row | {"mark": "TOO OLD"} if too_old else row)
+        rows.append(row | {"feature": internal.feature} | ({"mark": "TOO OLD"} if too_old else {}))
     return rows
 
 

@@ -25,7 +25,7 @@ COMMANDS = (
     ["report", RUN, "--page", "FILE/x.html"],
     ["report", RUN, "--plots", "FILE/x"],
     ["gate", RUN, str(GOLDEN / "collectives.jsonl"), "--write", "junit=FOLDER"],
-    ["gate", "--signature", "--update", "FILE/x", "SIGNATURE"],
+    ["signature", "update", "FILE/x", "SIGNATURE"],
     ["run", "tp_mlp", "--device", "cpu", "--results", "FILE/x"],
 )
 SIGNATURE = "distbench signature, version 1\nscenario a\nmesh tp=2\ntorch 2\n\n[c]\nnothing\n"

@@ -1,5 +1,6 @@
 """`distbench clean`: what is old, what belongs together, what is nobody's to delete."""
 
+import json
 import os
 import time
 from pathlib import Path
@@ -84,6 +85,15 @@ def test_it_lists_with_sizes_and_asks_first(results: Path) -> None:
     assert run("--results", results, "--keep", 2, answer="y\n").exit_code == 0 and left(results) == with_logs("d", "e")
 
 
+def test_json_lists_the_runs_and_never_asks(results: Path) -> None:
+    assert run("--results", results, "--keep", 2, "--json").exit_code == 2
+    before = left(results)
+    record = json.loads(run("--results", results, "--keep", 2, "--json", "--dry-run").stdout)
+    assert record["num_kept"] == 2 and [len(old["run_files"]) for old in record["runs"]] == [2, 1]
+    assert left(results) == before
+    assert run("--results", results, "--keep", 2, "--json", "--yes").exit_code == 0 and left(results) < before
+
+
 def test_a_dry_run_lists_and_deletes_nothing(results: Path) -> None:
     before = left(results)
     done = run("--results", results, "--keep", 2, "--dry-run")
@@ -125,7 +135,7 @@ def test_links_are_left_and_never_followed(results: Path, tmp_path: Path) -> Non
         ((), "give --keep N"),
         (("--older-than", "soon"), "'soon' is not a duration"),
         (("--keep", "-1"), "-1 is not in the range"),
-        (("--results", "nowhere", "--keep", "1"), "--results nowhere is no folder"),
+        (("--results", "nowhere", "--keep", "1"), "--results nowhere is not a folder"),
     ],
 )
 def test_what_the_user_can_mend_is_a_sentence(options: tuple[str, ...], says: str) -> None:

@@ -49,7 +49,19 @@ def of_name(name: str) -> dict[str, click.Option]:
 def test_what_is_printed_is_chosen_by_format_alone() -> None:
     assert not {long_name(option) for _, option in OPTIONS} & {"--json", "--markdown", "--csv", "--table", "--html"}
     printing = {"baseline list", "check", "compare", "doctor", "history", "list", "report", "run", "simulate", "tune"}
-    assert printing | {"ab", "gate", "preflight", "redistribute", "trace"} == set(of_name("--format"))
+    printing |= {
+        "ab",
+        "gate",
+        "preflight",
+        "redistribute",
+        "self-test",
+        "signature check",
+        "trace",
+        "calibrate",
+        "clean",
+    }
+    printing |= {"baseline show"}
+    assert printing == set(of_name("--format"))
     for command, option in of_name("--format").items():
         assert isinstance(option.type, click.Choice) and option.default == option.type.choices[0] == "table", command
 
@@ -72,10 +84,33 @@ def test_results_is_the_folder_and_output_a_file() -> None:
     assert not of_name("--out") and not of_name("--runs")
 
 
-@pytest.mark.parametrize("name", ["--mesh", "--device", "--quick", "--set", "--timeout", "--profile", "--plots"])
-def test_one_name_takes_one_kind_of_value(name: str) -> None:
-    found = of_name(name).values()
-    assert found and len({(option.type.name, option.is_flag, option.multiple) for option in found}) == 1
+# Options that had another name, or another meaning in one command.
+SYNONYMS = {
+    *("--out", "--out-dir", "--outdir", "--folder", "--runs", "--file", "--json", "--csv", "--html", "--markdown"),
+    *("--print", "--no-run", "--silent", "--debug", "--seconds", "--time", "--time-limit", "--deadline", "--filter"),
+    *("--cases", "--select", "--force", "--cpu", "--gpu", "--gpus", "--ranks", "--world-size", "--signature"),
+}
+
+
+def test_an_option_has_one_type_and_one_meaning_in_all_commands() -> None:
+    """The first sentence of its help is its meaning; details of a command follow."""
+    meanings: dict[str, set[object]] = {}
+    for _, option in OPTIONS:
+        if option.name not in ("help", "color"):
+            meaning = re.split(r"(?<=[.;]) | \[|\.$", str(option.help))[0].rstrip(".")
+            kind = (option.type.name, option.metavar, option.is_flag, option.multiple, option.nargs)
+            meanings.setdefault(long_name(option), set()).add((*kind, meaning))
+    assert {name: found for name, found in meanings.items() if len(found) > 1} == {}
+
+
+def test_no_option_is_another_name_of_one_that_exists() -> None:
+    names = {name for _, option in OPTIONS for name in (*option.opts, *option.secondary_opts)}
+    assert not names & SYNONYMS
+    # Two options with the same meaning would have the same help.
+    by_help: dict[str, set[str]] = {}
+    for _, option in OPTIONS:
+        by_help.setdefault(str(option.help), set()).add(long_name(option))
+    assert [sorted(same) for same in by_help.values() if len(same) > 1] == []
 
 
 def test_every_duration_takes_the_same_units() -> None:
@@ -92,7 +127,7 @@ def test_a_duration_has_a_unit_or_is_seconds(text: str, seconds: float) -> None:
     assert Duration().convert(text, None, None) == seconds
 
 
-@pytest.mark.parametrize("text", ["", "s", "nan", "inf", "1e3", "5 m s", "-3", "3y", "0", "31d"])
+@pytest.mark.parametrize("text", ["", "s", "٣s", "nan", "inf", "1e3", "5 m s", "-3", "3y", "0", "31d"])
 def test_what_is_not_a_duration_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter, match="give "):
         Duration().convert(text, None, None)
@@ -100,7 +135,7 @@ def test_what_is_not_a_duration_is_refused(text: str) -> None:
 
 def test_short_options_are_few() -> None:
     short = {name for _, option in OPTIONS for name in option.opts if not name.startswith("--")}
-    assert short <= {"-o", "-h", "-k", "-v"}
+    assert short <= {"-o", "-h", "-k", "-q", "-v"}
 
 
 @pytest.mark.parametrize("width", WIDTHS)
@@ -133,6 +168,11 @@ def test_commands_stand_in_one_section_each() -> None:
         (["run", "--results", "x"], ["run", "--results", "x"]),
         (["sweep", "tp_mlp", "--quick"], ["tune", "tp_mlp", "--quick"]),
         (["plan", "RS(0)", "S(0)R"], ["redistribute", "RS(0)", "S(0)R"]),
+        (["gate", "--signature", "a", "b", "--json"], ["signature", "check", "a", "b", "--json"]),
+        (["gate", "a", "--signature", "b", "--update"], ["signature", "update", "a", "b"]),
+        (["gate", "--self-test", "--", "tp_mlp", "--quick"], ["self-test", "--", "tp_mlp", "--quick"]),
+        (["gate", "a", "b"], ["gate", "a", "b"]),
+        (["tune", "a", "--resume", "--budget=9"], ["tune", "a", "--reuse", "--max-time=9"]),
         (["ab", "a", "--budget", "9", "--", "--budget", "3"], ["ab", "a", "--max-time", "9", "--", "--budget", "3"]),
     ],
 )
@@ -141,11 +181,18 @@ def test_an_old_name_means_the_new_one_and_says_so_in_a_line(
 ) -> None:
     assert under_new_names(words) == means
     said = capsys.readouterr().err
-    assert said.count("\n") == (words != means) and ("is an old name. Use " in said) == (words != means)
+    assert bool(said) == (words != means) and said.count("is an old name. Use ") == said.count("\n")
+
+
+def test_the_short_form_of_signature_writes() -> None:
+    assert under_new_names(["signature", "a.py", "--quick"]) == ["signature", "write", "a.py", "--quick"]
+    for word in main.commands["signature"].commands:  # type: ignore[attr-defined]
+        assert under_new_names(["signature", word, "check"]) == ["signature", word, "check"]
 
 
 def test_preflight_and_trace_are_runs() -> None:
     assert under_new_names(["preflight", "--nodes", "2"]) == ["run", "links", "--fail-on-outlier", "--nodes", "2"]
+    assert under_new_names(["preflight", "--out", "x"])[3:] == ["--results", "x"]
     assert under_new_names(["trace", "tp_mlp"]) == ["run", "--trace-paths", "--show-paths", "tp_mlp"]
 
 
@@ -194,3 +241,17 @@ def test_scenarios_of_ones_own_complete_as_files() -> None:
 
 def test_the_command_has_its_name_however_it_is_started(cli: Cli) -> None:
     assert cli("run", "--help").stdout.startswith("Usage: distbench run")
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["redistribute", "llama3_8b"], "llama3_8b is a scenario. Use distbench tune llama3_8b"),
+        (["preflight", "--label", "links", "tp_mlp"], "preflight measures links and takes no scenario tp_mlp"),
+        (["trace", "--quick"], "trace needs a SCENARIO"),
+        (["run", "--quick"], "run needs a SCENARIO"),
+    ],
+)
+def test_a_command_that_gets_the_wrong_scenarios_is_one_sentence(words: list[str], says: str) -> None:
+    done = CliRunner().invoke(main, words)
+    assert done.exit_code == 2 and says in done.stderr and done.stderr.count("\n") == 1, done.output

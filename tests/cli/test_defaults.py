@@ -76,16 +76,16 @@ def test_a_parents_file_holds_up_to_the_git_root_with_paths_from_where_it_lies(p
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("buget = 3", "'buget' in [tool.distbench] is no option (nearest: budget"),
+        ("buget = 3", "'buget' in [tool.distbench] is not an option (nearest: budget"),
         ("budget = 'much'", "budget in [tool.distbench] cannot be used: 'much' is not a duration"),
         ("budget = -1", "budget in [tool.distbench] cannot be used: -1 is not a duration"),
         ("quiet = 1", "1 is not true or false"),
         ("device = 'tpu'", "'tpu' is not one of"),
         ("mesh = 4", "4 is not a text"),
-        ("yes = true", "'yes' in [tool.distbench] is no option"),
-        ("run.older-than = '3d'", "'older-than' in [tool.distbench.run] is no option"),
-        ("fly.mesh = 'tp=2'", "[tool.distbench.fly] is no command"),
-        ("results = 'a'\nresults = 'b'", "is no TOML"),
+        ("yes = true", "'yes' in [tool.distbench] is not an option"),
+        ("run.older-than = '3d'", "'older-than' in [tool.distbench.run] is not an option"),
+        ("fly.mesh = 'tp=2'", "[tool.distbench.fly] is not a command"),
+        ("results = 'a'\nresults = 'b'", "is not valid TOML"),
         ("gate.tolerance = [5]", "[5] is not a text, or a list of texts"),
     ],
 )
@@ -98,7 +98,7 @@ def test_what_cannot_be_meant_is_one_sentence(project: Path, text: str, says: st
 
 def test_a_table_that_is_none_and_a_project_without_one(project: Path) -> None:
     write(project / "bench", "[tool]\ndistbench = 3\n")
-    assert "tool.distbench is no table" in run("list").output
+    assert "tool.distbench is not a table" in run("list").output
     write(project / "bench", "[tool.ruff]\nline-length = 100\n")
     assert run("list").exit_code == 0
 
@@ -145,7 +145,7 @@ def test_a_suite_is_run(project: Path, children: Children, known_host: None) -> 
         ("", ["@weekly"], "write [tool.distbench.suite.weekly] with scenarios"),
         ("[tool.distbench.suite.a]\nquick = true", ["@a"], "[tool.distbench.suite.a] needs a list of scenarios"),
         ("[tool.distbench]\nsuite = 3", ["@a"], "needs a list of scenarios"),
-        ("[tool.distbench.suite.a]\nscenarios = ['x']\nbuget = 3", ["@a"], "is no option (nearest: budget"),
+        ("[tool.distbench.suite.a]\nscenarios = ['x']\nbuget = 3", ["@a"], "is not an option (nearest: budget"),
     ],
 )
 def test_a_suite_that_cannot_be_run_is_one_sentence(project: Path, text: str, words: list[str], says: str) -> None:
@@ -160,7 +160,7 @@ def test_doctor_shows_them(project: Path, monkeypatch: pytest.MonkeyPatch) -> No
     found |= {"host": {"machine": "m", "cpu_model": "c", "num_cpus": 2, "memory_bytes": 2**34}}
     monkeypatch.setattr("distbench.cli.doctor.examine", lambda deep: found)
     write(project / "bench", '[tool.distbench]\nmesh = "tp=2"\ngate.tolerance = ["8%"]\n')
-    said = run("doctor").output
+    said = run("doctor", "-v").output
     assert "defaults of " in said and "  mesh = tp=2\n  gate.tolerance = 8%" in said and "2 CPUs, 16.0 GiB" in said
     assert json.loads(run("doctor", "--format", "json").output)["defaults"]["values"]["mesh"] == "tp=2"
 

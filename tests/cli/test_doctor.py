@@ -1,4 +1,4 @@
-"""`distbench doctor` on plain data: what it says of a host, of a torch, and of two methods that were compared."""
+"""`distbench doctor` on plain data: its summary, its checks, and its comparison of two methods."""
 
 from typing import Any
 
@@ -57,27 +57,37 @@ def test_amds_gpus_are_not_told_to_take_nvidias_torch() -> None:
 def test_without_an_answer_torch_is_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     found = examined(monkeypatch, UserError("No module named 'torch'"))
     assert not found["usable"]
-    assert doctor.lines_of(found) == [
-        "box-12: x86_64, 2 CPUs, 14.9 GiB",
-        "",
-        "MISSING torch  No module named 'torch'",
-        f"        -> {INSTALL}",
-        "",
-        "This machine cannot run distbench yet.",
-    ]
+    assert doctor.check_lines(found["checks"]) == ["MISSING torch  No module named 'torch'", f"        -> {INSTALL}"]
+    lines = doctor.summary_lines(found)
+    assert lines[0] == "machine: box-12: x86_64, 2 CPUs, 14.9 GiB" and lines[1].startswith("torch: cannot be used")
+    assert lines[-1].startswith("FAIL: this machine cannot run distbench. torch: No module") and INSTALL in lines[-1]
 
 
 def test_lines_are_aligned_and_only_what_is_missing_has_advice() -> None:
-    lines = doctor.lines_of(
-        {"host": HOST, "checks": [check("gloo", True), check("a long name", False)], "usable": True}
-    )
-    assert lines[2:] == [
+    assert doctor.check_lines([check("gloo", True), check("a long name", False)]) == [
         "ok      gloo         found it",
         "MISSING a long name  nothing",
         "        -> install it",
-        "",
-        "This machine can run distbench.",
     ]
+
+
+def test_six_lines_end_with_the_verdict(monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [check(name, ok) | {"feature": "async TP"} for name, ok in (("a", True), ("b", False))]
+    no_gpu = check("CUDA", False) | {"device": "cuda"}
+    findings = examined(monkeypatch, [*(check(name, True) for name in GOOD), no_gpu, *names])
+    machine, torch, devices, launch, not_here, verdict = doctor.summary_lines(findings)
+    assert "box-12" in machine and devices.endswith("at most 8 ranks") and "gloo" in launch
+    assert "1 of 2 private names found" in torch and "with gloo;" in torch
+    assert "CUDA, async TP" in not_here and verdict.startswith("PASS: ")
+    findings["checks"].append(check("tracing", False) | {"deep": True})
+    assert doctor.summary_lines(findings)[-1].startswith("FAIL: ") and "tracing" in doctor.summary_lines(findings)[-1]
+
+
+def test_a_newer_torch_is_a_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    newer = check("torch version", False, "torch 2.99 is newer") | {"mark": "warning"}
+    findings = examined(monkeypatch, [newer, *(check(name, True) for name in GOOD[1:])])
+    *_, warning, verdict = doctor.summary_lines(findings)
+    assert warning.startswith("warning: ") and "2.99 is newer" in warning and verdict.startswith("PASS: ")
 
 
 def test_a_comparison_tells_each_case_and_relies_on_none_that_failed() -> None:
@@ -95,6 +105,6 @@ def test_a_comparison_tells_each_case_and_relies_on_none_that_failed() -> None:
         "skipped   c: no GPU",
         "FAILED    d: it raises",
     ]
-    assert lines[-1].startswith("Do not rely on")
-    assert doctor.lines_of_agreement({"cases": cases[:1], "usable": True})[-1].endswith("can be relied on here.")
+    assert lines[-1].startswith("FAIL: ")
+    assert doctor.lines_of_agreement({"cases": cases[:1], "usable": True})[-1].startswith("PASS: ")
     assert len(doctor.lines_of_agreement({"cases": [], "usable": True})) == 1

@@ -42,7 +42,6 @@ def command(words: str) -> Result:
         ("tune tp_mlp --float8 layers.*", "--float8"),
         ("simulate --recording r.jsonl --quick", "--quick"),
         ("redistribute --all-pairs --mesh 2x2 --shape 8 --picture p.png", "--picture"),
-        ("gate --self-test --strict", "--strict"),
     ],
 )
 def test_an_option_without_effect_is_refused_by_name(

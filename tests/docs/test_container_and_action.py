@@ -5,6 +5,7 @@ import shlex
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 from conftest import ROOT
@@ -16,7 +17,7 @@ DOCKERFILE = (ROOT / "Dockerfile").read_text().replace("\\\n", " ")
 ACTION: dict[str, Any] = yaml.safe_load((ROOT / "action.yml").read_text())
 STEPS: list[dict[str, Any]] = ACTION["runs"]["steps"]
 # What answers for python3 in a step: it writes its words, and ends as asked.
-STAND_IN = '#!/bin/sh\nprintf \'%s\\n\' "$*" >>words\n[ "$3" = ab ] && exit 3\n[ "$4" = wrong ] && exit 2\nexit 0\n'
+STAND_IN = '#!/bin/sh\nprintf \'%s\\n\' "$*" >>words\n[ "$3" = ab ] && exit 3\n[ "$5" = wrong ] && exit 2\nexit 0\n'
 
 
 def instructions(name: str) -> list[str]:
@@ -126,13 +127,17 @@ def test_the_action_is_a_composite_one_whose_inputs_are_all_described_and_used()
         ),
         ({"MODE": "gate", "BASELINE": "a", "CANDIDATE": "b"}, 0, "gate a vs b --github --strict --write junit=j.xml"),
         (
-            {"MODE": "signature", "BASELINE": "s", "SCENARIOS": "x"},
+            {"MODE": "signature", "BASELINE": "s", "SCENARIOS": "x", "OPTIONS": ""},
             0,
-            "gate --signature s {tmp}/signatures --github --strict --write junit=j.xml",
+            "signature check s {tmp}/signatures --github --write junit=j.xml",
         ),
         ({"MODE": "fly"}, 2, ""),
         ({"MODE": "ab", "SCENARIOS": "bench.py"}, 2, ""),
-        ({"MODE": "signature", "BASELINE": "s", "SCENARIOS": "wrong"}, 2, "signature wrong --output {tmp}/signatures"),
+        (
+            {"MODE": "signature", "BASELINE": "s", "SCENARIOS": "wrong"},
+            2,
+            "signature write wrong --output-dir {tmp}/signatures",
+        ),
     ],
 )
 def test_its_judging_step_calls_the_command_and_ends_with_its_code(
@@ -153,5 +158,8 @@ def test_its_judging_step_calls_the_command_and_ends_with_its_code(
     assert said[-1].removeprefix("-m distbench ") == words.format(tmp=tmp_path)
     # Each option that it gives is one of the command's.
     if words:
-        known = {name for option in main.commands[words.split()[0]].params for name in option.opts}
+        first, second, *_ = words.split()
+        group = main.commands[first]
+        command = group.commands[second] if isinstance(group, click.Group) else group
+        known = {name for option in command.params for name in option.opts}
         assert {word for word in words.partition(" -- ")[0].split() if word.startswith("--")} <= known

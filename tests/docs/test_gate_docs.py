@@ -25,7 +25,7 @@ import pathlib, sys, time
 sys.modules.pop("distbench", None)
 sys.path[:0] = [{root!r}, {tests!r}]
 from gate_runs import CASE, case, records, steady, write
-if sys.argv[1] == "signature":
+if sys.argv[1:3] == ["signature", "write"]:
     folder = pathlib.Path(sys.argv[sys.argv.index("--output-dir") + 1])
     folder.mkdir(exist_ok=True)
     text = pathlib.Path("plan").read_text()

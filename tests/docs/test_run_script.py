@@ -199,5 +199,5 @@ def test_every_command_of_ci_starts_the_program_that_it_names(clone: Clone) -> N
         words = ("torches", "2.11.0") if "matrix" in " ".join(words) else words
         done = clone.run(*words)
         assert done.returncode == 0, (words, done.stderr)
-        last = {"check": "", "docs": "mkdocs build", "signatures": "gate --signature", "test": "-m pytest"}
+        last = {"check": "", "docs": "mkdocs build", "signatures": "signature check", "test": "-m pytest"}
         assert last.get(words[0], "tests/torches.py") in clone.calls()[-1]

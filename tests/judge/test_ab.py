@@ -167,7 +167,7 @@ def test_it_ends_early_where_few_cases_are_open_and_would_stay_so(look: Gated, e
         ((".", ".", "--", "x", "--results=here"), "--results is not allowed after --"),
         ((".", ".", "--python-b", "/nowhere", "--", "x"), "--python-b /nowhere cannot be started"),
         ((".", ".", "--python-a", "lines.json", "--", "x"), "--python-a lines.json cannot be started"),
-        ((".", ".", "--results", "lines.json", "--", "x"), "--results lines.json is no folder"),
+        ((".", ".", "--results", "lines.json", "--", "x"), "--results lines.json is not a folder"),
         ((".", ".", "--results", "lines.json/x", "--", "x"), "--results lines.json/x cannot be written"),
         ((".", ".", "--env-b", "A=\0", "--", "x"), "cannot be started: embedded null byte"),
         ((".", ".", "--allow-different", "colour", "--", "x"), "not a field that must agree"),

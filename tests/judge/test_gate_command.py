@@ -152,30 +152,6 @@ def test_what_a_user_can_mend_is_one_sentence(tmp_path: Path, options: list[str]
     assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        (["--self-test", "--write", "json=x"], "--write does not go with --self-test"),
-        (["--self-test", "--format", "json"], "--format does not go with --self-test"),
-        (["--self-test", "--github"], "--github does not go with --self-test"),
-        (["--self-test", "--strict"], "--strict does not go with --self-test"),
-        (["--self-test", "--signature"], "--self-test does not go with --signature"),
-        (["--signature", "--tolerance", "3%"], "--tolerance does not go with --signature"),
-        (["--signature", "--alpha", "0.1"], "--alpha does not go with --signature"),
-        (["--signature", "--min-launches", "5"], "--min-launches does not go with --signature"),
-        (["--signature", "--update", "--write", "json=x"], "--write does not go with --update"),
-        (["--signature", "--strict"], "--strict does not go with --signature"),
-        (["--signature", "--launches", "24"], "--launches does not go with --signature"),
-        (["--launches", "24"], "--launches is for --self-test"),
-        (["--update"], "--update is for --signature"),
-    ],
-)
-def test_an_option_that_would_be_ignored_is_refused(tmp_path: Path, options: list[str], says: str) -> None:
-    done = run(*taking_turns(tmp_path, 1e-3, 1e-3), *options)
-    assert done.exit_code == 2
-    assert says in done.stderr and len(done.stderr.strip().splitlines()) == 1 and not done.stdout
-
-
 def test_a_header_of_other_types_is_refused_by_name_and_left_out_of_a_folder(tmp_path: Path) -> None:
     odd = write(tmp_path / "odd.jsonl", records("odd", 1.0, {CASE: case([1.0])}, mesh="x"))
     steady_one = write(tmp_path / "one.jsonl", records("one", 2.0, {CASE: case([1.0])}))
@@ -199,7 +175,16 @@ def test_options_of_the_new_commands_abbreviate_none_of_torchruns(torchrun_optio
 
 
 @pytest.mark.parametrize(
-    "command", [["gate"], ["baseline"], ["baseline", "save"], ["baseline", "list"], ["baseline", "show"], ["export"]]
+    "command",
+    [
+        ["gate"],
+        ["baseline"],
+        ["baseline", "save"],
+        ["baseline", "list"],
+        ["baseline", "show"],
+        ["export"],
+        ["signature", "check"],
+    ],
 )
 def test_every_command_has_help_with_an_example(command: list[str]) -> None:
     done = CliRunner().invoke(main, [*command, "--help"])

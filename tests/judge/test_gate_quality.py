@@ -3,6 +3,7 @@
 The claim itself is made on recorded launches (benchmarks/gate_quality.py); this holds the arithmetic to it.
 """
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ FEW = 60
 @pytest.fixture(autouse=True)
 def fewer_comparisons(monkeypatch: pytest.MonkeyPatch) -> None:
     """A self-test that takes a second; what is expected of it here is all or nothing."""
-    monkeypatch.setattr("distbench.cli.gate.NUM_COMPARISONS", 40)
+    monkeypatch.setattr("distbench.cli.self_test.NUM_COMPARISONS", 40)
 
 
 @pytest.fixture(scope="module", params=["quiet", "loaded"])
@@ -105,14 +106,17 @@ def test_windows_are_consecutive_pairs_each_in_an_order_of_its_own() -> None:
 def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
     """Launches that hardly differ: no false alarm, and a plain slowdown is always found."""
     folder = write_side(tmp_path / "same", lambda index: {CASE: case(steady(1e-3, index))}, count=22)
-    done = CliRunner().invoke(cli, ["gate", "--self-test", str(folder)])
+    done = CliRunner().invoke(cli, ["self-test", str(folder)])
     assert done.exit_code == 0, done.output
     rows = [line.split("|") for line in done.output.splitlines() if line.startswith("| distbench gate")]
     assert [float(row[2]) for row in rows] == [0.0, 0.0] and [float(row[5]) for row in rows] == [100.0, 100.0]
+    few, many = json.loads(CliRunner().invoke(cli, ["self-test", str(folder), "--json"]).stdout)
+    assert (few["num_pairs"], many["num_pairs"], many["num_launches"]) == (5, 10, 22)
+    assert many["changes"]["none"]["false_jobs"] == 0 and many["changes"]["+20 %"]["found"] == 40
 
 
 def test_a_launch_of_several_scenarios_is_one_launch_and_failed_ones_are_left_out(tmp_path: Path) -> None:
-    """What `gate --self-test -- tp_mlp llama_2d` records: a run file a scenario, both of one invocation."""
+    """What `self-test -- tp_mlp llama_2d` records: a run file a scenario, both of one invocation."""
     for index in range(12):
         for place, (scenario, ids) in enumerate((("tp_mlp", (CASE,)), ("llama_2d", (CASE, OTHER)))):
             status = "failed" if (index, scenario) == (4, "llama_2d") else "complete"
@@ -125,7 +129,7 @@ def test_a_launch_of_several_scenarios_is_one_launch_and_failed_ones_are_left_ou
     series = recorded(tmp_path / "runs")
     assert series.num_launches == 11
     assert set(series.case_ids) == {f"tp_mlp: {CASE}", f"llama_2d: {CASE}", f"llama_2d: {OTHER}"}
-    done = CliRunner().invoke(cli, ["gate", "--self-test", str(tmp_path / "runs")])
+    done = CliRunner().invoke(cli, ["self-test", str(tmp_path / "runs")])
     assert done.exit_code == 0 and "5 pairs, 3 cases, 11 launches" in done.output
 
 
@@ -139,7 +143,7 @@ def test_a_self_test_that_cannot_work_is_refused(tmp_path: Path) -> None:
         (["--launches", "4", "--", "tp_mlp"], "--launches 4 are too few"),
         (["--", "tp_mlp", "--results=here"], "--results is not allowed after --"),
     ):
-        done = CliRunner().invoke(cli, ["gate", "--self-test", *arguments])
+        done = CliRunner().invoke(cli, ["self-test", *arguments])
         assert done.exit_code == 2 and done.stderr.startswith("distbench: ") and says in done.stderr
 
 

@@ -134,6 +134,9 @@ def test_a_point_is_the_10th_percentile_and_the_figure_says_so(tmp_path: Path) -
 def test_a_pattern_narrows_and_one_that_matches_nothing_says_what_there_is(runs: Path) -> None:
     code, output = run_history(OTHER.replace("[", "[[]"), "--results", runs)
     assert code == 0 and CASE not in output
+    code, output = run_history("-k", OTHER.rpartition("/")[0].rpartition("/")[0], "--results", runs)
+    assert code == 0 and CASE not in output
+    assert run_history("-k", "nothing", "--results", runs)[0] == 2 == run_history("-k", "(", "--results", runs)[0]
     code, output = run_history("nothing/*", "--results", runs)
     assert code == 2 and "no measured case or scenario matches" in output and "collective/" in output
 
@@ -143,7 +146,7 @@ def test_a_scenario_narrows_too_and_a_steady_case_is_one_line(runs: Path) -> Non
     assert code == 0 and CASE in output
     assert sum(OTHER in line and " 20 " in line for line in output.splitlines()) == 1
     code, output = run_history("colectives", "--results", runs)
-    assert code == 2 and "scenarios here are collectives;" in output
+    assert code == 2 and "there are scenarios collectives," in output
 
 
 def test_launches_of_another_machine_are_left_out_and_counted(runs: Path) -> None:

@@ -126,9 +126,9 @@ def written(children: Children) -> dict[str, Signature]:
         "last": job_of("llama_2d", quick=True),
     }
     with children.forked():
-        found = dict(zip(jobs, signatures_of(list(jobs.values())), strict=True))
-    assert not any(left_out for _, left_out in found.values())
-    return {name: one for name, (one, _) in found.items()}
+        answers = dict(zip(jobs, signatures_of(list(jobs.values())), strict=True))
+    assert not any(isinstance(answer, str) or answer[1] for answer in answers.values())
+    return {name: answer[0] for name, answer in answers.items() if not isinstance(answer, str)}
 
 
 def test_what_another_scenario_left_behind_changes_nothing(written: dict[str, Signature]) -> None:
@@ -248,7 +248,7 @@ def test_the_world_may_be_of_any_size(written: dict[str, Signature]) -> None:
 
 
 def signature_command(*arguments: object) -> Result:
-    return CliRunner().invoke(main, ["signature", *map(str, arguments)])
+    return CliRunner().invoke(main, ["signature", "write", *map(str, arguments)])
 
 
 def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sentence(
@@ -257,6 +257,15 @@ def test_several_scenarios_go_into_a_folder_and_a_plan_that_cannot_work_is_a_sen
     done = signature_command("llama_2d", "tp_mlp", "--mesh", "tp=3", "--output-dir", tmp_path / "new")
     assert done.exit_code == 2 and done.output.count("tp") > 1 and "Traceback" not in done.output
     assert len(done.output.splitlines()) <= 12 and "llama_2d" in done.output and "tp_mlp" in done.output
+    assert not list((tmp_path / "new").iterdir())
+
+
+def test_a_refused_scenario_does_not_keep_the_others_from_being_written(
+    forked_children: None, tmp_path: FilePath
+) -> None:
+    done = signature_command("fsdp_stack", "tp_mlp", "--mesh", "tp=2", "--quick", "--output-dir", tmp_path)
+    assert done.exit_code == 2 and "no signature of fsdp_stack: " in done.stderr, done.output
+    assert [path.name for path in tmp_path.iterdir()] == ["tp_mlp.signature"]
 
 
 @pytest.mark.parametrize(
@@ -277,7 +286,7 @@ def test_an_old_output_without_a_suffix_is_a_folder(
         (tmp_path / output).touch()
     if there == "folder":
         (tmp_path / output).mkdir()
-    assert _files(names, tmp_path / output, None) == [tmp_path / file for file in files]
+    assert [*_files(names, tmp_path / output, None).values()] == [tmp_path / file for file in files]
 
 
 @pytest.mark.parametrize(
@@ -285,7 +294,7 @@ def test_an_old_output_without_a_suffix_is_a_folder(
     [
         (["tp_mlp", "-o", "no/file.signature"], "no folder"),
         (["tp_mlp", "tp_attention"], "--output-dir DIR"),
-        (["tp_mlp", "tp_attention", "--output-dir", __file__], "is no folder and cannot be made"),
+        (["tp_mlp", "tp_attention", "--output-dir", __file__], "is not a folder and cannot be made"),
         ([str(DATA / "tiny.py"), str(DATA / "pairs.py"), "-o", __file__ + "/x"], "cannot be made"),
     ],
 )
@@ -333,7 +342,9 @@ def test_every_collective_of_a_shipped_scenarios_step_has_an_owner() -> None:
 
 
 def gate(*arguments: object) -> tuple[int, str]:
-    done = CliRunner().invoke(main, ["gate", "--signature", *map(str, arguments)])
+    verb = "update" if "--update" in arguments else "check"
+    words = [str(argument) for argument in arguments if argument != "--update"]
+    done = CliRunner().invoke(main, ["signature", verb, *words])
     return done.exit_code, done.output
 
 

@@ -78,14 +78,16 @@ def test_a_dry_run_lists_the_cases_and_takes_the_time_from_the_run_before(
     assert [line.strip().rpartition("/")[2] for line in told[1:6]] == [f"case={number}" for number in range(1, 6)]
     assert run_files(chosen[0]) == before and len(told) == 6
     other = children.cli("run", DATA / "tiny.py", "--dry-run", "--results", chosen[0]).stdout
-    assert "tiny on tp=2 (2 ranks, cpu): 1 case, never run like this here: 5 s timed" in other
+    assert "tiny on tp=2 (2 ranks, cpu): 1 case, no earlier run like this here: 5 s timed" in other
+    (record,) = json.loads(children.cli("run", DATA / "tiny.py", "--dry-run", "--json", "--results", chosen[0]).stdout)
+    assert record["scenario"] == "tiny" and len(record["cases"]) == 1
 
 
 def test_list_tells_one_scenario_in_full(chosen: tuple[Path, str], children: Children) -> None:
     told = children.cli("list", "cp_attention", MISDEEDS, "--results", chosen[0], "--width", "80").stdout
     assert "rotate         = allgather, alltoall, ulysses" in told and "dim       = 512" in told
-    assert "with --quick  dim=128, sequence=512" in told and "never run to its end on this machine" in told
-    assert " s for 2 cases on dp_shard=2, at most 0.5 s of it timed" in told and '"before")' in told
+    assert "with --quick  dim=128, sequence=512" in told and "no finished run of this machine" in told
+    assert " s for 2 cases on dp_shard=2, of which at most 0.5 s timed" in told and '"before")' in told
     assert find("cp_attention")[0].summary.split(",")[0] in told
     assert all(len(line) <= 80 for line in told.splitlines() if "/" not in line)
 
@@ -112,7 +114,7 @@ def test_an_interrupted_run_goes_on_with_the_cases_that_have_no_row(
     assert run.footer["num_by_status"] == {"ok": 5} and run.footer["num_not_run"] == 0
     again = ranks.run_here("run", "--resume", str(broken))
     assert again.exit_code == 2 and "no case is left to run, since each of its 5 cases has a row" in again.stderr
-    for words, says in ((["tp_mlp"], "takes no tp_mlp"), (["--mesh", "tp=2"], "takes no --mesh")):
+    for words, says in ((["tp_mlp"], "rejects tp_mlp"), (["--mesh", "tp=2"], "rejects --mesh")):
         assert says in ranks.run_here("run", *words, "--resume", str(broken)).stderr
 
 

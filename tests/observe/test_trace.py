@@ -94,7 +94,7 @@ def test_two_methods_that_saw_different_things_are_told_apart() -> None:
     assert differences(rows, [rows[1], rows[0], rows[2]])  # the order counts
 
 
-# Some variants of the scenarios that have many; distbench doctor --paths goes through all of them.
+# Some variants of the scenarios that have many; distbench doctor --traces goes through all of them.
 KNOBS = {"knob=reshard_to_2", "knob=hybrid", "knob=largest_dim", "knob=accumulate", "knob=gather_int8"}
 KNOBS |= {"knob=own_all_gather", "knob=own_reduce_scatter", "knob=all_reduce_hook"}
 STYLES = {"style=sequence", "style=vocabulary", "style=loss_parallel", "style=callable"}
@@ -196,7 +196,7 @@ def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytes
         return [[same], [{"case_id": "step/b", "num_rows": 4, "differences": ["after 1 collectives ..."]}]]
 
     monkeypatch.setattr("distbench.cli.doctor.ask_child", ask_child)
-    done = CliRunner().invoke(main, ["doctor", "--paths", "llama_2d", "tp_mlp"])
+    done = CliRunner().invoke(main, ["doctor", "--traces", "llama_2d", "tp_mlp"])
     assert asked == {"verb": "trace_differences", "scenarios": ["llama_2d", "tp_mlp"]}
     assert done.exit_code == 1
     assert done.output.splitlines()[:3] == [
@@ -205,7 +205,7 @@ def test_doctor_tells_differences_and_fails(known_host: None, monkeypatch: pytes
         "          -> after 1 collectives ...",
     ]
     refused = CliRunner().invoke(main, ["doctor", "llama_2d"])
-    assert refused.exit_code == 2 and "distbench doctor --paths llama_2d" in refused.output
+    assert refused.exit_code == 2 and "distbench doctor --traces llama_2d" in refused.output
 
 
 def test_a_traced_run_has_times_of_every_collective_and_keeps_what_was_measured(ranks: Ranks, tmp_path: Path) -> None:

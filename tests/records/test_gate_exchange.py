@@ -65,11 +65,13 @@ def test_a_stored_baseline_only_warns(tmp_path: Path) -> None:
 
 def test_baselines_are_listed_and_shown(tmp_path: Path) -> None:
     said = " ".join(run("baseline", "list", "--results", tmp_path).output.split())
-    assert said.endswith("store one with distbench baseline save")
+    assert said.endswith("Next: distbench baseline save RUN")
     write_side(tmp_path / "runs", two_cases)
     run("baseline", "save", tmp_path / "runs", "--results", tmp_path)
     listed = " ".join(run("baseline", "list", "--results", tmp_path).output.split())
     assert "collectives tp=4 10 2 aaaaaaaa" in listed
+    file = tmp_path / "baselines" / "box-1" / "collectives-tp-4-cpu.json"
+    assert json.loads(run("baseline", "show", file, "--json").stdout) == json.loads(file.read_text())
     shown = run("baseline", "show", tmp_path / "baselines" / "box-1" / "collectives-tp-4-cpu.json")
     assert shown.exit_code == 0
     assert "10 launches" in shown.output and "torch 2.13.0" in shown.output

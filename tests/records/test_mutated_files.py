@@ -82,9 +82,9 @@ def test_a_signature_baseline_that_is_no_text_is_replaced(tmp_path: Path) -> Non
     good = KINDS["signature"]()[0]
     (tmp_path / "new.signature").write_text(good)
     (tmp_path / "old.signature").write_bytes(b"\xff\xfe\x00")
-    command = ["gate", "--signature", str(tmp_path / "old.signature"), str(tmp_path / "new.signature")]
-    assert invoke(command).exit_code == 2
-    assert invoke([*command, "--update"]).exit_code == 0
+    sides = [str(tmp_path / "old.signature"), str(tmp_path / "new.signature")]
+    assert invoke(["signature", "check", *sides]).exit_code == 2
+    assert invoke(["signature", "update", *sides]).exit_code == 0
     assert (tmp_path / "old.signature").read_text() == good
 
 
@@ -101,5 +101,5 @@ def test_a_signature_names_the_line_that_is_wrong(tmp_path: Path, old: str, new:
     text = KINDS["signature"]()[0]
     path = tmp_path / "x.signature"
     path.write_text(text.replace(old, new, 1) if old in text else text + text.split("\n", 4)[4])
-    done = invoke(["gate", "--signature", str(path), str(path)])
+    done = invoke(["signature", "check", str(path), str(path)])
     assert done.exit_code == 2 and said in done.output and str(path) in done.output

@@ -34,7 +34,7 @@ def sweep(*arguments: str) -> Result:
             ("llama_2d", "--memory", "2000TB", "--hardware", "h100"),
             "--memory 2000TB is too large; give at most 1e+06GB",
         ),
-        (("llama_2d", "--budget", "0"), "0 is too short; give at least 0.001 s"),
+        (("llama_2d", "--max-time", "0"), "0 is too short; give at least 0.001 s"),
         (("llama_2d", "--price", "-1"), "--price"),
         (("llama_2d", "--world", "0"), "--world 0 is not a number of ranks"),
         (("llama_2d", "--memory", "80GB"), "--memory needs --hardware"),
@@ -45,7 +45,7 @@ def sweep(*arguments: str) -> Result:
         (("llama_2d", "--hardware", "h1000"), "--hardware 'h1000' is unknown"),
         (("llama_2d", "--hardware", ""), "--hardware '' is unknown"),
         (("llama_2d", "--mesh", "", "--around-my-plan"), "mesh part '' is not NAME=SIZE"),
-        (("llama_2d", "--memory", "", "--hardware", "h100"), "--memory  cannot be used"),
+        (("llama_2d", "--memory", "", "--hardware", "h100"), "--memory  is not valid"),
         (("lama_2d",), "no scenario 'lama_2d'"),
     ],
 )
@@ -69,20 +69,19 @@ def predicted(children: Children, tmp_path_factory: pytest.TempPathFactory) -> M
         "3",
         "--results",
         str(out),
-        "--quiet",
     )
     with children.forked():
         first = sweep(*asked, "--price", "2.5")
         kept = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
-        resumed = sweep(*asked, "--resume", "--format", "json", "--page", str(out / "page.html"))
-        small = sweep(*asked, "--resume", "--memory", "1MB")
+        resumed = sweep(*asked, "--reuse", "--quiet", "--format", "json", "--page", str(out / "page.html"))
+        small = sweep(*asked, "--reuse", "--memory", "1MB")
         with SweepChild(own_scenario(out.parent), "own") as child:
             (facts,) = child.answers(Question("facts", [{}], {"dp_shard": 2}))
             again = list(child.again)
             ((_, ended),) = child.ask([Question("facts", [{"often": True}], {"dp_shard": 2})])
         staged = sweep(
             *("pipeline", "--quick", "--set", "schedule=gpipe", "--set", "microbatches=4", "--set", "num_layers=2"),
-            *("--world", "2", "--hardware", "h100", "--plans", "1", "--results", str(out.parent / "staged"), "--quiet"),
+            *("--world", "2", "--hardware", "h100", "--plans", "1", "--results", str(out.parent / "staged")),
         )
     after = {file.name: file.stat().st_mtime_ns for file in (out / "recordings").iterdir()}
     runs = {"first": first, "again": resumed, "small": small, "staged": staged, "facts": facts}
@@ -163,14 +162,14 @@ def test_a_folder_of_another_sweep_is_refused(tmp_path: Path) -> None:
         (("fsdp_stack", "--world", "2"), "contains a sweep of tp_mlp"),
         (("tp_mlp", "--world", "4"), "contains a sweep of tp_mlp"),
     ):
-        for resume in ((), ("--resume",)):
+        for resume in ((), ("--reuse",)):
             done = sweep(*arguments, *resume, "--quick", "--hardware", "h100", "--results", str(tmp_path))
             assert done.exit_code == 2 and says in done.output, done.output
     assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == before
 
 
 def test_resume_of_no_sweep_is_refused(tmp_path: Path) -> None:
-    done = sweep("tp_mlp", "--resume", "--results", str(tmp_path / "missing"))
+    done = sweep("tp_mlp", "--reuse", "--results", str(tmp_path / "missing"))
     assert done.exit_code == 2 and "contains no sweep" in done.output and not (tmp_path / "missing").exists()
 
 

@@ -182,9 +182,9 @@ def test_memory_that_no_plan_fits_names_the_nearest() -> None:
     small = with_memory(host, 8e9)
     assert "give --memory 21GB or more" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20.04e9), small))
     assert "llama3_70b on 1 device fits" in str(no_plan_fits("llama3_70b", 1, prediction(1.0, 20e9), small))
-    stopped = "it was interrupted; continue with --resume"
+    stopped = "it was interrupted; continue with --reuse"
     small = str(no_plan_fits("tp_mlp", 2, prediction(1.0, 7e6), with_memory(host, 1e6), stopped))
-    assert "fits into 1.00 MB (it was interrupted; continue with --resume); the nearest" in small
+    assert "fits into 1.00 MB (it was interrupted; continue with --reuse); the nearest" in small
     assert "give --memory 8MB or more" in small
 
 

@@ -87,9 +87,7 @@ def test_the_summary_of_golden_runs_fits_every_screen(width: int) -> None:
     assert "NOT OK: collective/f32[256]/all_gather/tp is wrong: rank 1: element 3 is 0, it must be 6" in flat
     assert "all_reduce 1.26" in flat and "NOT COMPLETE: interrupted" in flat and "use direct" in flat
     last = "\n".join(text.splitlines()[-10:])
-    assert (
-        "  distbench report --page FILE  HTML report to share" in last and "\nFAIL: 82 cases in 4 scenarios: " in last
-    )
+    assert "\nNext: distbench run --resume" in last and "\nFAIL: 82 cases in 4 scenarios: " in last
     assert " ".join(text.split()).endswith(
         "compared with the baseline: 0 slower, 0 faster, 7 undecided (too few passes)"
     )

@@ -222,21 +222,21 @@ def test_the_exact_gate_reads_it(path: Path, tmp_path: Path) -> None:
     signature = tmp_path / "mine.signature"
     signature.write_text(of_run_file(path).to_text())
     assert "1 x forward fsdp all_gather over dp_shard (2), bf16, 6000000000 B: layers.*" in signature.read_text()
-    assert "PASS: 1 signature unchanged" in said("gate", "--signature", signature, path)
-    assert "PASS: 1 signature unchanged" in said("gate", "--signature", measured(tmp_path, path), path)
+    assert "PASS: 1 signature unchanged" in said("signature", "check", signature, path)
+    assert "PASS: 1 signature unchanged" in said("signature", "check", measured(tmp_path, path), path)
     other = simulated()
     events = [
         event._replace(payload_bytes=512) if hasattr(event, "ranks") else event for event in other.recording.events
     ]
     changed = written(tmp_path / "b", replace(other, recording=replace(other.recording, events=events)))
-    done = ask("gate", "--signature", signature, changed)
+    done = ask("signature", "check", signature, changed)
     assert done.exit_code == 1 and "1 all_gather over dp_shard (fsdp) of 5.59 GiB bf16 became 512 B bf16" in done.output
 
 
 def test_the_exact_gate_needs_a_trace(path: Path, tmp_path: Path) -> None:
     lines = [line for line in path.read_text().splitlines() if '"type":"trace"' not in line]
     (tmp_path / "bare.jsonl").write_text("\n".join(lines) + "\n")
-    done = ask("gate", "--signature", path, tmp_path / "bare.jsonl")
+    done = ask("signature", "check", path, tmp_path / "bare.jsonl")
     assert done.exit_code == 2 and "has no trace of a step" in done.output
 
 
@@ -248,4 +248,4 @@ def test_a_step_of_days_is_not_written(tmp_path: Path) -> None:
 def test_a_results_folder_that_cannot_be_made_is_one_sentence(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = ask("simulate", "tp_mlp", "--results", tmp_path / "file")
-    assert done.exit_code == 2 and "is no folder and cannot be made" in done.output and done.output.count("\n") == 1
+    assert done.exit_code == 2 and "is not a folder and cannot be made" in done.output and done.output.count("\n") == 1
