@@ -70,7 +70,8 @@ def test_a_hang_an_orphan_and_a_lost_case_are_seen(children: Children, tmp_path:
 def test_every_line_of_the_page_of_faults_is_held_by_a_test() -> None:
     page = (ROOT / "docs" / "faults.md").read_text()
     rows = [row for row in page.splitlines() if row.startswith("| ") and "`test_" in row]
-    assert len(rows) > 30 and all(re.search(r"`test_\w+` \|$", row) for row in rows)
+    assert rows and all(re.search(r"`test_\w+` \|$", row) for row in rows)
     named = {name for row in rows for name in re.findall(r"`(test_\w+)`", row)}
+    assert len(named) > 35
     code = "".join(file.read_text() for file in TESTS.rglob("test_*.py"))
     assert sorted(named - set(re.findall(r"^def (test_\w+)", code, re.MULTILINE))) == []

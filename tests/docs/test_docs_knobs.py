@@ -1,9 +1,10 @@
-"""The tables of docs/parallelism-options.md: fields of plans with a scenario for each, and torch's own options."""
+"""docs/parallelism-options.md: fields of plans with a scenario for each; docs/torch_options.toml: torch's own."""
 
 import dataclasses
 import inspect
 import pkgutil
 import re
+import tomllib
 from collections.abc import Callable
 from typing import Any
 
@@ -43,15 +44,17 @@ OTHER_VALUES = {
 }
 
 
-def tables() -> list[list[list[str]]]:
-    """Return the cells of each table's rows, without its header."""
-    text = (ROOT / "docs" / "parallelism-options.md").read_text()
-    lines = [re.findall(r"^\| .*", table, re.M)[1:] for table in re.findall(r"(?:^\|.*\n)+", text, re.M)]
-    return [[[cell.strip() for cell in line.strip("|").split(" | ")] for line in table] for table in lines]
+TEXT = (ROOT / "docs" / "parallelism-options.md").read_text()
 
 
-SHOWN, SET, LEFT_OUT = tables()
-ROWS = [(row[0], row[1], row[2].strip("`"), row[3] if len(row) > 3 else "") for row in SHOWN]
+def shown() -> list[tuple[str, str, str, str]]:
+    """Return (option, fields, scenario, its values and mesh) of each row of the table of options."""
+    rows = [[cell.strip() for cell in row.strip("|").split(" | ")] for row in re.findall(r"^\| .*", TEXT, re.M)[1:]]
+    return [(option, fields, *re.match(r"`(\w+)` ?(.*)", by).groups()) for option, fields, by in rows]  # type: ignore[union-attr,misc]
+
+
+ROWS = shown()
+TORCH = tomllib.loads((ROOT / "docs" / "torch_options.toml").read_text())
 FIELDS = {f"{plan.__name__}.{field.name}" for plan in PLANS for field in dataclasses.fields(plan)}
 
 
@@ -131,31 +134,31 @@ def options_of_torch() -> set[Option]:
 
 
 def documented_options() -> dict[Option, tuple[int, int]]:
-    """Return the first torch version of each option in the two tables; an option is in one of them, once."""
+    """Return the first torch version of each option in the two lists; an option is in one of them, once."""
     since: dict[Option, tuple[int, int]] = {}
-    for owner, options, version, *_ in SET + LEFT_OUT:
-        for option in re.findall(r"`([^`]+)`", options):
-            assert (owner.strip("`"), option) not in since
-            since[owner.strip("`"), option] = release(version)
+    for row in TORCH["set"] + TORCH["left_out"]:
+        assert row["options"] and (row.get("field") or row.get("instead"))
+        for option in row["options"]:
+            assert (row["torch"], option) not in since
+            since[row["torch"], option] = release(row["since"]) if "since" in row else OLDEST
     return since
 
 
 def differences(version: tuple[int, int]) -> set[Option]:
-    """Return what the installed torch has and the tables lack, or the tables state of that version and torch lacks."""
+    """Return what the installed torch has and the lists lack, or the lists state of that version and torch lacks."""
     since = documented_options()
     return options_of_torch() ^ {option for option, first in since.items() if first <= version}
 
 
-def test_torch_has_just_the_options_that_the_tables_state_for_its_version() -> None:
-    assert min(documented_options().values()) == OLDEST
+def test_torch_has_just_the_options_that_the_lists_state_for_its_version() -> None:
     assert not differences(release(torch.__version__))
 
 
 def test_fields_that_set_torchs_options_exist() -> None:
     known = FIELDS | {f"Scenario.{field.name}" for field in dataclasses.fields(Scenario)}
-    for _, options, _, fields in SET:
-        named = re.findall(r"`([^`]+)`", fields)
-        assert named and set(named) <= known, options
+    for row in TORCH["set"]:
+        named = re.findall(r"`([^`]+)`", row["field"])
+        assert named and set(named) <= known, row["options"]
 
 
 def with_parameter(function: Callable[..., Any]) -> Callable[..., Any]:

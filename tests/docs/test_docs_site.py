@@ -11,6 +11,7 @@ from conftest import ROOT
 from processes import Children
 
 from distbench.cli.main import SHORT, main
+from distbench.spec import list_entries
 
 MAX_WORDS = 1200
 
@@ -56,6 +57,13 @@ def test_the_reference_of_commands_is_their_help_line_by_line(site: Path) -> Non
     commands = [*main.commands.values(), *main.commands["baseline"].commands.values()]  # type: ignore[attr-defined]
     examples = [line.strip() for one in commands for line in str(one.help).splitlines() if "  distbench " in line]
     assert len(examples) > 50 and not [line for line in examples if len(line) < 76 and line not in lines]
+
+
+def test_every_scenario_is_on_its_page(site: Path) -> None:
+    told = html.unescape(text_of(site / "scenarios" / "index.html"))
+    assert [
+        entry.name for entry in list_entries() if " ".join(f"{entry.name} {entry.summary}".split()) not in told
+    ] == []
 
 
 def test_the_python_reference_has_what_scenarios_and_training_code_import(site: Path) -> None:

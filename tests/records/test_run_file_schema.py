@@ -113,8 +113,13 @@ def test_what_is_needed_is_needed(line: dict[str, Any]) -> None:
 
 
 def columns_of(section: str) -> list[str]:
-    rows = PAGE.split(f"## {section}\n")[1].split("\n## ")[0].splitlines()
-    return [name for row in rows if row.startswith("| `") for name in re.findall(r"`(\w+)`", row.split("|")[1])]
+    """Return the names before the text of each row of a section's table, or of each item of its list."""
+    rows = PAGE.split(f"## {section}\n")[1].split("\n## ")[0]
+    return [
+        name
+        for names in re.findall(r"^(?:\| |- )((?:`\w+` ?)+)(?:\||:)", rows, re.M)
+        for name in re.findall(r"\w+", names)
+    ]
 
 
 def test_the_page_has_every_column_and_no_other() -> None:
