@@ -3,6 +3,8 @@
 torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
 """
 
+import functools
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -158,7 +160,15 @@ class Scenario(Declared):
             their number, which is what FSDP and DDP divide by unless told otherwise.
         after_materialize: `(model, mesh) -> None`, called once the parameters have memory and their initial values: for
             gradient hooks, or for values of your own.
-        optimizer: parameters to optimizer; None leaves the optimizer phase out.
+        optimizer: `parameters -> optimizer`; without it and `make_optimizers` there is no optimizer phase.
+        make_optimizers: `model -> optimizer`, or a dict of name to optimizer and what belongs to them (schedulers, a
+            scaler, an average of the parameters), in the place of `optimizer`. The model is the parallel one; its
+            parameters have the names of `build_model`. Without `step`, each `step()` in it runs after backward, in the
+            order of the dict.
+        step: `(model, batch, optimizers) -> loss`, or a dict of name to loss: the whole training step on a rank's part
+            of the batch, with backward and optimizers, in the place of `loss` and `call`. `optimizers` is what
+            `make_optimizers` or `optimizer` returned. Gradients are left as the step leaves them.
+        period: calls of `step` after which it repeats, where it alternates; a sample is that many calls.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.
         operators: operators on DTensors, and what redistribution each one pays.
@@ -181,6 +191,8 @@ class Scenario(Declared):
         **dict.fromkeys(("call", "make_cache"), ("model", "batch")),
         **dict.fromkeys(("parallelize", "after_materialize"), ("model", "mesh")),
         "optimizer": ("parameters",),
+        "make_optimizers": ("model",),
+        "step": ("model", "batch", "optimizers"),
         "num_tokens": ("batch",),
     }
 
@@ -196,6 +208,9 @@ class Scenario(Declared):
     batch_dims: int | Mapping[str, int | None] | None = None
     sequence_dims: int | Mapping[str, int | None] | None = None
     optimizer: Callable[[Any], Any] | None = None
+    make_optimizers: Callable[[Any], Any] | None = None
+    step: Callable[[Any, Any, Any], Any] | None = None
+    period: int = 1
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     collectives: tuple[Collectives, ...] = ()
     redistributions: tuple[Redistributions, ...] = ()
@@ -227,6 +242,28 @@ class Scenario(Declared):
             raise TypeError(f"Scenario.tolerance is {self.tolerance}; give a relative error, 0 or more")
         if self.call is not None and self.loss is not None:
             raise TypeError("Scenario has both call and loss; call makes the loss too, so drop one of them")
+        if self.optimizer is not None and self.make_optimizers is not None:
+            raise TypeError("Scenario has both optimizer and make_optimizers; drop one of them")
+        self._check_step()
+
+    def _check_step(self) -> None:
+        """Raise TypeError if another part of the scenario does what `step` does."""
+        if self.period < 1 or (self.step is None and self.period > 1):
+            raise TypeError(
+                f"Scenario.period is {self.period}; give the calls of step after which it repeats, 1 or more"
+            )
+        if self.step is None:
+            return
+        parts = {
+            **{name: getattr(self, name) is not None for name in ("loss", "call")},
+            "inference": self.inference,
+            "plan.microbatches": self.plan.microbatches > 1,
+            "plan.pipeline": self.plan.pipeline is not None,
+        }
+        if given := [name for name, is_given in parts.items() if is_given]:
+            raise TypeError(
+                f"Scenario has both step and {given[0]}; step runs the whole training step, so drop one of them"
+            )
 
     def _check_inference(self) -> None:
         """Raise UserError where a forward-only scenario has a part that needs gradients, or another one a cache."""
@@ -235,7 +272,11 @@ class Scenario(Declared):
                 problem = "make_cache is for a forward-only scenario"
                 raise UserError(f"{problem}; say Scenario(inference=True) or leave it out")
             return
-        names = [name for name in ("loss", "optimizer", "gradient_divide_factor") if getattr(self, name) is not None]
+        names = [
+            name
+            for name in ("loss", "optimizer", "make_optimizers", "gradient_divide_factor")
+            if getattr(self, name) is not None
+        ]
         parts = ["a loss" if name == "loss" else name for name in names]
         parts += [f"plan.{name}" for name in self.plan.changed_fields() if name in _TRAINING_PLAN]
         if (fsdp := self.plan.fsdp) is not None:
@@ -259,6 +300,36 @@ class Scenario(Declared):
     def step_plan(self) -> ParallelPlan:
         """The plan of a step, with `parallelize` as its `tp`."""
         return self.plan if self.parallelize is None else replace(self.plan, tp=self.parallelize)
+
+
+def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return a `call` for a method such as Lightning's `training_step`: `Scenario(call=wrap(Model.training_step))`.
+
+    It runs inside the model's own `forward`, where FSDP and DDP gather parameters and prepare reductions, also where it
+    calls parts of the model only. Further arguments, such as Lightning's `batch_idx`, are 0. Of a dict that it returns,
+    the loss is `"loss"`.
+    """
+    parameters = inspect.signature(train_step).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [one for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+    further = (0,) * (len(required) - 2)
+
+    @functools.wraps(train_step)
+    def call(model: Any, batch: Any) -> Any:
+        plain = model.forward
+
+        def forward(*args: Any) -> Any:
+            model.forward = plain
+            return train_step(model, *args)
+
+        model.forward = forward
+        try:
+            returned = model(batch, *further)
+        finally:
+            model.forward = plain
+        return returned["loss"] if isinstance(returned, Mapping) else returned
+
+    return call
 
 
 def placement_pairs(

@@ -146,6 +146,22 @@ def autograd_position() -> int | None:
     return None if node is None else int(node._sequence_nr())
 
 
+@contextlib.contextmanager
+def around_backward(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    """Call `begin` and `end` around each run of autograd's engine, by `backward` or `torch.autograd.grad`."""
+    require("runs of autograd")
+    plain: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        gradients = plain(*args, **kwargs)
+        end()
+        return gradients
+
+    with replaced(torch.autograd, "_engine_run_backward", run):
+        yield
+
+
 def finished_parameter() -> torch.Tensor | None:
     """Return the parameter whose gradient autograd has finished and whose hooks run now; None elsewhere."""
     node: Any = torch._C._current_autograd_node()

@@ -151,6 +151,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch": ("_C._current_autograd_node",),
         "torch.autograd": ("_get_sequence_nr",),
     },
+    "runs of autograd": {"torch.autograd": ("_engine_run_backward",)},
     "tensors without values": {FAKE: ("FakeTensorMode",)},
     "simulated device": {
         "torch.utils.backend_registration": ("_setup_privateuseone_for_python_backend(rename, backend_module)",),

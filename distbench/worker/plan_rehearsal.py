@@ -122,7 +122,8 @@ def _tried_with_values(
         return (str(error),), None
     problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
     plan = scenario.step_plan
-    is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
+    is_other = plan.ep or plan.cp or plan.pipeline or callable(plan.tp) or scenario.step
+    is_compared = plan.fsdp is not None and not is_other
     lacking = [parameter for parameter in step.model.parameters() if parameter.requires_grad and parameter.grad is None]
     if lacking and is_compared and not (problems or why_not or scenario.inference):
         problems = _of_some_parts_only(scenario, step, context)
@@ -167,8 +168,7 @@ def _tried(
         # Most optimizers read the value of a counter; that is no reason to repeat everything with values.
         with contextlib.suppress(NeedsValues), on():
             tracker.phase = "the optimizer"
-            if step.optimizer is not None:
-                step.optimizer.step()
+            step.optimize()
     except Skipped:
         raise
     except NeedsValues as reason:
