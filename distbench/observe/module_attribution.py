@@ -338,7 +338,8 @@ def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, meshes: Sequence[DeviceMesh]
 ) -> Iterator[CollectiveTracker]:
     """Track one call, whose groups are those of the meshes."""
-    with labelled_communication() as labels, running_modules(model) as modules:
+    names = {module: name for name, module in model.named_modules()} if model is not None else {}
+    with labelled_communication(names) as labels, running_modules(model) as modules:
         yield CollectiveTracker(phases, labels, modules, plan, meshes)
 
 

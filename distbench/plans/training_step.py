@@ -456,9 +456,14 @@ class UserStep(TrainingStep):
     def optimize(self) -> None:
         """Do nothing: the step has."""
 
+    def restart(self) -> None:
+        """Restore the initial parameters, and make new optimizers: a step may depend on their state."""
+        super().restart()
+        self._make_optimizers()
+
     def start_anew(self) -> None:
-        """Restart with new optimizers; run periods until a scaler that skips first steps has settled."""
-        super().start_anew()
+        """Restart; run periods until a scaler that skips first steps has settled."""
+        self.restart()
         for _ in range(MOST_CALLS):
             if not self._calls or self._period(lambda: None, is_strict=False):
                 break

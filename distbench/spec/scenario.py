@@ -329,6 +329,7 @@ def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
             model.forward = plain
         return returned["loss"] if isinstance(returned, Mapping) else returned
 
+    call.__signature__ = inspect.signature(lambda model, batch: None)  # type: ignore[attr-defined]  # not the method's
     return call
 
 

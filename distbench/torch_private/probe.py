@@ -152,7 +152,10 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.autograd": ("_get_sequence_nr",),
     },
     "runs of autograd": {"torch.autograd": ("_engine_run_backward",)},
-    "tensors without values": {FAKE: ("FakeTensorMode",)},
+    "tensors without values": {
+        FAKE: ("FakeTensorMode",),
+        "torch.amp.grad_scaler": ("GradScaler._maybe_opt_step(self, optimizer, optimizer_state)",),
+    },
     "simulated device": {
         "torch.utils.backend_registration": ("_setup_privateuseone_for_python_backend(rename, backend_module)",),
         "torch": (

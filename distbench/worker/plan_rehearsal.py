@@ -348,6 +348,7 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
         return {"problems": list(rehearsal.problems), "step_fails": True}
     sizes = {"num_parameters": num_parameters, "parameter_bytes": rehearsal.parameter_bytes}
     step = "forward runs" if scenario.inference else "forward, loss and backward run"
+    step = step if scenario.step is None else "its own step runs"
     advice = _advice(scenario, built.model)
     return {"problems": [], "step": step, "not_tried": rehearsal.why_not, "advice": advice, **sizes}
 
