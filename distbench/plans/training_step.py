@@ -173,7 +173,7 @@ class TrainingStep:
     def phases(self) -> tuple[str, ...]:
         """Names of the phases whose ends a step stamps, in order."""
         turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
-        return (*turns, *(("optimizer",) if self.optimizer else ()), *self._state_phases)
+        return (*turns, *(("optimizer",) if self.optimizer is not None else ()), *self._state_phases)
 
     @property
     def _state_phases(self) -> tuple[str, ...]:

@@ -35,11 +35,16 @@ def made_optimizers(scenario: Scenario, model: nn.Module) -> Any:
             raise
 
 
-def optimizers_of(made: Any) -> dict[str, Any]:
-    """Return optimizers and other state by name, from what `made_optimizers` returns; {} for None."""
-    if made is None:
-        return {}
-    return dict(made) if isinstance(made, Mapping) else {"optimizer": made}
+def optimizers_of(made: Any, name: str = "") -> dict[str, Any]:
+    """Return optimizers and other state from what `made_optimizers` returns, by keys and positions joined by dots.
+
+    A single optimizer is "optimizer"; {} for None.
+    """
+    if not isinstance(made, Mapping | list | tuple):
+        return {} if made is None else {name or "optimizer": made}
+    items = made.items() if isinstance(made, Mapping) else enumerate(made)
+    parts = [optimizers_of(value, f"{name}.{key}" if name else str(key)) for key, value in items]
+    return {path: value for part in parts for path, value in part.items()}
 
 
 def steppable(made: Any) -> list[Any]:
@@ -62,7 +67,7 @@ def require_optimizers(scenario: Scenario, made: Any, model: nn.Module) -> None:
     if not steppable(made):
         advice = "return an optimizer of the parameters that it is given"
         if scenario.make_optimizers is not None:
-            advice = "return an optimizer, or a dict of name to optimizer, scheduler, scaler or average"
+            advice = "return an optimizer, or a dict or list of optimizers, schedulers, scalers and averages"
         raise UserError(f"{problem}, which has no step(); {advice}")
     if scenario.plan.state_dict and not torch_optimizers(made):
         raise UserError(

@@ -161,13 +161,12 @@ class Scenario(Declared):
         after_materialize: `(model, mesh) -> None`, called once the parameters have memory and their initial values: for
             gradient hooks, or for values of your own.
         optimizer: `parameters -> optimizer`; without it and `make_optimizers` there is no optimizer phase.
-        make_optimizers: `model -> optimizer`, or a dict of name to optimizer and what belongs to them (schedulers, a
-            scaler, an average of the parameters), in the place of `optimizer`. The model is the parallel one; its
-            parameters have the names of `build_model`. Without `step`, each `step()` in it runs after backward, in the
-            order of the dict.
+        make_optimizers: `model -> optimizer`, or a dict or list of optimizers, schedulers, scalers and averages of
+            parameters, in the place of `optimizer`. The model is the parallel one, with the parameter names of
+            `build_model`. Without `step`, `step()` of each runs after backward, in this order.
         step: `(model, batch, optimizers) -> loss`, or a dict of name to loss: the whole training step on a rank's part
             of the batch, with backward and optimizers, in the place of `loss` and `call`. `optimizers` is what
-            `make_optimizers` or `optimizer` returned. Gradients are left as the step leaves them.
+            `make_optimizers` or `optimizer` returned. distbench does not clear gradients between two calls.
         period: calls of `step` after which it repeats, where it alternates; a sample is that many calls.
         laboratories: suites of redistributions whose values are checked and whose planners are compared.
         calibrations: sweeps that a cost profile is fitted to.

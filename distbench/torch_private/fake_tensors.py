@@ -40,7 +40,8 @@ class ShapesOnly:
     def on(self) -> Iterator[None]:
         """Run the block with shapes only; tensors from outside lose their values inside.
 
-        A scaler finds no overflow. Raises `NeedsValues` if code needs a value, or an operator accepts only real tensors.
+        A gradient scaler finds no overflow. Raises `NeedsValues` if code needs a value, or an operator takes only real
+        tensors.
         """
         from torch.amp.grad_scaler import GradScaler
 
