@@ -109,7 +109,7 @@ Stamp = Callable[[], None]
 
 
 def state_of(made: Any) -> list[Any]:
-    """Return the state of optimizers and of what was made with them, as nested containers; [] for None.
+    """Return the state of optimizers, averages and scalers, as nested containers; [] for None.
 
     It is each one's `state`, else its attributes: tensors of an average or a scaler, too.
     """
@@ -418,7 +418,7 @@ def _any_steps(calls: Sequence[Sequence[ObservedCall]]) -> bool:
 
 
 class UserStep(TrainingStep):
-    """The scenario's own step: `period` calls of its function, with phases by what runs in them."""
+    """The scenario's own step: `period` calls of its function, with the phases that run in them."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -449,6 +449,7 @@ class UserStep(TrainingStep):
         """
         with kept_gradients() as kept:
             losses = [loss_of_step(self._call(lambda _: None)) for _ in range(self._scenario.period)]
+        self._require_backward()
         for parameter, gradient in kept.items():
             parameter.grad = gradient
         return torch.stack(losses).mean()
@@ -467,6 +468,12 @@ class UserStep(TrainingStep):
         for _ in range(MOST_CALLS):
             if not self._calls or self._period(lambda: None, is_strict=False):
                 break
+
+    def _require_backward(self) -> None:
+        if not self._watch.has_backward:
+            raise UserError(
+                f"step ({self._place}) runs no backward; call loss.backward() in it, or use Scenario(inference=True)"
+            )
 
     def _call(self, end: Callable[[str], None]) -> Any:
         with self._sharded_sequence(self.microbatches[0]) as batch, self._watch.of_call(end):
@@ -487,9 +494,9 @@ class UserStep(TrainingStep):
             is_same = is_same and ended == [phase.name for phase in phases]
             if is_strict and not is_same:
                 raise UserError(
-                    f"step ({self._place}) runs {_in_words(ended)}, and in the calls before "
-                    f"{_in_words([phase.name for phase in phases])}; if its calls alternate, declare "
-                    "Scenario(period=the number of calls after which they repeat)"
+                    f"step ({self._place}) runs {_in_words(ended)} in this call, and ran "
+                    f"{_in_words([phase.name for phase in phases])} in earlier ones; declare Scenario(period=...), the "
+                    "number of calls after which it repeats"
                 )
         return is_same
 
@@ -508,10 +515,7 @@ class UserStep(TrainingStep):
                 period = None  # gradients are accumulated over more calls than these
         if period is None:  # other operators in each call, such as those of experts by their tokens
             period = period_of([tuple(call[0].names) for call in calls])
-        if not self._watch.has_backward:
-            raise UserError(
-                f"step ({self._place}) runs no backward; call loss.backward() in it, or use Scenario(inference=True)"
-            )
+        self._require_backward()
         if period is None:
             raise UserError(
                 f"step ({self._place}) does not repeat within {MOST_CALLS} calls; run the same phases in each"

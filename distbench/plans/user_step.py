@@ -1,4 +1,4 @@
-"""The user's own training step: its optimizers by name, its loss, its phases by what runs, and its period."""
+"""The user's own training step: its optimizers by name, its loss, its phases as they run, and its period."""
 
 import contextlib
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from distbench.plans.model import kind_of
-from distbench.ranks.failure import blamed, called_at, place_of
+from distbench.ranks.failure import blamed, called_at, one_line, place_of, raised_at
 from distbench.spec import Scenario, UserError
 from distbench.spec.printable_text import listed
 from distbench.torch_private import around_backward, each_operator
@@ -29,10 +29,13 @@ def made_optimizers(scenario: Scenario, model: nn.Module) -> Any:
     with blamed("make_optimizers", scenario.make_optimizers):
         try:
             return scenario.make_optimizers(model)
-        except (AttributeError, KeyError, ValueError) as error:
+        except (AttributeError, KeyError, ValueError) as error:  # such as for a parameter that the model does not have
             names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
-            error.args = (f"{error}; the model trains {listed(names, 6)}",)
-            raise
+            where = raised_at(error) or place_of(scenario.make_optimizers)
+            raise UserError(
+                f"make_optimizers raises {one_line(error)} ({where}); take parameters that the model trains: "
+                f"{listed(names, 6)}"
+            ) from error
 
 
 def optimizers_of(made: Any, name: str = "") -> dict[str, Any]:
@@ -79,8 +82,8 @@ def require_optimizers(scenario: Scenario, made: Any, model: nn.Module) -> None:
         held = {id(parameter) for parameter in _parameters_of(optimizer)}
         if held and not held & own:
             raise UserError(
-                f"{field} ({place_of(make)}) returns {name!r} with no parameter of the model that it is given; take "
-                "the parameters of that model"
+                f"{field} ({place_of(make)}) returns {name!r}, which has no parameter of the parallel model; take "
+                "the parameters of the model that it is given"
             )
 
 
@@ -90,7 +93,7 @@ def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
 
 
 def call_step(scenario: Scenario, model: nn.Module, batch: Any, made: Any) -> Any:
-    """Call the scenario's step once; return what it returns, a loss or a dict of losses.
+    """Call the scenario's step once; return its loss or dict of losses.
 
     Raises:
         UserError: the step returns something else.
@@ -214,20 +217,21 @@ class ObservedCall(NamedTuple):
 
 def observed_call(call: Callable[[Callable[[str], None]], object]) -> ObservedCall:
     """Run `call(end)` with its operators followed; it calls `end` as `StepWatch` does."""
-    operators: list[Any] = []
+    operators: list[str] = []
+    stepped_ids: list[int] = []
     counts: list[int] = []
     names: list[str] = []
 
     def handle(func: Any, args: Any, kwargs: Any) -> Any:
-        if not func.is_view:
-            operators.append(func)
+        if not func.is_view and func.namespace != "profiler":  # each optimizer begins with a mark for the profiler
+            operators.append(str(func))
         return func(*args, **kwargs)
 
     def end(name: str) -> None:
         names.append(name)
         counts.append(len(operators))
 
-    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: operators.append(id(optimizer)))
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped_ids.append(id(optimizer)))
     try:
         with each_operator(handle):
             call(end)
@@ -235,7 +239,7 @@ def observed_call(call: Callable[[Callable[[str], None]], object]) -> ObservedCa
         hook.remove()
     before = [0, *counts]
     phases = [Phase(name, counts[place] > before[place]) for place, name in enumerate(names)]
-    return ObservedCall(tuple(phases), hash(tuple(map(str, operators))))
+    return ObservedCall(tuple(phases), hash((*operators, *stepped_ids)))
 
 
 def period_of(calls: Sequence[Hashable]) -> int | None:

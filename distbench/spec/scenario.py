@@ -1,4 +1,4 @@
-"""What a scenario declares: a model, its plan, and what is timed on its own.
+"""Declarations of a scenario: a model, its plan, its training step, and further cases.
 
 torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
 """
@@ -45,7 +45,7 @@ class Redistributions(Declared):
     """DTensor redistributions of one global shape over the whole mesh, by each planner.
 
     Args:
-        pairs: (source, target), each one placement a mesh dim: `("S(0)", "R")`.
+        pairs: (source, target), each one placement per mesh dim: `("S(0)", "R")`.
         dtype: a name out of DTYPES.
         planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
             for the pairs that it can move.
@@ -99,11 +99,12 @@ class DTensorOperator(Declared):
     """An operator on DTensors, forward and backward, under placements of its inputs, by each planner.
 
     Args:
-        name: what it is called in case ids and tables.
-        call: `(*inputs) -> tensor`, the inputs being DTensors; what is timed. A plain tensor that it returns must be
+        name: its name in case ids and tables.
+        call: `(*inputs) -> tensor`, the timed function, of DTensors. A plain tensor that it returns must be
             the whole result on every rank.
         make_inputs: makes the whole inputs on the CPU, alike on every rank; those of a floating dtype get gradients.
-        placements: the ways to lay the inputs, each one text an input: `("S(0)R", "RS(1)")`, one placement a mesh dim.
+        placements: the ways to lay the inputs, each one text per input, with one placement per mesh dim:
+            `("S(0)R", "RS(1)")`.
         one_device: the same of plain whole tensors; None where `call` takes those.
         planners: as for Redistributions, without direct.
     """
@@ -155,9 +156,9 @@ class Scenario(Declared):
             it was.
         parallelize: `(model, mesh) -> model or None`, a function of your own that lays the model (on the meta device)
             over the whole mesh, in the place of the plan's `tp`; it may make meshes and process groups of its own. The
-            plan's other parts follow; `ParallelPlan.loss_parallel` holds for it too.
-        gradient_divide_factor: what `parallelize` has gradients, summed over data parallel ranks, divided by; None for
-            their number, which is what FSDP and DDP divide by unless told otherwise.
+            plan's other parts follow; `ParallelPlan.loss_parallel` applies to it too.
+        gradient_divide_factor: the divisor, under `parallelize`, of gradients summed over data parallel ranks; None for
+            the number of these ranks, by which FSDP and DDP divide by default.
         after_materialize: `(model, mesh) -> None`, called once the parameters have memory and their initial values: for
             gradient hooks, or for values of your own.
         optimizer: `parameters -> optimizer`; without it and `make_optimizers` there is no optimizer phase.
@@ -168,10 +169,10 @@ class Scenario(Declared):
             of the batch, with backward and optimizers, in the place of `loss` and `call`. `optimizers` is what
             `make_optimizers` or `optimizer` returned. distbench does not clear gradients between two calls.
         period: calls of `step` after which it repeats, where it alternates; a sample is that many calls.
-        laboratories: suites of redistributions whose values are checked and whose planners are compared.
+        laboratories: suites of the planner study: redistributions whose values are checked, by several planners.
         calibrations: sweeps that a cost profile is fitted to.
-        operators: operators on DTensors, and what redistribution each one pays.
-        links: what is measured to find slow ranks and links.
+        operators: operators on DTensors, and the redistributions that each one needs.
+        links: measurements that find slow ranks and links.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
@@ -248,9 +249,9 @@ class Scenario(Declared):
     def _check_step(self) -> None:
         """Raise TypeError if another part of the scenario does what `step` does."""
         if self.period < 1 or (self.step is None and self.period > 1):
-            raise TypeError(
-                f"Scenario.period is {self.period}; give the calls of step after which it repeats, 1 or more"
-            )
+            without = " without step" if self.step is None else ""
+            problem = f"Scenario.period is {self.period}{without}"
+            raise TypeError(f"{problem}; give the number of calls of step after which it repeats, 1 or more")
         if self.step is None:
             return
         parts = {
@@ -269,7 +270,7 @@ class Scenario(Declared):
         if not self.inference:
             if self.make_cache is not None:
                 problem = "make_cache is for a forward-only scenario"
-                raise UserError(f"{problem}; say Scenario(inference=True) or leave it out")
+                raise UserError(f"{problem}; use Scenario(inference=True) or leave it out")
             return
         names = [
             name
@@ -286,7 +287,7 @@ class Scenario(Declared):
             raise UserError(f"{problem}; leave {'it' if len(parts) == 1 else 'them'} out")
         if self.plan.cp is not None and self.plan.cp.seq_dim < 1:
             problem = "a forward-only scenario has the batch in tensor dim 0"
-            raise UserError(f"{problem}, so CpPlan(seq_dim=0) is no sequence")
+            raise UserError(f"{problem}, so CpPlan(seq_dim=0) is not a sequence")
         if self.make_cache is not None and self.call is None:
             problem = "a scenario with make_cache needs call(model, batch, cache)"
             raise UserError(f"{problem}, which gives the cache to the model")
@@ -315,17 +316,23 @@ def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
 
     @functools.wraps(train_step)
     def call(model: Any, batch: Any) -> Any:
-        plain = model.forward
+        own = vars(model).get("forward")
+
+        def restore() -> None:
+            if own is None:
+                vars(model).pop("forward", None)
+            else:
+                model.forward = own
 
         def forward(*args: Any) -> Any:
-            model.forward = plain
+            restore()  # the method may call the model
             return train_step(model, *args)
 
         model.forward = forward
         try:
             returned = model(batch, *further)
         finally:
-            model.forward = plain
+            restore()
         return returned["loss"] if isinstance(returned, Mapping) else returned
 
     call.__signature__ = inspect.signature(lambda model, batch: None)  # type: ignore[attr-defined]  # not the method's
@@ -356,7 +363,7 @@ def scenario(
         mesh: mesh dim name to size, the default mesh.
         axes: parameter name to the values it takes when the user sets none; all combinations run.
         quick: parameter name to the value it takes under --quick.
-        quick_mesh: the default mesh under --quick, where it shall be a smaller one.
+        quick_mesh: the default mesh under --quick, where that is a smaller one.
         tags: words to find it by; with "profile", a profile.json in the current folder is used without --profile.
     """
     return lambda function: function

@@ -417,7 +417,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
         "checkpoint": list(plan.checkpoint),
         "is_selective": plan.checkpoint_context is not None,
         "checkpointable": list(checkpointable(plan)),
-        "microbatches": plan.microbatches,
+        "microbatches": None if scenario.step is not None else plan.microbatches,
         "parameter_bytes": _num_bytes(model.parameters()),
         "trained_bytes": _num_bytes(trained),
         "optimizer_share": _optimizer_share(scenario, model),

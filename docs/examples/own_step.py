@@ -46,9 +46,10 @@ def samples():
     return torch.randn(16, 64), torch.randint(8, (16,))
 
 
-PLAN = ParallelPlan(fsdp=FsdpPlan(wrap=("**blocks.*",)))
+PLAN = ParallelPlan(fsdp=FsdpPlan(wrap=("blocks.*",)))
 
 
+# clip, scaler, schedule, average
 def warm_up(step):
     return min(1.0, (step + 1) / 100)
 
@@ -61,12 +62,8 @@ def parts_of_training(model):
     groups = [{"params": decayed[True]}, {"params": decayed[False], "weight_decay": 0.0}]
     adamw = torch.optim.AdamW(groups, lr=1e-3)
     ema = [parameter.detach().clone() for parameter in model.parameters()]
-    return {  # glue
-        "adamw": adamw,
-        "schedule": LambdaLR(adamw, warm_up),
-        "scaler": torch.amp.GradScaler(ema[0].device.type),
-        "ema": ema,
-    }
+    scaler = torch.amp.GradScaler(ema[0].device.type)
+    return {"adamw": adamw, "schedule": LambdaLR(adamw, warm_up), "scaler": scaler, "ema": ema}
 
 
 def train_step(model, batch, parts):
@@ -96,6 +93,7 @@ def clip_scaler_schedule_ema() -> Scenario:
     )
 
 
+# GAN
 def two_optimizers(model):
     return {
         "generator": torch.optim.Adam(model.generator.parameters()),
@@ -131,6 +129,7 @@ def gan() -> Scenario:
     )
 
 
+# gradient accumulation
 def counted(model):
     return {"adamw": torch.optim.AdamW(model.parameters()), "numbers": itertools.count(1)}
 

@@ -12,7 +12,7 @@ from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
 from distbench.spec import find
 
 EXAMPLES = ROOT / "docs" / "examples"
-PAGES = [ROOT / "docs" / name for name in ("existing-code.md", "transformers.md", "inference.md")]
+PAGES = [ROOT / "docs" / name for name in ("existing-code.md", "training-step.md", "transformers.md", "inference.md")]
 ROW = re.compile(r"(\d+) x (\w+) (\w+) (\w+) over (\S+) \(\d+\), \w+, \d+ B: (\S+)")
 
 
