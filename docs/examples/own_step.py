@@ -82,7 +82,7 @@ def train_step(model, batch, parts):
 
 
 @scenario(mesh={"dp_shard": 2})
-def clip_scaler_schedule_ema() -> Scenario:
+def clip_ema() -> Scenario:
     """Gradient clipping, an AMP scaler, a learning-rate schedule, and an average of the parameters."""
     return Scenario(
         build_model=Stack,

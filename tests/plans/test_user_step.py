@@ -90,7 +90,7 @@ def example(name: str) -> Scenario:
     ("name", "phases"),
     [
         # Unscaling and clipping, then the scaler's update and the average.
-        ("clip_scaler_schedule_ema", ("forward", "backward", "other", "optimizer", "other")),
+        ("clip_ema", ("forward", "backward", "other", "optimizer", "other")),
         ("gan", FULL * 2),
         ("accumulation", ("forward", "backward", *FULL)),
     ],
