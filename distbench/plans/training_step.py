@@ -413,10 +413,6 @@ def _in_words(names: Sequence[str]) -> str:
     return ", ".join(name for name in names if name != OTHER)
 
 
-def _any_steps(calls: Sequence[Sequence[ObservedCall]]) -> bool:
-    return any("optimizer" in by_rank[0].names for by_rank in calls)
-
-
 class UserStep(TrainingStep):
     """The scenario's own step: `period` calls of its function, with the phases that run in them."""
 
@@ -511,7 +507,7 @@ class UserStep(TrainingStep):
             calls.append(self._shared(observed_call(self._call)))
             self._require_alike(calls[-1])
             period = period_of([tuple(call) for call in calls])
-            if period and self._watch.has_stepped and not _any_steps(calls[-period:]):
+            if period and torch_optimizers(self.optimizer) and not any(call[0].stepped_ids for call in calls[-period:]):
                 period = None  # gradients are accumulated over more calls than these
         if period is None:  # other operators in each call, such as those of experts by their tokens
             period = period_of([tuple(call[0].names) for call in calls])

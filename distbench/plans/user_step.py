@@ -22,7 +22,7 @@ def made_optimizers(scenario: Scenario, model: nn.Module) -> Any:
     """Return what the scenario's function makes for a model: an optimizer, or a dict; None without such a function.
 
     Raises:
-        UserError: the function raises, or returns something else.
+        UserError: `make_optimizers` raises.
     """
     if scenario.make_optimizers is None:
         return None if scenario.optimizer is None else scenario.optimizer(model.parameters())
@@ -149,7 +149,7 @@ class StepWatch:
 
     def __init__(self, function: Callable[..., Any]) -> None:
         self._place = place_of(function)
-        self.has_backward = self.has_stepped = False
+        self.has_backward = False
         self._stepped_ids: set[int] = set()
 
     @contextlib.contextmanager
@@ -175,7 +175,6 @@ class StepWatch:
             enter("forward")
 
         def before_step(optimizer: Any, *_: object) -> None:
-            self.has_stepped = True
             enter(OTHER)
             if depth == 1:
                 self._require_new(optimizer)
@@ -204,10 +203,11 @@ class Phase(NamedTuple):
 
 
 class ObservedCall(NamedTuple):
-    """What one call of a step runs on this rank: its phases in order, and a hash of its operators and optimizers."""
+    """One call of a step on this rank: its phases in order, a hash of its operators, and the optimizers that step."""
 
     phases: tuple[Phase, ...]
     operators: Hashable
+    stepped_ids: tuple[int, ...]  # also inside of a backward
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -239,7 +239,7 @@ def observed_call(call: Callable[[Callable[[str], None]], object]) -> ObservedCa
         hook.remove()
     before = [0, *counts]
     phases = [Phase(name, counts[place] > before[place]) for place, name in enumerate(names)]
-    return ObservedCall(tuple(phases), hash((*operators, *stepped_ids)))
+    return ObservedCall(tuple(phases), hash(tuple(operators)), tuple(stepped_ids))
 
 
 def period_of(calls: Sequence[Hashable]) -> int | None:
