@@ -509,8 +509,10 @@ class UserStep(TrainingStep):
             period = period_of([tuple(call) for call in calls])
             if period and torch_optimizers(self.optimizer) and not any(call[0].stepped_ids for call in calls[-period:]):
                 period = None  # gradients are accumulated over more calls than these
-        if period is None:  # other operators in each call, such as those of experts by their tokens
-            period = period_of([tuple(call[0].names) for call in calls])
+        if (
+            period is None
+        ):  # no optimizer steps; or operators depend on values, such as those of experts by their tokens
+            period = period_of([tuple(call) for call in calls]) or period_of([call[0].names for call in calls])
         self._require_backward()
         if period is None:
             raise UserError(

@@ -96,7 +96,7 @@ def test_what_only_training_has_is_refused_in_a_sentence(given: dict[str, Any], 
 
 
 def test_a_cache_without_inference_is_refused_and_so_is_a_change_that_accumulates() -> None:
-    with pytest.raises(UserError, match=r"say Scenario\(inference=True\)"):
+    with pytest.raises(UserError, match=r"use Scenario\(inference=True\)"):
         Scenario(make_cache=lambda model, batch: {})
     with pytest.raises(UserError, match=r"has plan\.microbatches"):
         scenario_of(lambda: Scenario(inference=True), {"plan.microbatches": 2})
