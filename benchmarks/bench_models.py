@@ -25,6 +25,8 @@ FILES = {
     "own_parallelize.py": "torch",
     "own_experts.py": "torch",
     "own_pipeline.py": "torch",
+    "own_step.py": "torch",
+    "lightning_module.py": "lightning",
     "hf.py": "transformers",
     "hf_itself.py": "transformers",
     "hf_inference.py": "transformers",

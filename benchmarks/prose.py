@@ -104,7 +104,7 @@ RULES = (
     _rule("W7", r"\brooms?\b", "package, space"),
     _rule("W7", r"\bwalls?\b(?!(?: |-)(?:time|clock))", "layer rule, limit"),
     _rule("W7", r"\bknobs?\b", "option"),
-    _rule("W7", r"\blaborator(?:y|ies)\b", "planner study"),
+    _rule("W7", r"\blaborator(?:y|ies)\b(?!:)", "planner study"),
     _rule("W7", r"\bpromis(?:e|es|ed|ing)\b", "guarantee"),
     _rule("W7", r"\bproofs?\b", "control"),
     _rule("W7", r"\bstor(?:y|ies)\b", "report"),

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from distbench.planning.cost_profile import load_profile
     from distbench.redistribute.direct import DirectRedistribution
     from distbench.spec.errors import UserError
+    from distbench.spec.scenario import wrap
     from distbench.torch_private.planners import native_all_to_all
     from distbench.torch_private.profile_planner import calibrated_planning
 
@@ -33,6 +34,7 @@ __all__ = [
     "load_profile",
     "native_all_to_all",
     "run",
+    "wrap",
 ]
 
 # The command line and training code do not import each other's modules.
@@ -43,6 +45,7 @@ import_when_asked(
         "communication_assertions": ("SeenCommunication", "communication"),
         "planning.cost_profile": ("load_profile",),
         "spec.errors": ("UserError",),
+        "spec.scenario": ("wrap",),
         "redistribute.direct": ("DirectRedistribution",),
         "torch_private.profile_planner": ("calibrated_planning",),
         "torch_private.planners": ("native_all_to_all",),

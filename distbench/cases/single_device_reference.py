@@ -26,6 +26,7 @@ from distbench.plans.model import (
     whole_on_cpu,
 )
 from distbench.plans.training_step import cache_of, forward_alone, output_of
+from distbench.plans.user_step import call_step, kept_gradients, loss_of_step, made_optimizers
 from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
 from distbench.ranks.device import random_states
 from distbench.ranks.failure import place_of
@@ -181,16 +182,18 @@ def run_step(
     """Run forward, and backward if gradients are collected; gradients move to the CPU as backward finishes them.
 
     No other rank takes part, so nothing in it may communicate. It uses a copy of the batch, its floats cast to `dtype`
-    if given. A forward-only scenario returns its output, and 0 for the loss.
+    if given. A forward-only scenario returns its output, and 0 for the loss. A step of the user's own runs as a whole;
+    its gradients are those with which each optimizer stepped first.
     """
     collect = None if scenario.inference else collect
+    runs_forward_backward = collect is not None and scenario.step is None
 
     def hand_over(name: str, parameter: torch.Tensor) -> None:
         assert parameter.grad is not None and collect is not None
         collect(name, parameter.grad.cpu().float().contiguous())
         parameter.grad = None
 
-    for name, parameter in model.named_parameters() if collect is not None else ():
+    for name, parameter in model.named_parameters() if runs_forward_backward else ():
         if parameter.requires_grad:
             parameter.register_post_accumulate_grad_hook(partial(hand_over, name))
     batch = mapped(batch, lambda _, tensor: cast_floats(tensor.to(context.device, copy=True), dtype))
@@ -202,7 +205,9 @@ def run_step(
             outputs.append(output.detach().cpu().float())
 
     with no_collectives(), default_dtype_kept():
-        if scenario.inference:
+        if scenario.step is not None:
+            loss = _run_user_step(scenario, model, batch, collect)
+        elif scenario.inference:
             loss = torch.zeros((), dtype=torch.float32)
             with forward_alone(context.device):
                 keep(output_of(scenario, model, batch, cache_of(scenario, model, batch)))
@@ -216,6 +221,17 @@ def run_step(
                 loss.backward()
     is_random = _differ(before, random_states(context.device))
     return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random)
+
+
+def _run_user_step(scenario: Scenario, model: nn.Module, batch: Any, collect: Collect | None) -> torch.Tensor:
+    made = made_optimizers(scenario, model)
+    with kept_gradients() as kept:
+        losses = [loss_of_step(call_step(scenario, model, batch, made)) for _ in range(scenario.period)]
+    for name, parameter in model.named_parameters():
+        gradient = kept.get(parameter, parameter.grad)
+        if collect is not None and gradient is not None:
+            collect(name, gradient.cpu().float().contiguous())
+    return torch.stack(losses).mean()
 
 
 def cast_floats(value: Any, dtype: torch.dtype | None) -> Any:

@@ -60,8 +60,9 @@ def step_case(scenario: Scenario, label: str, built: Blueprint, batch: Batch) ->
     params = {
         "scenario": name,
         "variant": axes,
-        "batch_size": batch.length,
-        **({} if num_tokens is None else {"num_tokens": num_tokens}),
+        "batch_size": batch.length * scenario.period,
+        **({} if num_tokens is None else {"num_tokens": num_tokens * scenario.period}),
+        **({} if scenario.period == 1 else {"period": scenario.period}),
         "dtype": dtype_name(inputs.dtype),
         "shape": list(inputs.shape),
         "computes": _computes(built, scenario, batch),
@@ -86,7 +87,7 @@ def _num_tokens(scenario: Scenario, batch: Batch, label: str) -> int | None:
 def _computes(built: Blueprint, scenario: Scenario, batch: Batch) -> str:
     """Return a short text that is equal for comparable steps: parameters by shape, global batch and loss."""
     shapes = sorted(tuple(parameter.shape) for parameter in built.model.parameters())
-    function = scenario.call or scenario.loss
+    function = scenario.step or scenario.call or scenario.loss
     loss = getattr(function, "__qualname__", type(function).__qualname__)
     inputs = batch.first
     facts: tuple[Any, ...] = (shapes, tuple(inputs.shape), inputs.dtype, loss)

@@ -32,7 +32,7 @@ from distbench.cases.single_device_reference import (
 )
 from distbench.plans.batch import batch_of
 from distbench.plans.model import Blueprint, tensors_of
-from distbench.plans.training_step import ForwardStep, TrainingStep
+from distbench.plans.training_step import ForwardStep, TrainingStep, UserStep
 from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
 from distbench.ranks.device import products_of_f32
 from distbench.ranks.failure import called_at, one_line, one_line_and_place, place_of
@@ -197,12 +197,14 @@ class SideEffects:
     @contextlib.contextmanager
     def of(self, step: TrainingStep) -> Iterator[Callable[[], None]]:
         """Watch a step; yields the function to call at the end of each phase."""
-        # A pipeline's schedule has no phases, and takes no functions that could have side effects.
-        is_forward = step.pipeline is None
+        # A pipeline's schedule has no phases and takes no functions that could have side effects; a step of the user's
+        # own runs backward and optimizers.
+        has_phases = step.pipeline is None and not isinstance(step, UserStep)
+        is_forward = has_phases
 
         def stamp() -> None:
             nonlocal is_forward
-            is_forward = not is_forward and step.pipeline is None
+            is_forward = not is_forward and has_phases
 
         plain = torch.autograd.backward
 

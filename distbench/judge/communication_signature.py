@@ -31,7 +31,7 @@ from distbench.spec.versions import release
 
 VERSION = 1
 FIRST_LINE = "distbench signature, version"
-PHASES = ("forward", "backward", "optimizer", "save", "load", "call")
+PHASES = ("forward", "backward", "optimizer", "other", "save", "load", "call")
 PEAK = "predicted peak memory"
 HEAD, HEAD_LINES = ("scenario", "mesh", "torch"), 4
 _NUMBER = r"[0-9]{1,18}"  # no count of bytes has more digits

@@ -21,6 +21,7 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh
 
 from distbench.plans.training_step import SCHEDULE
+from distbench.plans.user_step import OTHER
 from distbench.ranks.context import RankContext, dtype_name
 from distbench.ranks.measure import Call
 from distbench.records.bus_bandwidth import wire_bytes
@@ -108,7 +109,8 @@ def running_modules(model: nn.Module | None) -> Iterator[RunningModules]:
 
 UNKNOWN_GROUP = "?"
 # Owners that are not modules.
-LOSS, OPTIMIZER = "(loss)", "(optimizer)"
+LOSS, OPTIMIZER, STEP = "(loss)", "(optimizer)", "(step)"
+OWN_PHASES = {"optimizer": OPTIMIZER, OTHER: STEP}
 # With find_unused_parameters, flags of parameters with a gradient on some rank: DDP's only all-reduce of i32.
 USED_PARAMETERS = "DDP used parameters"
 
@@ -118,12 +120,13 @@ class Communication:
     """One collective of a step.
 
     Args:
-        phase: "forward", "backward" or "optimizer"; "call" without a step.
+        phase: "forward", "backward" or "optimizer"; "other" between these in a step of the user's own; "call" without
+            a step.
         source: "fsdp", "ddp", "pp", "cp", "ep", "tp", "redistribute" (DTensor over others), "autograd", or "model".
         kind: as in CollectiveCall, and so are op and dtype.
         mesh_dim: name of the mesh dim, several joined by "x"; "?" for a group of no mesh dim.
         payload_bytes: nccl-tests' S.
-        owner: the module's name, empty for the root; LOSS or OPTIMIZER.
+        owner: the module's name, empty for the root; LOSS, OPTIMIZER or STEP.
         owner_known: whether the owner was determined.
         redistribution: `"S(0)R->RR"`, empty for other collectives.
         explicit: whether the user requested that redistribution; an operator's is implicit. None for other collectives.
@@ -278,8 +281,8 @@ class CollectiveTracker:
         """Return the module that issued it, empty for the root; or LOSS, OPTIMIZER; None if unknown."""
         if issued_in.fsdp_owner is not None:
             return issued_in.fsdp_owner
-        if issued_in.phase == "optimizer":
-            return OPTIMIZER
+        if issued_in.phase in OWN_PHASES:
+            return OWN_PHASES[issued_in.phase]
         if issued_in.finished is not None:
             return issued_in.finished
         owner = self._modules.owner(issued_in.module, issued_in.position)
@@ -335,7 +338,8 @@ def tracked_collectives(
     model: nn.Module | None, phases: Sequence[str], plan: ParallelPlan, meshes: Sequence[DeviceMesh]
 ) -> Iterator[CollectiveTracker]:
     """Track one call, whose groups are those of the meshes."""
-    with labelled_communication() as labels, running_modules(model) as modules:
+    names = {module: name for name, module in model.named_modules()} if model is not None else {}
+    with labelled_communication(names) as labels, running_modules(model) as modules:
         yield CollectiveTracker(phases, labels, modules, plan, meshes)
 
 

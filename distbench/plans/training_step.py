@@ -1,7 +1,7 @@
-"""A step of a parallel model on this rank, of training or forward only; its state, saved and loaded."""
+"""A step of a parallel model on this rank: training, the user's own function, or forward only; its saved state."""
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -25,6 +25,22 @@ from distbench.plans.model import (
 from distbench.plans.module_patterns import styles_by_module
 from distbench.plans.parallelize import parallelize, sequence_sharded, shards_sequence, unshard_outputs
 from distbench.plans.pipeline import LocalStage, LocalStages, Pipeline, inputs_and_targets, local_stages
+from distbench.plans.user_step import (
+    OTHER,
+    ObservedCall,
+    Phase,
+    StepWatch,
+    call_step,
+    kept_gradients,
+    loss_of_step,
+    made_optimizers,
+    observed_call,
+    optimizers_of,
+    period_of,
+    require_optimizers,
+    steppable,
+    torch_optimizers,
+)
 from distbench.ranks.context import RankContext, shape_text
 from distbench.ranks.failure import blamed, one_line, place_of
 from distbench.spec import Scenario, UserError
@@ -47,7 +63,7 @@ def saved_state(model: nn.Module, optimizer: Any) -> State:
     """Copy this rank's parameters, buffers and optimizer state to host memory."""
     from torch.distributed.checkpoint.state_dict import get_state_dict
 
-    of_model, of_optimizer = get_state_dict(model, () if optimizer is None else optimizer)
+    of_model, of_optimizer = get_state_dict(model, torch_optimizers(optimizer))
     return _copied(of_model), _copied(of_optimizer)
 
 
@@ -56,9 +72,7 @@ def load_state(model: nn.Module, optimizer: Any, state: State) -> None:
     from torch.distributed.checkpoint.state_dict import set_state_dict
 
     of_model, of_optimizer = state
-    set_state_dict(
-        model, () if optimizer is None else optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer
-    )
+    set_state_dict(model, torch_optimizers(optimizer), model_state_dict=of_model, optim_state_dict=of_optimizer)
 
 
 def round_trip(model: nn.Module, optimizer: Any) -> tuple[int, str | None]:
@@ -94,14 +108,21 @@ SCHEDULE = "schedule"  # the phase of a pipeline's forward and backward, which a
 Stamp = Callable[[], None]
 
 
-def state_of(optimizer: Any) -> list[Any]:
-    """Return an optimizer's `state`, or its attributes if it has none; [] without an optimizer."""
-    if optimizer is None:
-        return []
-    state = getattr(optimizer, "state", None)
-    if not isinstance(state, Mapping):
-        return [dict(vars(optimizer))]
-    return [dict(value) if isinstance(value, Mapping) else value for value in state.values()]
+def state_of(made: Any) -> list[Any]:
+    """Return the state of optimizers, averages and scalers, as nested containers; [] for None.
+
+    It is each one's `state`, else its attributes: tensors of an average or a scaler, too.
+    """
+    found: list[Any] = []
+    for value in optimizers_of(made).values():
+        state = getattr(value, "state", None)
+        if isinstance(state, Mapping):
+            found += [dict(part) if isinstance(part, Mapping) else part for part in state.values()]
+        elif isinstance(value, nn.Module):
+            found += [*value.parameters(), *value.buffers()]
+        else:
+            found.append(dict(vars(value)) if hasattr(value, "__dict__") and not torch.is_tensor(value) else value)
+    return found
 
 
 class TrainingStep:
@@ -145,12 +166,23 @@ class TrainingStep:
         parts = 1 if self.pipeline is not None else plan.microbatches  # torch's schedule splits it
         places = range(index * parts, (index + 1) * parts)
         self.microbatches = [self.batch.part(place, count * parts, context.device) for place in places]
-        self.optimizer = scenario.optimizer(self.model.parameters()) if scenario.optimizer else None
-        self._require_optimizer()
-        turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
-        self.phases: tuple[str, ...] = (*turns, "optimizer") if self.optimizer else turns
-        self.phases += STATE_PHASES if plan.state_dict else ()
+        self._make_optimizers()
         self.default_dtype = torch.get_default_dtype()
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """Names of the phases whose ends a step stamps, in order."""
+        turns = (SCHEDULE,) if self.pipeline is not None else ("forward", "backward") * len(self.microbatches)
+        return (*turns, *(("optimizer",) if self.optimizer is not None else ()), *self._state_phases)
+
+    @property
+    def _state_phases(self) -> tuple[str, ...]:
+        return STATE_PHASES if self.plan.state_dict else ()
+
+    def _make_optimizers(self) -> None:
+        # An optimizer, or several and other state by name; see `optimizers_of`.
+        self.optimizer = made_optimizers(self._scenario, self.model)
+        require_optimizers(self._scenario, self.optimizer, self.model)
 
     def _give_memory(self, give_memory: Callable[..., None], where: str) -> None:
         offloaded = self.plan.fsdp is not None and self.plan.fsdp.offload is not None
@@ -218,32 +250,14 @@ class TrainingStep:
             if self.kept_outputs is not None:
                 self.kept_outputs.append(output.detach())
 
-        with contextlib.ExitStack() as entered:
-            batch = self._own_sequence(batch, entered)
-            if self.plan.loss_parallel:
-                from torch.distributed.tensor.parallel import loss_parallel
-
-                entered.enter_context(loss_parallel())
-            loss: Any = loss_of(self._scenario, self.model, batch, keep)
+        with self._sharded_sequence(batch) as own_batch:
+            loss: Any = loss_of(self._scenario, self.model, own_batch, keep)
             stamp()
             self._require_learning(loss)
             (loss / len(self.microbatches) if len(self.microbatches) > 1 else loss).backward()
             stamp()
         loss = loss.detach()
         return loss.full_tensor() if hasattr(loss, "full_tensor") else loss
-
-    def _require_optimizer(self) -> None:
-        optimizer, make = self.optimizer, self._scenario.optimizer
-        if optimizer is None or make is None:
-            return
-        problem = f"optimizer ({place_of(make)}) returns {kind_of(optimizer)}"
-        if not callable(getattr(optimizer, "step", None)):
-            raise UserError(f"{problem}, which has no step(); return an optimizer of the parameters that it is given")
-        if self.plan.state_dict and not isinstance(optimizer, torch.optim.Optimizer):
-            raise UserError(
-                f"{problem}, which state_dict=True cannot save: torch saves subclasses of torch.optim.Optimizer; "
-                "derive it from that, or leave state_dict out"
-            )
 
     def _require_learning(self, loss: torch.Tensor) -> None:
         if loss.requires_grad:
@@ -256,6 +270,17 @@ class TrainingStep:
             f"the loss{where} does not depend on a trainable parameter: {why}; use Scenario(inference=True) to time "
             "forward only"
         )
+
+    @contextlib.contextmanager
+    def _sharded_sequence(self, batch: Any) -> Iterator[Any]:
+        """Enter what the plan needs around forward and backward; yields this rank's share of a part of the batch."""
+        with contextlib.ExitStack() as entered:
+            batch = self._own_sequence(batch, entered)
+            if self.plan.loss_parallel:
+                from torch.distributed.tensor.parallel import loss_parallel
+
+                entered.enter_context(loss_parallel())
+            yield batch
 
     def _own_sequence(self, batch: Any, entered: contextlib.ExitStack) -> Any:
         """A part of the batch with this rank's share of the sequence; buffers are sharded until `entered` closes."""
@@ -332,12 +357,19 @@ class TrainingStep:
     def __call__(self, stamp: Stamp) -> None:
         """Run one whole step, gradients cleared at its end."""
         self.forward_backward(stamp)
-        if self.optimizer is not None:
-            self.optimizer.step()
+        self.optimize()
         # Not the optimizer's own zero_grad, which a user's optimizer may lack.
         self.model.zero_grad(set_to_none=True)
         if self.optimizer is not None:
             stamp()
+        self._save_and_load(stamp)
+
+    def optimize(self) -> None:
+        """Step every optimizer and scheduler, in the order in which they were made."""
+        for optimizer in steppable(self.optimizer):
+            optimizer.step()
+
+    def _save_and_load(self, stamp: Stamp) -> None:
         if self.plan.state_dict:
             state = saved_state(self.model, self.optimizer)
             stamp()
@@ -354,10 +386,9 @@ class TrainingStep:
             local_part(parameters[name]).copy_(value)
 
     def start_anew(self) -> None:
-        """Restart with a new optimizer."""
+        """Restart with new optimizers."""
         self.restart()
-        if self._scenario.optimizer is not None:
-            self.optimizer = self._scenario.optimizer(self.model.parameters())
+        self._make_optimizers()
 
     def own_values(self) -> dict[str, torch.Tensor] | None:
         """Return the whole parameters after `restart` on rank 0's CPU, where the scenario sets values itself.
@@ -373,6 +404,148 @@ class TrainingStep:
             if self._context.rank == 0:
                 values[name] = full.cpu().clone()
         return values
+
+
+MOST_CALLS = 16  # in which a step has to repeat
+
+
+def _in_words(names: Sequence[str]) -> str:
+    return ", ".join(name for name in names if name != OTHER)
+
+
+class UserStep(TrainingStep):
+    """The scenario's own step: `period` calls of its function, with the phases that run in them."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        assert self._scenario.step is not None
+        self._place = place_of(self._scenario.step)
+        self._watch = StepWatch(self._scenario.step)
+        # Of each call of a period, once it was observed: its phases, and whether the end of each is stamped.
+        self._calls: tuple[tuple[Phase, ...], ...] = ()
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The phases in which operators run, over all calls of a period; calls are run to find them."""
+        if not self._calls:
+            self._observe()
+        stamped = [phase.name for phases in self._calls for phase in phases if phase.has_operators]
+        return (*stamped, *self._state_phases)
+
+    def __call__(self, stamp: Stamp) -> None:
+        """Run one period."""
+        _ = self.phases
+        self._period(stamp)
+        self._save_and_load(stamp)
+
+    def forward_backward(self, stamp: Stamp = lambda: None) -> torch.Tensor:
+        """Run one period; leave each parameter the gradient with which its optimizer stepped first.
+
+        Returns the mean of the calls' losses, each a mean over this rank's part of the batch.
+        """
+        with kept_gradients() as kept:
+            losses = [loss_of_step(self._call(lambda _: None)) for _ in range(self._scenario.period)]
+        self._require_backward()
+        for parameter, gradient in kept.items():
+            parameter.grad = gradient
+        return torch.stack(losses).mean()
+
+    def optimize(self) -> None:
+        """Do nothing: the step has."""
+
+    def restart(self) -> None:
+        """Restore the initial parameters, and make new optimizers: a step may depend on their state."""
+        super().restart()
+        self._make_optimizers()
+
+    def start_anew(self) -> None:
+        """Restart; run periods until a scaler that skips first steps has settled."""
+        self.restart()
+        for _ in range(MOST_CALLS):
+            if not self._calls or self._period(lambda: None, is_strict=False):
+                break
+
+    def _require_backward(self) -> None:
+        if not self._watch.has_backward:
+            raise UserError(
+                f"step ({self._place}) runs no backward; call loss.backward() in it, or use Scenario(inference=True)"
+            )
+
+    def _call(self, end: Callable[[str], None]) -> Any:
+        with self._sharded_sequence(self.microbatches[0]) as batch, self._watch.of_call(end):
+            return call_step(self._scenario, self.model, batch, self.optimizer)
+
+    def _period(self, stamp: Stamp, is_strict: bool = True) -> bool:
+        """Run one period; return whether its phases are those that were observed, or raise UserError if not."""
+        is_same = True
+        for phases in self._calls:
+            ended: list[str] = []
+
+            def end(name: str, phases: tuple[Phase, ...] = phases, ended: list[str] = ended) -> None:
+                if phases[len(ended) : len(ended) + 1] == (Phase(name, True),):
+                    stamp()
+                ended.append(name)
+
+            self._call(end)
+            is_same = is_same and ended == [phase.name for phase in phases]
+            if is_strict and not is_same:
+                raise UserError(
+                    f"step ({self._place}) runs {_in_words(ended)} in this call, and ran "
+                    f"{_in_words([phase.name for phase in phases])} in earlier ones; declare Scenario(period=...), the "
+                    "number of calls after which it repeats"
+                )
+        return is_same
+
+    def _observe(self) -> None:
+        """Run calls until they repeat, and on to the end of a period."""
+        given = self._scenario.period
+        for _ in range(max(self._num_bucket_steps, 1) * given):  # these set up state and communication
+            self._call(lambda _: None)
+        calls: list[list[ObservedCall]] = []  # by rank
+        period = None
+        while period is None and len(calls) < MOST_CALLS:
+            calls.append(self._shared(observed_call(self._call)))
+            self._require_alike(calls[-1])
+            period = period_of([tuple(call) for call in calls])
+            if period and torch_optimizers(self.optimizer) and not any(call[0].stepped_ids for call in calls[-period:]):
+                period = None  # gradients are accumulated over more calls than these
+        if (
+            period is None
+        ):  # no optimizer steps; or operators depend on values, such as those of experts by their tokens
+            period = period_of([tuple(call) for call in calls]) or period_of([call[0].names for call in calls])
+        self._require_backward()
+        if period is None:
+            raise UserError(
+                f"step ({self._place}) does not repeat within {MOST_CALLS} calls; run the same phases in each"
+            )
+        if given % period:
+            raise UserError(
+                f"step ({self._place}) alternates: its calls repeat with a period of {period}; declare "
+                f"Scenario(period={period}), so that a sample has all of them"
+            )
+        while len(calls) % given:
+            calls.append(self._shared(observed_call(self._call)))
+        self._calls = tuple(
+            tuple(
+                Phase(of_ranks[0].name, any(phase.has_operators for phase in of_ranks))
+                for of_ranks in zip(*(call.phases for call in by_rank), strict=True)
+            )
+            for by_rank in calls[-given:]
+        )
+
+    def _shared(self, own: ObservedCall) -> list[ObservedCall]:
+        """Return what every rank's call ran; on a fake process group, this rank's alone."""
+        if "fake" in torch.distributed.get_backend(self._context.control):
+            return [own]
+        return self._context.gather(own)
+
+    def _require_alike(self, calls: list[ObservedCall]) -> None:
+        odd = next((rank for rank, call in enumerate(calls) if call.names != calls[0].names), None)
+        if odd is not None:
+            raise UserError(
+                f"step ({self._place}) runs {_in_words(calls[odd].names)} on rank {odd} and "
+                f"{_in_words(calls[0].names)} on rank 0; run the same phases on every rank"
+            )
 
 
 def cache_of(scenario: Scenario, model: Any, batch: Any) -> Any:
@@ -437,9 +610,13 @@ class ForwardStep(TrainingStep):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self.phases = ("forward",)
         self._cache: Any = None
         self._has_cache, self._has_run = self._scenario.make_cache is None, False
+
+    @property
+    def phases(self) -> tuple[str, ...]:
+        """The only phase."""
+        return ("forward",)
 
     def forward(self, stamp: Stamp = lambda: None, is_whole: bool = False) -> torch.Tensor:
         """Return the output of this rank's part of the batch; sharded as the ranks have it unless `is_whole`."""
@@ -519,4 +696,5 @@ class ForwardStep(TrainingStep):
 
 def step_of(scenario: Scenario, context: RankContext, *args: Any) -> TrainingStep:
     """Make the step that a scenario declares, of training or forward only; further arguments are `TrainingStep`'s."""
-    return (ForwardStep if scenario.inference else TrainingStep)(scenario, context, *args)
+    kind = ForwardStep if scenario.inference else UserStep if scenario.step is not None else TrainingStep
+    return kind(scenario, context, *args)

@@ -71,6 +71,7 @@ PHASE_TIMES: TableColumns = (
     ("schedule", lambda row: units.time_text(row.get("schedule_s"))),
     ("idle", lambda row: units.percent_text(row["idle_share"]) if known(row.get("idle_share")) else NOTHING),
     ("optimizer", lambda row: units.time_text(row["optimizer_s"])),
+    ("other", lambda row: units.time_text(row.get("other_s"))),
     ("save", lambda row: units.time_text(row.get("save_s"))),
     ("load", lambda row: units.time_text(row.get("load_s"))),
 )
@@ -194,7 +195,7 @@ def _training_tables(reported: ReportedRun, full: bool = True) -> list[Table]:
     if not rows:
         return []
     notes = ["a phase is the median of its own slowest rank, so phases need not add up to the step"]
-    where_known: tuple[str, ...] = ("schedule", "idle", "save", "load")
+    where_known: tuple[str, ...] = ("schedule", "idle", "other", "save", "load")
     if pipelines := [row for row in rows if known(row.get("schedule_s"))]:
         # Forward and backward take turns in a pipeline's schedule.
         where_known += ("forward", "backward")

@@ -84,7 +84,8 @@ class Space:
     def meshes(self) -> list[Candidate]:
         """One candidate as written per mesh that the batch can be split over; meshes that shard most parameters over
         few fast links come first."""
-        return [candidate for candidate in self._all_meshes if self._splits(candidate.mesh, self.facts["microbatches"])]
+        microbatches = self.facts["microbatches"] or 1
+        return [candidate for candidate in self._all_meshes if self._splits(candidate.mesh, microbatches)]
 
     @cached_property
     def unsplit_meshes(self) -> list[Candidate]:
@@ -118,8 +119,8 @@ class Space:
         """Return the possible changes of a candidate: name to all values, the one as written first."""
         mesh, facts = candidate.mesh, self.facts
         choices: dict[str, list[Any]] = {name: list(values) for name, values in self.axes.items()}
-        now = facts["microbatches"]
-        choices["plan.microbatches"] = [now, *(n for n in MICROBATCHES if n != now and self._splits(mesh, n))]
+        if (now := facts["microbatches"]) is not None:
+            choices["plan.microbatches"] = [now, *(n for n in MICROBATCHES if n != now and self._splits(mesh, n))]
         if facts["checkpointable"]:
             is_whole = facts["checkpoint"] and not facts["is_selective"]
             checkpoints = [*(["none"] if facts["checkpoint"] else []), *([] if is_whole else ["full"])]
@@ -254,7 +255,7 @@ class Setup:
     def _other_batch(self, space: Space) -> str:
         """The nearest batch that can be split over the first mesh that the batch rules out."""
         batch = space.facts["batch_size"]
-        parts = num_parts(space.unsplit_meshes[0].mesh, space.facts["microbatches"])
+        parts = num_parts(space.unsplit_meshes[0].mesh, space.facts["microbatches"] or 1)
         fitting = max(round(batch / parts), 1) * parts
         name = next((name for name in BATCH_NAMES if self.base.get(name) == batch), None)
         option = f"--set {name}={fitting}" if name else f"a batch of {fitting} with --set"

@@ -107,9 +107,9 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         try:
             with _one_sentence_errors():
                 step = _built(scenario, context, built, shapes, recorder)
-                phases, differing = step.phases, differing_ranks(step, batch.first, context)
-                busier = busier_ranks(step, context)
+                differing, busier = differing_ranks(step, batch.first, context), busier_ranks(step, context)
                 _run(step, context, shapes, recorder)
+                phases = step.phases  # of a step of the user's own, they are known once it has run
                 pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
         finally:
             with shapes.on():
@@ -120,7 +120,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         mesh=dict(mesh),
         torch=torch.__version__,
         num_parameters=num_parameters,
-        batch_size=batch.length,
+        batch_size=case.params["batch_size"],
         num_tokens=case.params.get("num_tokens"),
         microbatches=scenario.plan.microbatches,
         phases=tuple(dict.fromkeys(phases)),

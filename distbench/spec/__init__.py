@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         Scenario,
         placement_pairs,
         scenario,
+        wrap,
     )
 
 __all__ = [
@@ -51,7 +52,7 @@ __all__ = [
     "Links",
 ]
 __all__ += ["ParallelPlan", "PipelinePlan", "Redistributions", "Scenario", "Settings", "ShardParam", "UserError"]
-__all__ += ["find", "fit_mesh", "format_mesh", "list_entries", "parse_mesh", "placement_pairs", "scenario"]
+__all__ += ["find", "fit_mesh", "format_mesh", "list_entries", "parse_mesh", "placement_pairs", "scenario", "wrap"]
 
 
 def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> None:
@@ -101,7 +102,7 @@ import_when_asked(
         ),
         "scenario": (
             *("Calibration", "Collectives", "DTensorOperator", "Laboratory", "Links", "Redistributions", "Scenario"),
-            *("placement_pairs", "scenario"),
+            *("placement_pairs", "scenario", "wrap"),
         ),
     },
 )

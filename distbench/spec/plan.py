@@ -247,7 +247,7 @@ class CpPlan(Declared):
 
     @property
     def balances(self) -> bool:
-        """`load_balance`, or what it is where the plan does not say."""
+        """`load_balance`, or its default."""
         return self.rotate != ULYSSES if self.load_balance is None else self.load_balance
 
 
@@ -272,7 +272,7 @@ class CompilePlan(Declared):
     Args:
         modules: glob patterns over module names; "" is the whole model.
         backend: a name out of `torch.compiler.list_backends()`, "aot_eager" or "eager".
-        async_tp: have inductor split the all-gathers and reduce-scatters of `tp`, and the matmuls beside them, into
+        async_tp: have inductor split the all-gathers and reduce-scatters of `tp`, and the matmuls next to them, into
             pieces that overlap, through symmetric memory: on CUDA only.
     """
 

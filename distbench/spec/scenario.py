@@ -1,8 +1,10 @@
-"""What a scenario declares: a model, its plan, and what is timed on its own.
+"""Declarations of a scenario: a model, its plan, its training step, and further cases.
 
 torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
 """
 
+import functools
+import inspect
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -43,7 +45,7 @@ class Redistributions(Declared):
     """DTensor redistributions of one global shape over the whole mesh, by each planner.
 
     Args:
-        pairs: (source, target), each one placement a mesh dim: `("S(0)", "R")`.
+        pairs: (source, target), each one placement per mesh dim: `("S(0)", "R")`.
         dtype: a name out of DTYPES.
         planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
             for the pairs that it can move.
@@ -97,11 +99,12 @@ class DTensorOperator(Declared):
     """An operator on DTensors, forward and backward, under placements of its inputs, by each planner.
 
     Args:
-        name: what it is called in case ids and tables.
-        call: `(*inputs) -> tensor`, the inputs being DTensors; what is timed. A plain tensor that it returns must be
+        name: its name in case ids and tables.
+        call: `(*inputs) -> tensor`, the timed function, of DTensors. A plain tensor that it returns must be
             the whole result on every rank.
         make_inputs: makes the whole inputs on the CPU, alike on every rank; those of a floating dtype get gradients.
-        placements: the ways to lay the inputs, each one text an input: `("S(0)R", "RS(1)")`, one placement a mesh dim.
+        placements: the ways to lay the inputs, each one text per input, with one placement per mesh dim:
+            `("S(0)R", "RS(1)")`.
         one_device: the same of plain whole tensors; None where `call` takes those.
         planners: as for Redistributions, without direct.
     """
@@ -153,16 +156,23 @@ class Scenario(Declared):
             it was.
         parallelize: `(model, mesh) -> model or None`, a function of your own that lays the model (on the meta device)
             over the whole mesh, in the place of the plan's `tp`; it may make meshes and process groups of its own. The
-            plan's other parts follow; `ParallelPlan.loss_parallel` holds for it too.
-        gradient_divide_factor: what `parallelize` has gradients, summed over data parallel ranks, divided by; None for
-            their number, which is what FSDP and DDP divide by unless told otherwise.
+            plan's other parts follow; `ParallelPlan.loss_parallel` applies to it too.
+        gradient_divide_factor: the divisor, under `parallelize`, of gradients summed over data parallel ranks; None for
+            the number of these ranks, by which FSDP and DDP divide by default.
         after_materialize: `(model, mesh) -> None`, called once the parameters have memory and their initial values: for
             gradient hooks, or for values of your own.
-        optimizer: parameters to optimizer; None leaves the optimizer phase out.
-        laboratories: suites of redistributions whose values are checked and whose planners are compared.
+        optimizer: `parameters -> optimizer`; without it and `make_optimizers` there is no optimizer phase.
+        make_optimizers: `model -> optimizer`, or a dict or list of optimizers, schedulers, scalers and averages of
+            parameters, in the place of `optimizer`. The model is the parallel one, with the parameter names of
+            `build_model`. Without `step`, `step()` of each runs after backward, in this order.
+        step: `(model, batch, optimizers) -> loss`, or a dict of name to loss: the whole training step on a rank's part
+            of the batch, with backward and optimizers, in the place of `loss` and `call`. `optimizers` is what
+            `make_optimizers` or `optimizer` returned. distbench does not clear gradients between two calls.
+        period: calls of `step` after which it repeats, where it alternates; a sample is that many calls.
+        laboratories: suites of the planner study: redistributions whose values are checked, by several planners.
         calibrations: sweeps that a cost profile is fitted to.
-        operators: operators on DTensors, and what redistribution each one pays.
-        links: what is measured to find slow ranks and links.
+        operators: operators on DTensors, and the redistributions that each one needs.
+        links: measurements that find slow ranks and links.
         calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
             `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
             where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
@@ -181,6 +191,8 @@ class Scenario(Declared):
         **dict.fromkeys(("call", "make_cache"), ("model", "batch")),
         **dict.fromkeys(("parallelize", "after_materialize"), ("model", "mesh")),
         "optimizer": ("parameters",),
+        "make_optimizers": ("model",),
+        "step": ("model", "batch", "optimizers"),
         "num_tokens": ("batch",),
     }
 
@@ -196,6 +208,9 @@ class Scenario(Declared):
     batch_dims: int | Mapping[str, int | None] | None = None
     sequence_dims: int | Mapping[str, int | None] | None = None
     optimizer: Callable[[Any], Any] | None = None
+    make_optimizers: Callable[[Any], Any] | None = None
+    step: Callable[[Any, Any, Any], Any] | None = None
+    period: int = 1
     plan: ParallelPlan = field(default_factory=ParallelPlan)
     collectives: tuple[Collectives, ...] = ()
     redistributions: tuple[Redistributions, ...] = ()
@@ -227,15 +242,41 @@ class Scenario(Declared):
             raise TypeError(f"Scenario.tolerance is {self.tolerance}; give a relative error, 0 or more")
         if self.call is not None and self.loss is not None:
             raise TypeError("Scenario has both call and loss; call makes the loss too, so drop one of them")
+        if self.optimizer is not None and self.make_optimizers is not None:
+            raise TypeError("Scenario has both optimizer and make_optimizers; drop one of them")
+        self._check_step()
+
+    def _check_step(self) -> None:
+        """Raise TypeError if another part of the scenario does what `step` does."""
+        if self.period < 1 or (self.step is None and self.period > 1):
+            without = " without step" if self.step is None else ""
+            problem = f"Scenario.period is {self.period}{without}"
+            raise TypeError(f"{problem}; give the number of calls of step after which it repeats, 1 or more")
+        if self.step is None:
+            return
+        parts = {
+            **{name: getattr(self, name) is not None for name in ("loss", "call")},
+            "inference": self.inference,
+            "plan.microbatches": self.plan.microbatches > 1,
+            "plan.pipeline": self.plan.pipeline is not None,
+        }
+        if given := [name for name, is_given in parts.items() if is_given]:
+            raise TypeError(
+                f"Scenario has both step and {given[0]}; step runs the whole training step, so drop one of them"
+            )
 
     def _check_inference(self) -> None:
         """Raise UserError where a forward-only scenario has a part that needs gradients, or another one a cache."""
         if not self.inference:
             if self.make_cache is not None:
                 problem = "make_cache is for a forward-only scenario"
-                raise UserError(f"{problem}; say Scenario(inference=True) or leave it out")
+                raise UserError(f"{problem}; use Scenario(inference=True) or leave it out")
             return
-        names = [name for name in ("loss", "optimizer", "gradient_divide_factor") if getattr(self, name) is not None]
+        names = [
+            name
+            for name in ("loss", "optimizer", "make_optimizers", "gradient_divide_factor")
+            if getattr(self, name) is not None
+        ]
         parts = ["a loss" if name == "loss" else name for name in names]
         parts += [f"plan.{name}" for name in self.plan.changed_fields() if name in _TRAINING_PLAN]
         if (fsdp := self.plan.fsdp) is not None:
@@ -246,7 +287,7 @@ class Scenario(Declared):
             raise UserError(f"{problem}; leave {'it' if len(parts) == 1 else 'them'} out")
         if self.plan.cp is not None and self.plan.cp.seq_dim < 1:
             problem = "a forward-only scenario has the batch in tensor dim 0"
-            raise UserError(f"{problem}, so CpPlan(seq_dim=0) is no sequence")
+            raise UserError(f"{problem}, so CpPlan(seq_dim=0) is not a sequence")
         if self.make_cache is not None and self.call is None:
             problem = "a scenario with make_cache needs call(model, batch, cache)"
             raise UserError(f"{problem}, which gives the cache to the model")
@@ -259,6 +300,43 @@ class Scenario(Declared):
     def step_plan(self) -> ParallelPlan:
         """The plan of a step, with `parallelize` as its `tp`."""
         return self.plan if self.parallelize is None else replace(self.plan, tp=self.parallelize)
+
+
+def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
+    """Return a `call` for a method such as Lightning's `training_step`: `Scenario(call=wrap(Model.training_step))`.
+
+    It runs inside the model's own `forward`, where FSDP and DDP gather parameters and prepare reductions, also where it
+    calls parts of the model only. Further arguments, such as Lightning's `batch_idx`, are 0. Of a dict that it returns,
+    the loss is `"loss"`.
+    """
+    parameters = inspect.signature(train_step).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    required = [one for one in parameters if one.kind in positional and one.default is inspect.Parameter.empty]
+    further = (0,) * (len(required) - 2)
+
+    @functools.wraps(train_step)
+    def call(model: Any, batch: Any) -> Any:
+        own = vars(model).get("forward")
+
+        def restore() -> None:
+            if own is None:
+                vars(model).pop("forward", None)
+            else:
+                model.forward = own
+
+        def forward(*args: Any) -> Any:
+            restore()  # the method may call the model
+            return train_step(model, *args)
+
+        model.forward = forward
+        try:
+            returned = model(batch, *further)
+        finally:
+            restore()
+        return returned["loss"] if isinstance(returned, Mapping) else returned
+
+    call.__signature__ = inspect.signature(lambda model, batch: None)  # type: ignore[attr-defined]  # not the method's
+    return call
 
 
 def placement_pairs(
@@ -285,7 +363,7 @@ def scenario(
         mesh: mesh dim name to size, the default mesh.
         axes: parameter name to the values it takes when the user sets none; all combinations run.
         quick: parameter name to the value it takes under --quick.
-        quick_mesh: the default mesh under --quick, where it shall be a smaller one.
+        quick_mesh: the default mesh under --quick, where that is a smaller one.
         tags: words to find it by; with "profile", a profile.json in the current folder is used without --profile.
     """
     return lambda function: function

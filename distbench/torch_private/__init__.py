@@ -48,6 +48,7 @@ from distbench.torch_private.fsdp import (
     Label,
     Labels,
     Message,
+    around_backward,
     autograd_position,
     divide_factors,
     finished_parameter,

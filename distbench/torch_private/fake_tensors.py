@@ -40,10 +40,16 @@ class ShapesOnly:
     def on(self) -> Iterator[None]:
         """Run the block with shapes only; tensors from outside lose their values inside.
 
-        Raises `NeedsValues` if code needs a value, or an operator accepts only real tensors.
+        A gradient scaler finds no overflow. Raises `NeedsValues` if code needs a value, or an operator takes only real
+        tensors.
         """
+        from torch.amp.grad_scaler import GradScaler
+
+        def step(_: Any, optimizer: Any, __: object, *args: Any, **kwargs: Any) -> Any:
+            return optimizer.step(*args, **kwargs)
+
         try:
-            with self._mode, _MaskedWrites():
+            with self._mode, _MaskedWrites(), replaced(GradScaler, "_maybe_opt_step", step):
                 yield
         except RuntimeError as error:
             if type(error).__name__ not in NEED_VALUES:

@@ -2,7 +2,7 @@
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -75,8 +75,12 @@ class Labels:
 
 
 @contextlib.contextmanager
-def labelled_communication() -> Iterator[Labels]:
-    """Track FSDP's and DTensor's communication while the context is open."""
+def labelled_communication(names: Mapping[nn.Module, str]) -> Iterator[Labels]:
+    """Track FSDP's and DTensor's communication while the context is open.
+
+    Args:
+        names: module to its name in the model; FSDP's own names begin at the module that it saw first.
+    """
     require("communication labels")
     require("autograd sequence numbers")
     from torch.distributed.fsdp._fully_shard._fsdp_param import FSDPParam
@@ -95,11 +99,17 @@ def labelled_communication() -> Iterator[Labels]:
 
             undo.enter_context(replaced(owner, name, labelled))
 
+        def named(modules: Sequence[nn.Module], own_name: str | None) -> Label:
+            known = [names[module] for module in modules if module in names]
+            return Label("fsdp", ", ".join(known) or own_name or "")
+
         for name in ("unshard", "post_backward"):
-            label_all(FSDPParamGroup, name, lambda group, *_: Label("fsdp", group._module_fqn or ""))
+            label_all(FSDPParamGroup, name, lambda group, *_: named(group.modules, group._module_fqn))
         label_all(
             *(FSDPParam, "_get_grad_inner_tensor"),
-            lambda parameter, *_: Label("fsdp", (parameter._param_fqn or "").rpartition(".")[0]),
+            lambda parameter, *_: named(
+                [parameter._module_info.module], (parameter._param_fqn or "").rpartition(".")[0]
+            ),
         )
         for module in (_api, _dispatch, _redistribute):
             label_all(module, "redistribute_local_tensor", partial(_redistribution, module is not _dispatch))
@@ -144,6 +154,22 @@ def autograd_position() -> int | None:
     """Return the sequence number of the node whose backward runs now; None outside of backward."""
     node: Any = torch._C._current_autograd_node()
     return None if node is None else int(node._sequence_nr())
+
+
+@contextlib.contextmanager
+def around_backward(begin: Callable[[], object], end: Callable[[], object]) -> Iterator[None]:
+    """Call `begin` and `end` around each run of autograd's engine, by `backward` or `torch.autograd.grad`."""
+    require("runs of autograd")
+    plain: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        begin()
+        gradients = plain(*args, **kwargs)
+        end()
+        return gradients
+
+    with replaced(torch.autograd, "_engine_run_backward", run):
+        yield
 
 
 def finished_parameter() -> torch.Tensor | None:

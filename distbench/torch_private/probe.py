@@ -151,7 +151,11 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch": ("_C._current_autograd_node",),
         "torch.autograd": ("_get_sequence_nr",),
     },
-    "tensors without values": {FAKE: ("FakeTensorMode",)},
+    "runs of autograd": {"torch.autograd": ("_engine_run_backward",)},
+    "tensors without values": {
+        FAKE: ("FakeTensorMode",),
+        "torch.amp.grad_scaler": ("GradScaler._maybe_opt_step(self, optimizer, optimizer_state)",),
+    },
     "simulated device": {
         "torch.utils.backend_registration": ("_setup_privateuseone_for_python_backend(rename, backend_module)",),
         "torch": (

@@ -37,6 +37,7 @@ from distbench.plans.model import blueprint, tensors_of
 from distbench.plans.plan_check import problems
 from distbench.plans.plan_code import change_code, plan_code
 from distbench.plans.training_step import TrainingStep, state_of
+from distbench.plans.user_step import made_optimizers, steppable, torch_optimizers
 from distbench.processes import ended_text, last_words
 from distbench.ranks.case_protocol import OpenedCase
 from distbench.ranks.context import TORCH_DTYPES, RankContext, profile_of
@@ -416,10 +417,10 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
         "checkpoint": list(plan.checkpoint),
         "is_selective": plan.checkpoint_context is not None,
         "checkpointable": list(checkpointable(plan)),
-        "microbatches": plan.microbatches,
+        "microbatches": None if scenario.step is not None else plan.microbatches,
         "parameter_bytes": _num_bytes(model.parameters()),
         "trained_bytes": _num_bytes(trained),
-        "optimizer_share": _optimizer_share(scenario),
+        "optimizer_share": _optimizer_share(scenario, model),
         "batch_size": batch.length,
         "num_tokens": scenario.num_tokens(batch.tree) if callable(scenario.num_tokens) else scenario.num_tokens,
     }
@@ -429,17 +430,22 @@ def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
-def _optimizer_share(scenario: Scenario) -> float:
-    """Return bytes of optimizer state per byte of parameters, from one parameter; 0 if unknown."""
-    if scenario.optimizer is None:
-        return 0.0
-    parameter = torch.nn.Parameter(torch.zeros(STATE_ELEMENTS).reshape(128, -1))
-    parameter.grad = torch.zeros_like(parameter)
+def _optimizer_share(scenario: Scenario, model: torch.nn.Module) -> float:
+    """Return bytes of optimizer state per byte of trained parameters; 0 if unknown.
+
+    It is that of one parameter, or of the model (on the meta device) if `make_optimizers` takes that.
+    """
+    if scenario.make_optimizers is None:
+        model = torch.nn.ParameterList([torch.zeros(STATE_ELEMENTS).reshape(128, -1)])
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     try:
-        optimizer = scenario.optimizer([parameter])
-        optimizer.step()
+        for parameter in parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        made = made_optimizers(scenario, model)
+        for optimizer in torch_optimizers(made) or steppable(made):
+            optimizer.step()
+        tensors = [tensor for _, tensor in tensors_of(state_of(made)) if tensor.numel() > 1]
     except Exception:
         return 0.0
-    tensors = [tensor for _, tensor in tensors_of(state_of(optimizer)) if tensor.numel() >= parameter.numel()]
-    state = [tensor for tensor in tensors if tensor is not parameter and tensor is not parameter.grad]
-    return _num_bytes(state) / _num_bytes([parameter])
+    own_ids = {id(tensor) for parameter in parameters for tensor in (parameter, parameter.grad)}
+    return _num_bytes(tensor for tensor in tensors if id(tensor) not in own_ids) / max(_num_bytes(parameters), 1)

@@ -24,7 +24,7 @@ from distbench.plans.fsdp import policies_of
 from distbench.plans.model import blueprint, place_attributes, tensors_of, unregistered
 from distbench.plans.module_patterns import matching_modules, styles_by_module
 from distbench.plans.plan_check import problems
-from distbench.plans.training_step import TrainingStep, step_of
+from distbench.plans.training_step import TrainingStep, UserStep, step_of
 from distbench.ranks.context import RankContext, dtype_name, shape_text
 from distbench.ranks.failure import one_line, one_line_and_place, place_of
 from distbench.spec import DdpPlan, Job, ParallelPlan, Scenario, UserError
@@ -122,7 +122,8 @@ def _tried_with_values(
         return (str(error),), None
     problems, why_not = _tried(step, contextlib.nullcontext, ddp, scenario.call)
     plan = scenario.step_plan
-    is_compared = plan.fsdp is not None and not (plan.ep or plan.cp or plan.pipeline or callable(plan.tp))
+    is_other = plan.ep or plan.cp or plan.pipeline or callable(plan.tp) or scenario.step
+    is_compared = plan.fsdp is not None and not is_other
     lacking = [parameter for parameter in step.model.parameters() if parameter.requires_grad and parameter.grad is None]
     if lacking and is_compared and not (problems or why_not or scenario.inference):
         problems = _of_some_parts_only(scenario, step, context)
@@ -155,7 +156,7 @@ def _tried(
     call: Callable[..., Any] | None,
 ) -> tuple[tuple[str, ...], str | None]:
     """Return the problems of one step, and why it could not be tried."""
-    tracker = _ForwardTracker(step.model, step.plan)
+    tracker = _ForwardTracker(step.model, step.plan, "the step" if isinstance(step, UserStep) else "the loss")
     # Compiling takes longer than everything else, and its time belongs to the run.
     stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
     try:
@@ -167,13 +168,14 @@ def _tried(
         # Most optimizers read the value of a counter; that is no reason to repeat everything with values.
         with contextlib.suppress(NeedsValues), on():
             tracker.phase = "the optimizer"
-            if step.optimizer is not None:
-                step.optimizer.step()
+            step.optimize()
     except Skipped:
         raise
     except NeedsValues as reason:
         return (), f"{tracker.where()} {reason}, {TOO_LARGE}"
-    except (Unsupported, UserError) as error:
+    except UserError as error:
+        return (str(error) if isinstance(step, UserStep) else f"{tracker.where()} cannot run: {error}",), None
+    except Unsupported as error:
         return (f"{tracker.where()} cannot run: {error}",), None
     except Exception as error:
         why = f"{one_line_and_place(error)}{step.batch.guessed()}{unregistered(step.built)}"
@@ -202,8 +204,9 @@ def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
 class _ForwardTracker:
     """Records which module runs on which inputs, also after the model has raised."""
 
-    def __init__(self, model: nn.Module, plan: ParallelPlan) -> None:
+    def __init__(self, model: nn.Module, plan: ParallelPlan, after_model: str) -> None:
         self.problems: list[str] = []
+        self._after_model = after_model
         self._styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
         self._at: list[str] = []
         self.phase = "the model"
@@ -237,7 +240,7 @@ class _ForwardTracker:
     def _leave(self, module: nn.Module, inputs: object, output: Any) -> None:
         self._at.pop()
         if not self._at:
-            self.phase = f"the loss, given {_text(output)},"
+            self.phase = f"{self._after_model}, given {_text(output)},"
 
 
 def _text(value: Any) -> str:
@@ -348,6 +351,7 @@ def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
         return {"problems": list(rehearsal.problems), "step_fails": True}
     sizes = {"num_parameters": num_parameters, "parameter_bytes": rehearsal.parameter_bytes}
     step = "forward runs" if scenario.inference else "forward, loss and backward run"
+    step = step if scenario.step is None else "its own step runs"
     advice = _advice(scenario, built.model)
     return {"problems": [], "step": step, "not_tried": rehearsal.why_not, "advice": advice, **sizes}
 

@@ -12,7 +12,7 @@ from benchmarks.bench_models import FILES, MAX_GLUE, glue_of
 from distbench.spec import find
 
 EXAMPLES = ROOT / "docs" / "examples"
-PAGES = [ROOT / "docs" / name for name in ("existing-code.md", "transformers.md", "inference.md")]
+PAGES = [ROOT / "docs" / name for name in ("existing-code.md", "training-step.md", "transformers.md", "inference.md")]
 ROW = re.compile(r"(\d+) x (\w+) (\w+) (\w+) over (\S+) \(\d+\), \w+, \d+ B: (\S+)")
 
 
@@ -30,10 +30,16 @@ def test_each_example_stands_on_a_page_and_takes_fewer_than_five_lines_of_glue()
             assert 0 < glue_of(entry.file, entry.name) <= MAX_GLUE < 5
 
 
-def signed(children: Children, file: str) -> dict[str, Counter[str]]:
+def signed_one(children: Children, file: str, scenario: str) -> Counter[str]:
+    """What the only variant of a scenario communicates."""
+    (rows,) = (rows for name, rows in signed(children, file, scenario).items() if name)
+    return rows
+
+
+def signed(children: Children, file: str, scenario: str = "") -> dict[str, Counter[str]]:
     """Variant to what it communicates: "phase kind mesh dim" to how often; each with an owner."""
     installed(file)
-    done = children.cli("signature", f"{EXAMPLES / file}::{file.partition('.')[0]}", timeout=300)
+    done = children.cli("signature", f"{EXAMPLES / file}::{scenario or file.partition('.')[0]}", timeout=300)
     assert done.returncode == 0, done.stderr
     found: dict[str, Counter[str]] = {}
     rows = found.setdefault("", Counter())
@@ -62,3 +68,18 @@ def test_models_of_transformers_communicate_what_their_plans_say(children: Child
 def test_torchtitans_llama3_communicates_over_both_mesh_dims_of_its_own(children: Children) -> None:
     (rows,) = (rows for name, rows in signed(children, "torchtitan_llama3.py").items() if name)
     assert rows["forward all_gather dp_shard"] >= 3 and rows["forward reduce_scatter tp"] >= 4
+
+
+def test_steps_of_ones_own_communicate_by_phase_and_model(children: Children) -> None:
+    """Clipping sums norms between backward and optimizer; each half of the GAN is gathered for its own name."""
+    clipped = signed_one(children, "own_step.py", "clip_ema")
+    assert clipped["forward all_gather dp_shard"] == 3 and clipped["other all_reduce dp_shard"] == 2
+    gan = signed_one(children, "own_step.py", "gan")
+    assert (gan["forward all_gather dp_shard"], gan["backward reduce_scatter dp_shard"]) == (3, 2)
+    once = signed_one(children, "own_step.py", "accumulation")  # of two calls
+    assert once["forward all_gather dp_shard"] == 6
+
+
+def test_a_lightning_module_communicates_as_its_plan_says(children: Children) -> None:
+    rows = signed_one(children, "lightning_module.py", "lightning_module")
+    assert rows == Counter({"forward all_gather dp_shard": 1, "backward reduce_scatter dp_shard": 1})

@@ -401,7 +401,7 @@ def test_an_optimizer_of_ones_own_needs_no_more_than_step(context: RankContext) 
     assert counters["predicted_peak_bytes"] > 2 * 4 * 15
     sums = [one.to_local() for one in state_of(step.optimizer)[0]["sums"]]
     assert sum(one.numel() for one in sums) == 15
-    assert _optimizer_share(Scenario(**{**GIVEN, **given})) == 1
+    assert _optimizer_share(Scenario(**{**GIVEN, **given}), step.model) == 1
     (said,) = problems_of(context, **{**given, "plan": replace(SHARDED, state_dict=True)})
     assert "state_dict=True cannot save" in said
 

@@ -85,7 +85,7 @@ def rank_0(mesh: Any) -> RankContext:
             {"plan": ParallelPlan(fsdp=FsdpPlan(configure={"set_gradient_divide_factor": 2.0}))},
             r"has plan.fsdp.configure\['set_gradient_divide_factor'\]",
         ),
-        ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, r"CpPlan\(seq_dim=0\) is no sequence"),
+        ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, r"CpPlan\(seq_dim=0\) is not a sequence"),
         ({"make_cache": lambda model, batch: {}}, r"needs call\(model, batch, cache\)"),
     ],
 )
@@ -96,7 +96,7 @@ def test_what_only_training_has_is_refused_in_a_sentence(given: dict[str, Any], 
 
 
 def test_a_cache_without_inference_is_refused_and_so_is_a_change_that_accumulates() -> None:
-    with pytest.raises(UserError, match=r"say Scenario\(inference=True\)"):
+    with pytest.raises(UserError, match=r"use Scenario\(inference=True\)"):
         Scenario(make_cache=lambda model, batch: {})
     with pytest.raises(UserError, match=r"has plan\.microbatches"):
         scenario_of(lambda: Scenario(inference=True), {"plan.microbatches": 2})

@@ -1,0 +1,254 @@
+"""The user's own training step: its optimizers by name, its loss, its phases as they run, and its period."""
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from distbench.plans.model import kind_of
+from distbench.ranks.failure import blamed, called_at, one_line, place_of, raised_at
+from distbench.spec import Scenario, UserError
+from distbench.spec.printable_text import listed
+from distbench.torch_private import around_backward, each_operator
+
+OTHER = "other"  # the phase of work after a backward or an optimizer that no other backward follows
+
+
+def made_optimizers(scenario: Scenario, model: nn.Module) -> Any:
+    """Return what the scenario's function makes for a model: an optimizer, or a dict; None without such a function.
+
+    Raises:
+        UserError: `make_optimizers` raises.
+    """
+    if scenario.make_optimizers is None:
+        return None if scenario.optimizer is None else scenario.optimizer(model.parameters())
+    with blamed("make_optimizers", scenario.make_optimizers):
+        try:
+            return scenario.make_optimizers(model)
+        except (AttributeError, KeyError, ValueError) as error:  # such as for a parameter that the model does not have
+            names = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+            where = raised_at(error) or place_of(scenario.make_optimizers)
+            raise UserError(
+                f"make_optimizers raises {one_line(error)} ({where}); take parameters that the model trains: "
+                f"{listed(names, 6)}"
+            ) from error
+
+
+def optimizers_of(made: Any, name: str = "") -> dict[str, Any]:
+    """Return optimizers and other state from what `made_optimizers` returns, by keys and positions joined by dots.
+
+    A single optimizer is "optimizer"; {} for None.
+    """
+    if not isinstance(made, Mapping | list | tuple):
+        return {} if made is None else {name or "optimizer": made}
+    items = made.items() if isinstance(made, Mapping) else enumerate(made)
+    parts = [optimizers_of(value, f"{name}.{key}" if name else str(key)) for key, value in items]
+    return {path: value for part in parts for path, value in part.items()}
+
+
+def steppable(made: Any) -> list[Any]:
+    """Return the optimizers and schedulers among what `made_optimizers` returns."""
+    return [value for value in optimizers_of(made).values() if callable(getattr(value, "step", None))]
+
+
+def torch_optimizers(made: Any) -> list[torch.optim.Optimizer]:
+    """Return torch's optimizers among what `made_optimizers` returns."""
+    return [value for value in optimizers_of(made).values() if isinstance(value, torch.optim.Optimizer)]
+
+
+def require_optimizers(scenario: Scenario, made: Any, model: nn.Module) -> None:
+    """Raise UserError if no optimizer was made, one is of another model, or `state_dict=True` cannot save one."""
+    field = "optimizer" if scenario.make_optimizers is None else "make_optimizers"
+    make = getattr(scenario, field)
+    if make is None:
+        return
+    problem = f"{field} ({place_of(make)}) returns {kind_of(made)}"
+    if not steppable(made):
+        advice = "return an optimizer of the parameters that it is given"
+        if scenario.make_optimizers is not None:
+            advice = "return an optimizer, or a dict or list of optimizers, schedulers, scalers and averages"
+        raise UserError(f"{problem}, which has no step(); {advice}")
+    if scenario.plan.state_dict and not torch_optimizers(made):
+        raise UserError(
+            f"{problem}, which state_dict=True cannot save: torch saves subclasses of torch.optim.Optimizer; "
+            "derive it from that, or leave state_dict out"
+        )
+    own = {id(parameter) for parameter in model.parameters()}
+    for name, optimizer in optimizers_of(made).items():
+        held = {id(parameter) for parameter in _parameters_of(optimizer)}
+        if held and not held & own:
+            raise UserError(
+                f"{field} ({place_of(make)}) returns {name!r}, which has no parameter of the parallel model; take "
+                "the parameters of the model that it is given"
+            )
+
+
+def _parameters_of(optimizer: Any) -> list[torch.Tensor]:
+    groups = getattr(optimizer, "param_groups", None)
+    return [parameter for group in groups or () for parameter in group["params"]]
+
+
+def call_step(scenario: Scenario, model: nn.Module, batch: Any, made: Any) -> Any:
+    """Call the scenario's step once; return its loss or dict of losses.
+
+    Raises:
+        UserError: the step returns something else.
+    """
+    assert scenario.step is not None
+    returned = scenario.step(model, batch, made)
+    losses = [*returned.values()] if isinstance(returned, Mapping) else [returned]
+    if not (losses and all(map(_is_number, losses))):
+        kind = f"a tensor of shape {list(returned.shape)}" if isinstance(returned, torch.Tensor) else kind_of(returned)
+        what = f"step ({place_of(scenario.step)}) returns {'nothing' if returned is None else kind}"
+        raise UserError(f"{what}; return the loss, one number, or a dict of name to loss")
+    return returned
+
+
+def _is_number(value: Any) -> bool:
+    return value.numel() == 1 if isinstance(value, torch.Tensor) else isinstance(value, float)
+
+
+def loss_of_step(returned: Any) -> torch.Tensor:
+    """Return the loss that a step returns, as a tensor without dims; of a dict of losses, their sum."""
+    losses = [*returned.values()] if isinstance(returned, Mapping) else [returned]
+    return torch.stack([_detached(loss) for loss in losses]).sum()
+
+
+def _detached(loss: Any) -> torch.Tensor:
+    detached: Any = torch.as_tensor(loss).detach()
+    return (detached.full_tensor() if hasattr(detached, "full_tensor") else detached).float().reshape(())
+
+
+@contextlib.contextmanager
+def kept_gradients() -> Iterator[dict[torch.Tensor, torch.Tensor]]:
+    """Yield a dict that gets a copy of each parameter's gradient when its optimizer first steps in the block."""
+    kept: dict[torch.Tensor, torch.Tensor] = {}
+
+    def keep(optimizer: Any, *_: object) -> None:
+        for parameter in _parameters_of(optimizer):
+            if parameter.grad is not None and parameter not in kept:
+                kept[parameter] = parameter.grad.detach().clone()
+
+    hook = register_optimizer_step_pre_hook(keep)
+    try:
+        yield kept
+    finally:
+        hook.remove()
+
+
+class StepWatch:
+    """Follows calls of a step: `end` is called with the name of each phase when it ends.
+
+    A phase is "forward" until autograd's backward begins, "backward" while it runs, "optimizer" while an optimizer
+    of torch steps, and OTHER elsewhere. Inside a backward or an optimizer nothing else begins.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._place = place_of(function)
+        self.has_backward = False
+        self._stepped_ids: set[int] = set()
+
+    @contextlib.contextmanager
+    def of_call(self, end: Callable[[str], None]) -> Iterator[None]:
+        """Follow one call."""
+        depth = 0
+
+        def enter(gap: str) -> None:
+            nonlocal depth
+            depth += 1
+            if depth == 1:
+                end(gap)
+
+        def leave(phase: str) -> None:
+            nonlocal depth
+            depth -= 1
+            if depth == 0:
+                end(phase)
+
+        def begin_backward() -> None:
+            self.has_backward = True
+            self._stepped_ids.clear()
+            enter("forward")
+
+        def before_step(optimizer: Any, *_: object) -> None:
+            enter(OTHER)
+            if depth == 1:
+                self._require_new(optimizer)
+
+        with contextlib.ExitStack() as undo:
+            undo.enter_context(around_backward(begin_backward, partial(leave, "backward")))
+            undo.callback(register_optimizer_step_pre_hook(before_step).remove)
+            undo.callback(register_optimizer_step_post_hook(lambda *_: leave("optimizer")).remove)
+            yield
+        end(OTHER)
+
+    def _require_new(self, optimizer: Any) -> None:
+        if id(optimizer) in self._stepped_ids:
+            raise UserError(
+                f"step ({self._place}) steps {type(optimizer).__name__} twice without a backward in between, the "
+                f"second time at {called_at()}; step it once for each backward"
+            )
+        self._stepped_ids.add(id(optimizer))
+
+
+class Phase(NamedTuple):
+    """A phase of one call, and whether an operator runs in it."""
+
+    name: str
+    has_operators: bool
+
+
+class ObservedCall(NamedTuple):
+    """One call of a step on this rank: its phases in order, a hash of its operators, and the optimizers that step."""
+
+    phases: tuple[Phase, ...]
+    operators: Hashable
+    stepped_ids: tuple[int, ...]  # also inside of a backward
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of its phases."""
+        return tuple(phase.name for phase in self.phases)
+
+
+def observed_call(call: Callable[[Callable[[str], None]], object]) -> ObservedCall:
+    """Run `call(end)` with its operators followed; it calls `end` as `StepWatch` does."""
+    operators: list[str] = []
+    stepped_ids: list[int] = []
+    counts: list[int] = []
+    names: list[str] = []
+
+    def handle(func: Any, args: Any, kwargs: Any) -> Any:
+        if not func.is_view and func.namespace != "profiler":  # each optimizer begins with a mark for the profiler
+            operators.append(str(func))
+        return func(*args, **kwargs)
+
+    def end(name: str) -> None:
+        names.append(name)
+        counts.append(len(operators))
+
+    hook = register_optimizer_step_pre_hook(lambda optimizer, *_: stepped_ids.append(id(optimizer)))
+    try:
+        with each_operator(handle):
+            call(end)
+    finally:
+        hook.remove()
+    before = [0, *counts]
+    phases = [Phase(name, counts[place] > before[place]) for place, name in enumerate(names)]
+    return ObservedCall(tuple(phases), hash(tuple(operators)), tuple(stepped_ids))
+
+
+def period_of(calls: Sequence[Hashable]) -> int | None:
+    """Return the smallest period of the last calls: as many as it has equal those before them. None without one.
+
+    >>> period_of(["a", "b", "a", "b"]), period_of(["first", "a", "a"]), period_of(["a", "b"])
+    (2, 1, None)
+    """
+    for period in range(1, len(calls) // 2 + 1):
+        if list(calls[-period:]) == list(calls[-2 * period : -period]):
+            return period
+    return None
