@@ -292,7 +292,7 @@ class OptimizerCheck:
         if change.apart <= bound:
             return None
         steps = "the step" if isinstance(self._step, UserStep) else f"{NUM_STEPS} optimizer steps"
-        begin = f"after {steps} with one device's gradients, {worst}"
+        begin = f"after {steps}, {worst}"
         if not change.is_known:
             return worst, f"{begin} cannot be compared with one device's: of another shape, or not a number"
         error = f"is {change.apart / unit:.2e} (relative to its {relative_to}) off one device's"
