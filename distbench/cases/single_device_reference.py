@@ -14,12 +14,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from distbench.cases.trained_tensors import Trained, buffers_of, options_of, step_alone, trained_tensors
 from distbench.plans.batch import batch_of, loss_of
 from distbench.plans.model import (
     Blueprint,
     as_built,
     blueprint,
     load_initial_values,
+    local_part,
     mapped,
     place_attributes,
     tensors_of,
@@ -29,11 +31,11 @@ from distbench.plans.training_step import cache_of, forward_alone, output_of
 from distbench.plans.user_step import call_step, kept_gradients, loss_of_step, made_optimizers
 from distbench.ranks.context import RankContext, default_dtype_kept, dtype_name
 from distbench.ranks.device import random_states
-from distbench.ranks.failure import place_of
+from distbench.ranks.failure import one_line, place_of
 from distbench.redistribute.expected_shards import chunk_of, own_shard
 from distbench.spec import Scenario
 from distbench.spec.mesh import BATCH_DIMS
-from distbench.torch_private import no_collectives, reduction_dtype
+from distbench.torch_private import around_backward, no_collectives, reduction_dtype
 
 Collect = Callable[[str, torch.Tensor], None]
 F32 = torch.float32
@@ -56,6 +58,21 @@ class Reference:
     values: Mapping[str, torch.Tensor] | None = None  # the parameters', where the scenario sets them itself
     computed_in: torch.dtype = torch.float32  # the least precise dtype of its modules' outputs, such as under autocast
     batch: Any = None  # the global one
+    stepped: "Stepped | None" = None  # after the optimizer's steps, where they were requested
+    backwards: Sequence[Mapping[str, torch.Tensor]] = ()  # gradients after each backward of a step of the user's own
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """Tensors after the optimizer's steps on one device, by label, on the CPU; `why_not` if they are not known.
+
+    Frozen parameters that keep their values are left out.
+    """
+
+    tensors: dict[str, torch.Tensor] = field(default_factory=dict)
+    options: dict[str, dict[str, Any]] = field(default_factory=dict)  # of each parameter's group
+    statistics: frozenset[str] = frozenset()  # labels of buffers that forward updates
+    why_not: str | None = None
 
 
 @dataclass(frozen=True)
@@ -65,6 +82,7 @@ class OneStep:
     loss: float
     output: torch.Tensor | None
     is_random: bool
+    made: Any = None  # the optimizers of a step of the user's own
 
 
 def reference_of(
@@ -73,11 +91,12 @@ def reference_of(
     with_gradients: bool = True,
     values: Mapping[str, torch.Tensor] | None = None,
     built: Blueprint | None = None,
+    gradient_scale: float | None = None,
 ) -> Reference:
     """Compute the step on rank 0's device; nothing stays there. Forward-only steps keep no activations.
 
     `values` are the parameters' where the scenario sets them itself; `built` is the model on the meta device, if there
-    is one that no plan has changed.
+    is one that no plan has changed. With a `gradient_scale` the optimizers get gradients times it, and step.
     """
     assert scenario.build_model is not None
     built = built or blueprint(scenario.build_model, context.seed)
@@ -85,11 +104,6 @@ def reference_of(
     if context.rank != 0:
         return Reference(shapes, built)
     gradients: dict[str, torch.Tensor] = {}
-
-    def collect(name: str, finished: torch.Tensor) -> None:
-        # A part that recomputes its forward in its own backward adds to a parameter several times.
-        gradients[name] = gradients[name] + finished if name in gradients else finished
-
     dtypes: set[torch.dtype] = set()
 
     def note(_: nn.Module, args: Any, output: Any) -> None:
@@ -98,9 +112,77 @@ def reference_of(
     model, batch = model_on_device(scenario, context, built, values), batch_of(scenario).tree
     for module in model.modules():
         module.register_forward_hook(note)
-    step = run_step(scenario, context, model, batch, collect if with_gradients else None)
+    is_stepped, collect = gradient_scale is not None, partial(_add, gradients) if with_gradients else None
+    values_before = _values_before(model, built) if is_stepped else {}
+    backwards: list[dict[str, torch.Tensor]] = []
+
+    def record() -> None:
+        own = {name: each.grad for name, each in model.named_parameters() if each.grad is not None}
+        backwards.append({name: gradient.detach().cpu().float().clone() for name, gradient in own.items()})
+
+    step = run_step(scenario, context, model, batch, collect, after_backward=record if is_stepped else None)
+    stepped = None
+    if gradient_scale is not None and scenario.step is None:
+        stepped = _stepped(scenario, context, model, built, gradients, gradient_scale, values_before)
+    elif gradient_scale is not None and (step.is_random or gradient_scale != 1):
+        stepped = Stepped(why_not="it draws random numbers" if step.is_random else "the plan scales its gradients")
+    elif is_stepped:
+        trained = trained_tensors(dict(model.named_parameters()), step.made, model)
+        stepped = _results(model, built, trained, step.made, values_before)
+    result = step.loss, gradients, step.output, step.is_random
     computed_in = _lowest([*dtypes])
-    return Reference(shapes, built, step.loss, gradients, step.output, step.is_random, values, computed_in, batch)
+    return Reference(shapes, built, *result, values, computed_in, batch, stepped, backwards)
+
+
+def _add(gradients: dict[str, torch.Tensor], name: str, finished: torch.Tensor) -> None:
+    # A part that recomputes its forward in its own backward adds to a parameter several times.
+    gradients[name] = gradients[name] + finished if name in gradients else finished
+
+
+def _values_before(model: nn.Module, built: Blueprint) -> dict[str, torch.Tensor]:
+    """Return copies of frozen parameters and of buffers."""
+    frozen = {name: each.detach().clone() for name, each in model.named_parameters() if not each.requires_grad}
+    return frozen | {name: each.tensor.detach().clone() for name, each in buffers_of(model, built).items()}
+
+
+def _stepped(
+    scenario: Scenario,
+    context: RankContext,
+    model: nn.Module,
+    built: Blueprint,
+    gradients: Mapping[str, torch.Tensor],
+    scale: float,
+    values_before: Mapping[str, torch.Tensor],
+) -> Stepped:
+    """Step the optimizers of a whole model; one that fails on one device is not the step's failure."""
+    states = random_states(context.device)
+    try:
+        trained, made = step_alone(scenario, model, gradients, scale)
+    except Exception as error:
+        return Stepped(why_not=one_line(error))
+    if _differ(states, random_states(context.device)):
+        return Stepped(why_not="it draws random numbers")
+    return _results(model, built, trained, made, values_before)
+
+
+def _results(
+    model: nn.Module,
+    built: Blueprint,
+    trained: dict[str, Trained],
+    made: Any,
+    values_before: Mapping[str, torch.Tensor],
+) -> Stepped:
+    """Return the tensors that were trained; of buffers, statistics and those that changed."""
+    trained = trained | buffers_of(model, built)
+    unchanged = {
+        label
+        for label, before in values_before.items()
+        if not trained[label].is_statistic and torch.equal(trained[label].tensor, before)
+    }
+    tensors = {label: each.tensor.detach().cpu().float() for label, each in trained.items() if label not in unchanged}
+    statistics = frozenset(label for label, each in trained.items() if each.is_statistic)
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    return Stepped(tensors, options_of(made, names), statistics)
 
 
 def reference_of_parts(scenario: Scenario, context: RankContext, whole: Reference, num_parts: int) -> Reference:
@@ -178,12 +260,13 @@ def run_step(
     batch: Any,
     collect: Collect | None,
     dtype: torch.dtype | None = None,
+    after_backward: Callable[[], None] | None = None,
 ) -> OneStep:
     """Run forward, and backward if gradients are collected; gradients move to the CPU as backward finishes them.
 
     No other rank takes part, so nothing in it may communicate. It uses a copy of the batch, its floats cast to `dtype`
     if given. A forward-only scenario returns its output, and 0 for the loss. A step of the user's own runs as a whole;
-    its gradients are those with which each optimizer stepped first.
+    its gradients are those with which each optimizer stepped first, and `after_backward` is called after each backward.
     """
     collect = None if scenario.inference else collect
     runs_forward_backward = collect is not None and scenario.step is None
@@ -204,9 +287,11 @@ def run_step(
         if isinstance(output, torch.Tensor):
             outputs.append(output.detach().cpu().float())
 
-    with no_collectives(), default_dtype_kept():
+    made = made_optimizers(scenario, model) if scenario.step is not None else None
+    with no_collectives(is_alone=scenario.step is not None), default_dtype_kept():
         if scenario.step is not None:
-            loss = _run_user_step(scenario, model, batch, collect)
+            with around_backward(lambda: None, after_backward or (lambda: None)):
+                loss = _run_user_step(scenario, model, batch, made, collect)
         elif scenario.inference:
             loss = torch.zeros((), dtype=torch.float32)
             with forward_alone(context.device):
@@ -220,11 +305,12 @@ def run_step(
             if collect is not None:
                 loss.backward()
     is_random = _differ(before, random_states(context.device))
-    return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random)
+    return OneStep(float(loss.detach()), outputs[0] if outputs else None, is_random, made)
 
 
-def _run_user_step(scenario: Scenario, model: nn.Module, batch: Any, collect: Collect | None) -> torch.Tensor:
-    made = made_optimizers(scenario, model)
+def _run_user_step(
+    scenario: Scenario, model: nn.Module, batch: Any, made: Any, collect: Collect | None
+) -> torch.Tensor:
     with kept_gradients() as kept:
         losses = [loss_of_step(call_step(scenario, model, batch, made)) for _ in range(scenario.period)]
     for name, parameter in model.named_parameters():
@@ -268,14 +354,17 @@ def compare(
     context: RankContext,
     gradient_scale: float | None = 1.0,
     output: torch.Tensor | None = None,
+    is_given: bool = False,
 ) -> Differences:
     """Compare each rank's shards of gradients with the same shards of the reference; return the largest difference.
 
     All ranks must call this together, after backward. `local_loss` is a mean over this rank's part of the batch, None
     if there is no loss; `output` is the model's output of that part. `gradient_scale` is the factor that the plan
-    applies to gradients; None compares no gradients.
+    applies to gradients; None compares no gradients. With `is_given` each rank then has one device's gradients.
     """
-    differences = {} if gradient_scale is None else _gradient_differences(model, reference, context, gradient_scale)
+    differences = {}
+    if gradient_scale is not None:
+        differences = gradient_differences(model, reference, reference.gradients, context, gradient_scale, is_given)
     own_output = None if output is None else _output_difference(output, reference, context)
     gathered = context.gather((local_loss, differences, own_output, reference.loss, reference.is_random))
     all_losses, all_gradients, outputs, (expected_loss, *_), (is_random, *_) = zip(*gathered, strict=True)
@@ -285,26 +374,35 @@ def compare(
         loss,
         None if loss is None else Difference(_or_inf(abs(loss - expected_loss)), abs(expected_loss)),
         {
-            name: _largest_of([gradients[name] for gradients in all_gradients if name in gradients])
+            name: largest_of([gradients[name] for gradients in all_gradients if name in gradients])
             for name in (() if gradient_scale is None else reference.built.parameters)
         },
-        None if output is None else _largest_of(outputs),
+        None if output is None else largest_of(outputs),
         is_random,
         batch_statistics_of(reference.built.model),
         expected_loss,
     )
 
 
-def _gradient_differences(
-    model: nn.Module, reference: Reference, context: RankContext, scale: float
+def gradient_differences(
+    model: nn.Module,
+    reference: Reference,
+    gradients: Mapping[str, torch.Tensor],
+    context: RankContext,
+    scale: float = 1.0,
+    is_given: bool = False,
 ) -> dict[str, Difference]:
+    """Compare this rank's gradients with whole ones on rank 0; with `is_given` then replace them. Collective."""
     differences = {}
     parameters = as_built(model, reference.built)
     # In a pipeline each rank holds a part of the gradients, and all ranks take part in sharing each.
     for name in reference.built.parameters:
-        expected = _shared(reference.gradients.get(name), reference.shapes[name], context)
+        expected = _shared(gradients.get(name), reference.shapes[name], context)
         if name in parameters:
-            differences[name] = _gradient_difference(parameters[name], expected if scale == 1 else expected * scale)
+            expected = expected if scale == 1 else expected * scale
+            differences[name] = _gradient_difference(parameters[name], expected)
+            if is_given and parameters[name].grad is not None:
+                _give(parameters[name].grad, expected)
         # Before the next gradient is made.
         del expected
     return differences
@@ -346,13 +444,24 @@ def _gradient_difference(parameter: Any, expected: torch.Tensor) -> Difference:
     return _difference(gradient, expected_shard, expected)
 
 
+def _give(gradient: Any, expected: torch.Tensor) -> None:
+    """Replace this rank's part of a gradient by its part of the whole one."""
+    if placements := getattr(gradient, "placements", ()):
+        # A pending sum has all of it on the first rank.
+        places = zip(placements, gradient.device_mesh.get_coordinate(), strict=True)
+        is_first = not any(at and each.is_partial() and each.reduce_op == "sum" for each, at in places)
+        expected = own_shard(expected, placements, gradient.device_mesh) * is_first
+    local_part(gradient).copy_(expected)
+
+
 def _difference(got: torch.Tensor, expected: torch.Tensor, whole: torch.Tensor) -> Difference:
     if got.shape != expected.shape:
         return Difference(math.inf, largest(whole))
     return Difference(_or_inf(largest(got.float().cpu() - expected)), largest(whole))
 
 
-def _largest_of(differences: Sequence[Difference]) -> Difference:
+def largest_of(differences: Sequence[Difference]) -> Difference:
+    """Return the largest values of some ranks' differences."""
     return Difference(max(each.apart for each in differences), max(each.size for each in differences))
 
 
@@ -376,7 +485,7 @@ class Rounding:
 
 
 def measured_rounding(scenario: Scenario, context: RankContext, reference: Reference, units: Units = ()) -> Rounding:
-    """Compute the step again on rank 0 with other rounding; `reference` is overwritten with the differences.
+    """Compute the step again on rank 0 with other rounding.
 
     A model of less than f32 is computed in f32; one under a mixed precision policy in that policy's dtype. In any other
     model each parameter moves by one unit in its last place, or in that of the dtype it computes in, such as under
@@ -387,15 +496,16 @@ def measured_rounding(scenario: Scenario, context: RankContext, reference: Refer
     """
     model = model_on_device(scenario, context, reference.built, reference.values)
     by, dtype = _round_otherwise(model, units, reference.computed_in)
-    differences = reference.gradients
-
-    def subtract(name: str, finished: torch.Tensor) -> None:
-        if name in differences:
-            differences[name] -= finished
-
-    step = run_step(scenario, context, model, reference.batch, subtract if differences else None, dtype)
+    rounded: dict[str, torch.Tensor] = {}
+    step = run_step(
+        scenario, context, model, reference.batch, partial(_add, rounded) if reference.gradients else None, dtype
+    )
     apart = 0.0 if step.output is None or reference.output is None else largest(step.output - reference.output)
-    gradients = {name: largest(difference) for name, difference in differences.items()}
+    # A gradient that no rounding reaches is all rounding.
+    gradients = {
+        name: largest(gradient - rounded[name] if name in rounded else gradient)
+        for name, gradient in reference.gradients.items()
+    }
     return Rounding(by, abs(step.loss - reference.loss), gradients, apart)
 
 

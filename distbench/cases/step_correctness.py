@@ -3,7 +3,6 @@ likely causes in its model, batch, loss or functions.
 """
 
 import contextlib
-import hashlib
 import math
 import os
 import statistics
@@ -16,6 +15,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from distbench.cases.optimizer_correctness import OptimizerCheck, of_differing_bits
 from distbench.cases.single_device_reference import (
     F32,
     Difference,
@@ -24,12 +24,14 @@ from distbench.cases.single_device_reference import (
     Rounding,
     compare,
     drawn_in_eval_mode,
+    largest_of,
     lowest_precision,
     measured_rounding,
     reduction_rounding,
     reference_of,
     reference_of_parts,
 )
+from distbench.cases.trained_tensors import digests_of_gradients, fingerprint, part_of
 from distbench.plans.batch import batch_of
 from distbench.plans.model import Blueprint, tensors_of
 from distbench.plans.training_step import ForwardStep, TrainingStep, UserStep
@@ -276,10 +278,18 @@ class StepCheck:
                 "return the loss, and give the optimizer to Scenario(optimizer=...)"
             )
         has_gradients = is_full and not isinstance(step, ForwardStep)
-        reference = self._alone(partial(reference_of, self._scenario, context, has_gradients, values, self._built))
-        self._computed_in = context.gather(reference.computed_in)[0]
         scale = step.gradient_scale if has_gradients else None
-        differences = compare(step.model, loss, reference, context, scale, output)
+        has_optimizer = has_gradients and step.optimizer is not None
+        stepped_with = scale if has_optimizer else None
+        arguments = self._scenario, context, has_gradients, values, self._built, stepped_with
+        reference = self._alone(partial(reference_of, *arguments))
+        self._computed_in = context.gather(reference.computed_in)[0]
+        # Kernels of an accelerator may add in any order.
+        has_bits = has_optimizer and not is_accelerator(context.device.type)
+        bits = digests_of_gradients(step.model) if has_bits else {}
+        is_own_step = isinstance(step, UserStep)
+        is_given = has_optimizer and not is_own_step
+        differences = compare(step.model, loss, reference, context, scale, output, is_given)
         allowance = self._allowance(reference)
         findings = allowance.judged(differences)
         # Small errors need no cause. Random numbers are not rounding, and neither are missing values.
@@ -288,9 +298,38 @@ class StepCheck:
             findings = allowance.judged(differences)
         self.counters = _counters(differences, findings)
         wrong = next((finding for finding in findings if finding.is_wrong), None)
+        if has_optimizer and (wrong is None or (is_own_step and wrong.what.startswith("the gradient"))):
+            tolerance = self._allowance(reference).tolerance
+            check = OptimizerCheck(step, self._scenario, context, reference, tolerance)
+            problem = check() or next(of_differing_bits(context.gather(bits), "gradients"), None)
+            # Of a step of the user's own, gradients after backward show whether it is right up to there.
+            is_right = is_own_step and not self._are_wrong(allowance, differences, check.differences)
+            if wrong is None or is_right:
+                self.counters |= check.counters
+                return problem
         if wrong is None:
             return None
         return "; ".join([str(wrong), *self._likely_causes(differences, loss, reference, allowance)])
+
+    def _are_wrong(
+        self, allowance: Allowance, kept: Differences, after_backward: Sequence[Mapping[str, Difference]]
+    ) -> bool:
+        """Return whether a gradient is wrong after a backward; its size may be that of a scaled loss."""
+        for differences in self._merged(after_backward):
+            sizes = {name: kept.gradients[name].size or each.size for name, each in differences.items()}
+            scaled = {
+                name: Difference(each.apart * sizes[name] / each.size, sizes[name]) if each.size else each
+                for name, each in differences.items()
+            }
+            if any(finding.is_wrong for finding in allowance.judged(Differences(None, None, scaled))):
+                return True
+        return False
+
+    def _merged(self, after_backward: Sequence[Mapping[str, Difference]]) -> Iterator[dict[str, Difference]]:
+        """Yield the largest differences of each backward over all ranks."""
+        for by_rank in zip(*self._context.gather(after_backward), strict=True):
+            names = dict.fromkeys(name for each in by_rank for name in each)
+            yield {name: largest_of([each[name] for each in by_rank if name in each]) for name in names}
 
     def _alone(self, compute: Callable[[], T]) -> T:
         """Run `compute` on rank 0 while the others wait; its error is raised on all ranks, which stay together."""
@@ -345,14 +384,15 @@ class StepCheck:
         is_unsaid = scenario.parallelize is not None and scenario.gradient_divide_factor is None
         compiled = next((name for name, module in step.model.named_modules() if is_compiled(module)), None)
         errors = (each.apart / each.size for each in differences.gradients.values() if each.size)
-        gathered = self._context.gather((fingerprint(batch.tree), held_gradients(step.model)))
-        prints, gradients = zip(*gathered, strict=True)
         random = _dropout_of(reference.built.model) if is_random else None
         in_eval_mode = self._drawn_in_eval_mode(reference) if is_random else None
-        may_couple = not is_random and num_parts > 1 and not isinstance(step, ForwardStep)
-        is_coupled = may_couple and self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
+        # The comparison may have replaced the gradients.
         step.restart()
         rerun = loss if is_random else _run(step, False)[0]
+        gathered = self._context.gather((fingerprint(batch.tree), held_gradients(step.model)))
+        prints, gradients = zip(*gathered, strict=True)
+        may_couple = not is_random and num_parts > 1 and not isinstance(step, ForwardStep)
+        is_coupled = may_couple and self._is_mean_over_parts(differences, loss, reference, allowance, num_parts)
         has_ddp = scenario.plan.ddp is not None
         call = f"call ({place_of(scenario.call)})" if scenario.call is not None else ""
         causes = [
@@ -497,16 +537,6 @@ def _differing(tree: Any, other: Any) -> str | None:
     return None
 
 
-def fingerprint(tree: Any) -> str:
-    """Return a text that is equal for batches with equal tensors."""
-    hasher = hashlib.sha256()
-    for name, tensor in tensors_of(tree):
-        hasher.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
-        dense = tensor.to_dense() if tensor.is_sparse else tensor
-        hasher.update(dense.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return hasher.hexdigest()
-
-
 def held_gradients(model: nn.Module) -> Gradients:
     """Map this rank's parameter names to the part of the parameter on this rank, and the size of its gradient."""
     gradients = {}
@@ -515,10 +545,8 @@ def held_gradients(model: nn.Module) -> Gradients:
         placements = getattr(gradient, "placements", ())
         if gradient is None or any(placement.is_partial() for placement in placements):
             continue
-        coordinate = gradient.device_mesh.get_coordinate() if placements else ()
-        part = tuple(at for at, placement in zip(coordinate, placements, strict=True) if not placement.is_replicate())
         local = gradient.to_local() if placements else gradient
-        gradients[name] = part, float(local.detach().norm())
+        gradients[name] = part_of(gradient), float(local.detach().norm())
     return gradients
 
 

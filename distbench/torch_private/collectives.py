@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from distbench.torch_private.fake_tensors import EndedWork
-from distbench.torch_private.probe import KERNELS, require
+from distbench.torch_private.probe import KERNELS, replaced, require
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
 FAMILIES = ("all_gather", "reduce_scatter", "all_reduce", "all_to_all")
@@ -79,19 +79,35 @@ def each_operator(handle: Callable[[Any, Any, Any], Any], own_dispatch: tuple[ty
 
 
 @contextlib.contextmanager
-def no_collectives() -> Iterator[None]:
+def no_collectives(is_alone: bool = False) -> Iterator[None]:
     """Raise RuntimeError in code that issues a collective, barrier or message.
 
-    Only one rank runs this code, so these would never end, or match those that the others issue next.
+    Only one rank runs this code, so these would never end, or match those that the others issue next. With `is_alone`
+    an all-reduce leaves its tensors as they are, as in a group of one rank.
     """
+    works: list[EndedWork] = []  # C++ keeps half of a work
 
     def refuse(func: Any, args: Any, kwargs: Any) -> Any:
-        name, _ = _names_of(func)
-        if func.namespace in NAMESPACES and (name == "barrier" or name not in SILENT):
+        name, _ = _names_of(func) if func.namespace in NAMESPACES else ("wait_tensor", ())
+        if name != "barrier" and name in SILENT:
+            return func(*args, **kwargs)
+        if not is_alone or kind_of(name) != "all_reduce":
             raise RuntimeError(f"it issues {kind_of(name)}, and no other rank computes this step")
-        return func(*args, **kwargs)
+        if func.namespace == "c10d":
+            works.append(EndedWork(args[0], bool))
+            return args[0], works[-1].boxed()
+        return (
+            args[0]
+            if name.endswith("_")
+            else [each.clone() for each in args[0]]
+            if isinstance(args[0], list)
+            else args[0].clone()
+        )
 
-    with each_operator(refuse):
+    num_ranks: Any = contextlib.nullcontext()
+    if is_alone:
+        num_ranks = replaced(dist, "get_world_size", lambda *_, **__: 1)
+    with num_ranks, each_operator(refuse):
         yield
 
 

@@ -15,13 +15,13 @@ from any_model import GIVEN, SHARDED, batch, on, problems_of, problems_or_error,
 
 from distbench.cases.step_correctness import (
     StepCheck,
-    fingerprint,
     held_gradients,
     of_another_run,
     of_batches,
     of_loss,
     of_replicas,
 )
+from distbench.cases.trained_tensors import fingerprint
 from distbench.plans.batch import Batch, batch_of, loss_of
 from distbench.plans.training_step import TrainingStep
 from distbench.ranks.context import RankContext
