@@ -55,7 +55,7 @@ def hf(
     """hf:FAMILY@SIZE is a transformers model at a published size, under FSDP2 and its own tensor parallel plan.
 
     `layers` and `sequence` are the published ones by default; `batch` is the global one. dtype is bf16 (f32 parameters
-    and reductions, bf16 compute) or f32; checkpoint is none or full. Dropout is off.
+    and reductions, bf16 compute) or f32; checkpoint: full or none. Dropout is off.
     """
     name, _, size = config.partition("@")
     if name not in FAMILIES or size not in FAMILIES[name].sizes:

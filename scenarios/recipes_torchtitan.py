@@ -37,7 +37,7 @@ def registered(name: str) -> Any:
         registry = import_module(f"torchtitan.models.{models[name]}.config_registry")
     except ImportError as error:
         problem = f"torchtitan's registry of {models[name]} cannot be imported ({error})"
-        raise UserError(f"{problem}; install what it needs: {INSTALLS['torchtitan']}") from error
+        raise UserError(f"{problem}; install torchtitan with its requirements: {INSTALLS['torchtitan']}") from error
     try:
         return getattr(registry, name)()
     except (ImportError, RuntimeError, ValueError, AssertionError):  # converters that need a GPU
@@ -67,11 +67,10 @@ def model_of(config: Any, layers: int, degrees: dict[str, int]) -> Any:
     for layer in model.layers:
         layer.attention.inner_attention = ScaledDotProductAttention.Config()
     model.update_from_config(config=own)
-    with torch.device("meta"):
-        return model.build()
+    return model.build()
 
 
-def parallelize(model: nn.Module, mesh: Any, config: Any, layers: int, checkpointing: Any) -> nn.Module:
+def parallelize(model: nn.Module, mesh: Any, config: Any, checkpointing: Any) -> nn.Module:
     """Return the model under torchtitan's own parallelize function, on meshes of its own."""
     from torchtitan.config import CompileConfig
     from torchtitan.distributed import parallel_dims
@@ -79,10 +78,12 @@ def parallelize(model: nn.Module, mesh: Any, config: Any, layers: int, checkpoin
     # It makes a mesh of all ranks on the device type that it found at import.
     parallel_dims.init_device_mesh = lambda *_, **names: mesh._flatten(*names["mesh_dim_names"])
     degrees = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    with torch.device("meta"):
+        model_of(config, 1, degrees)  # raises where they do not divide its heads
     fields = {DEGREES[mesh_dim]: size for mesh_dim, size in degrees.items()}
     parallelism = replace(config.parallelism, **fields, **LEFT_OUT)
     return config.model_spec.parallelize_fn(
-        model_of(config, layers, degrees),
+        model,
         parallel_dims=parallel_dims.ParallelDims.from_config(parallelism, mesh.size()),
         training=config.training,
         parallelism=parallelism,
@@ -129,7 +130,7 @@ def torchtitan(
     if not hasattr(found.model_spec.model, "vocab_size"):
         raise UserError(f"torchtitan:{config} is not a language model, and no batch is known for it; use another one")
     length, batch = sequence or found.training.seq_len, batch or 8 * found.training.local_batch_size
-    own_function = partial(parallelize, config=found, layers=layers, checkpointing=ways[checkpoint])
+    own_function = partial(parallelize, config=found, checkpointing=ways[checkpoint])
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     blocks = FsdpPlan(wrap=("layers.*",), mixed_precision=policy)
     return Scenario(

@@ -19,7 +19,7 @@ from distbench.spec.mesh import format_mesh
 if TYPE_CHECKING:
     from distbench.spec import Job
 
-SEARCH_S = 25.0  # of the child's processor time: later, no further plan is tried for a row
+SEARCH_S = 40.0  # of the child's processor time: later, no further plan is tried for a row
 ROW_TIMEOUT_S = 300.0
 MAX_REASON = 200  # characters
 MADE_UP = ("@tiny", "@small")
@@ -101,6 +101,8 @@ def _lines_of(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
             *(f"--set {name}={near['set'][name]}" for name in near["set"]),
         ]
         yield f"    nearest plan that fits: {' '.join(options)} ({_gib(near)} GiB)"
+    elif row["verdict"] == TOO_LARGE:
+        yield f"    no plan that fits was found within {SEARCH_S:g} s of processor time"
 
 
 def _cut(reason: str) -> str:

@@ -89,7 +89,7 @@ def _recipe(source: str, config: str) -> Entry:
         hint = nearest(config, configs)
         raise UserError(f"no recipe {source}:{config} ({hint}); `distbench list {source}` shows all")
     tags = tuple(tag for tag in entry.tags if tag != "real-size" or not is_small(config))
-    return replace(entry, axes={"config": (config,)}, tags=tags)
+    return replace(entry, axes={"config": (config,)}, params=entry.params | {"config": config}, tags=tags)
 
 
 def read_entries(file: Path) -> list[Entry]:

@@ -97,7 +97,7 @@ class Recipe:
         return _mesh(world, degree(self._variant["config"]) if degree else 1)
 
     def fit(self, mesh: dict[str, int], params: dict[str, Any]) -> Fit:
-        """Return the memory of rank 0: of the whole step, or if that cannot be recorded of what it holds at least."""
+        """Return the memory of rank 0: of the whole step, or its least one if no step can be recorded."""
         at_least = BYTES_PER_PARAMETER * self._num_trained / mesh_size(mesh)
         try:
             scenario = self._scenario(mesh, params, FEW)
@@ -105,7 +105,7 @@ class Recipe:
                 return Fit(mesh, params, at_least, why_not="its plan is not valid", problems=sentences)
             return self._recorded(mesh, params)
         except (UserError, Unsupported) as error:
-            return Fit(mesh, params, at_least, why_not=str(error).removeprefix("it cannot be simulated: "))
+            return Fit(mesh, params, at_least, why_not=str(error).removeprefix("it cannot be simulated").lstrip(":, "))
         except Exception as error:
             return Fit(mesh, params, at_least, why_not=f"it raises {one_line(error)}")
 

@@ -56,7 +56,7 @@ def test_each_recipe_has_a_row_and_the_last_line_counts_verdicts(run: Run, known
     done = run(" ".join(ANSWERS), "--width", "100")
     lines = done.output.splitlines()
     assert lines[0] == "7 recipes of torchtitan on 8 x h100, 75.1 GiB usable each" and done.exit_code == 1
-    assert lines[2].split() == ["a_debugmodel", "8.03", "B", "dp_shard=8,tp=1", "45.6", "fits"]
+    assert lines[2].split() == ["a_debugmodel", "8.03", "G", "dp_shard=8,tp=1", "45.6", "fits"]
     assert "--mesh dp_shard=32,tp=1 --set checkpoint=full (47.4 GiB)" in done.output
     assert "refused" in lines[5] and "it did not end within 300 s" in lines[6]
     assert ">= 45.6  refused" in done.output and "num_heads=3 over 2" in done.output
@@ -89,4 +89,4 @@ def test_json_has_a_line_per_recipe(run: Run, known_host: None) -> None:
 )
 def test_options_that_have_no_effect_are_refused(words: list[str], sentence: str) -> None:
     done = CliRunner().invoke(main, ["check", *words])
-    assert done.exit_code and sentence in str(done.exception or done.output)
+    assert done.exit_code and sentence in " ".join(done.output.split())

@@ -33,6 +33,7 @@ def transformers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def test_a_recipe_is_its_source_with_one_configuration(transformers: None, known_host: None, tmp_path: Path) -> None:
     (entry,) = find("hf:llama@8B")
     assert entry.axes == {"config": ("llama@8B",)} and "real-size" in entry.tags
+    assert entry.params["config"] == "llama@8B"  # from which a search of plans begins
     assert "real-size" not in find("hf:llama@tiny")[0].tags  # which a CPU may run
     targets = ("hf:llama@8B", "hf:qwen3@8B", "hf:llama@8B")
     jobs = jobs_of(Request(targets, device="cpu", out=tmp_path, shapes_only=True), None)
