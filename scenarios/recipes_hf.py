@@ -52,10 +52,11 @@ def hf(
     dtype: str = "bf16",
     checkpoint: str = "none",
 ) -> Scenario:
-    """hf:FAMILY@SIZE is a transformers model at a published size, under FSDP2 and its own tensor parallel plan.
+    """hf:FAMILY@SIZE: 15 model types of transformers at published sizes.
 
-    `layers` and `sequence` are the published ones by default; `batch` is the global one. dtype is bf16 (f32 parameters
-    and reductions, bf16 compute) or f32; checkpoint: full or none. Dropout is off.
+    FSDP2 per block and the model's own tensor parallel plan. `layers` and `sequence` are the published ones by default;
+    `batch` is the global one. dtype is bf16 (f32 parameters and reductions, bf16 compute) or f32; checkpoint: full or
+    none. Dropout is off.
     """
     name, _, size = config.partition("@")
     if name not in FAMILIES or size not in FAMILIES[name].sizes:
