@@ -108,6 +108,7 @@ def test_a_model_at_a_published_size_has_the_published_number_of_parameters(conf
     assert (scenario.step_plan.tp == "auto") == (config in ("llama@8B", "mixtral@8x7B"))
 
 
+@pytest.mark.filterwarnings("ignore")  # of torchtitan's imports
 def test_torchtitans_configurations_are_built_with_their_own_parallelize_function() -> None:
     reason = "torchtitan is not installed with all that its registries import"
     try:
