@@ -37,7 +37,9 @@ def registered(name: str) -> Any:
         registry = import_module(f"torchtitan.models.{models[name]}.config_registry")
     except ImportError as error:
         problem = f"torchtitan's registry of {models[name]} cannot be imported ({error})"
-        raise UserError(f"{problem}; install that module, or all that torchtitan requires: {INSTALLS['torchtitan']}") from error
+        raise UserError(
+            f"{problem}; install that module, or all that torchtitan requires: {INSTALLS['torchtitan']}"
+        ) from error
     try:
         return getattr(registry, name)()
     except (ImportError, RuntimeError, ValueError, AssertionError):  # converters that need a GPU
