@@ -15,15 +15,18 @@ from distbench.cli.options import (
     format_option,
     mesh_option,
     quick_option,
+    refuse_with,
+    refuse_without,
     say_lines,
     scenario_names,
     set_option,
     width_option,
 )
 from distbench.processes import ask_child
-from distbench.spec import format_mesh
+from distbench.spec import UserError, format_mesh
 from distbench.spec.mesh import RANKS_PER_CPU, mesh_size
 from distbench.spec.printable_text import count_text
+from distbench.spec.recipes import INSTALLS
 
 if TYPE_CHECKING:
     from distbench.spec import Job
@@ -34,24 +37,43 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 
 
 @click.command()
-@click.argument("scenarios", nargs=-1, required=True, metavar="SCENARIO...", shell_complete=scenario_names)
+@click.argument("scenarios", nargs=-1, metavar="SCENARIO...", shell_complete=scenario_names)
 @set_option
 @mesh_option("At most 65536 ranks. Default: the scenario's own.")
 @quick_option("")
+@click.option("--all", "source", type=click.Choice([*INSTALLS]), help="Check all recipes against a memory size.")
+@click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Its memory, with --all.")
+@click.option("--world", type=click.IntRange(1), metavar="N", help="Number of devices, with --all. Default: a node's.")
 @format_option("table", "json")
 @width_option
 def check(
-    scenarios: tuple[str, ...], choices: tuple[str, ...], mesh: dict[str, int] | None, quick: bool, form: str
+    scenarios: tuple[str, ...],
+    choices: tuple[str, ...],
+    mesh: dict[str, int] | None,
+    quick: bool,
+    source: str | None,
+    hardware: str,
+    world: int | None,
+    form: str,
 ) -> None:
     """Check whether plans can work on a mesh of any size, and list every problem; no ranks are started.
 
-    Exits with 2 if there are problems.
+    Exits with 2 if there are problems; with --all, with 1 if a recipe has no plan that fits.
 
     \b
     Examples:
       distbench check llama_2d --mesh dp_shard=512,tp=8 --set batch=512
       distbench check my_model.py --mesh tp=3
+      distbench check --all hf --hardware h100 --world 8
     """
+    if source is not None:
+        from distbench.cli.check_all import check_all
+
+        refuse_with("--all", "scenarios", "mesh", "quick")
+        sys.exit(0 if check_all(source, choices, hardware, world, form) else 1)
+    refuse_without("--all", "hardware", "world")
+    if not scenarios:
+        raise UserError("check needs a SCENARIO or --all SOURCE; `distbench list` shows scenarios")
     from distbench.launch import Request, jobs_of
 
     request = Request(scenarios, choices, mesh, "cpu", quick, started_at=STARTED_AT, shapes_only=True)

@@ -310,6 +310,10 @@ def set_up(target: str, texts: Sequence[str], world: int | None, mesh: Mapping[s
     several = {name: values for name, values in swept.items() if len(values) > 1}
     axes = {name: tuple(sorted(values, key=lambda value: value != base[name])) for name, values in several.items()}
     note, all_texts = _scaled_batch(entry, base, chosen, size, quick), list(texts)
+    # A recipe's configuration, which the name of its scenario does not have.
+    all_texts += [
+        f"{name}={values[0]}" for name, values in entry.axes.items() if len(values) == 1 and name not in chosen
+    ]
     if note:
         name = next(name for name in BATCH_NAMES if name in base)
         all_texts.append(f"{name}={base[name]}")

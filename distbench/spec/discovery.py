@@ -2,13 +2,14 @@
 
 import ast
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import read_text
 from distbench.spec.mesh import check_mesh_dims
+from distbench.spec.recipes import INSTALLS, is_small, recipe_configs
 
 MAX_SCENARIO_BYTES = 16 << 20
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -52,8 +53,12 @@ def list_entries() -> list[Entry]:
 
 
 def find(target: str) -> list[Entry]:
-    """Return the scenarios of a name, `path/file.py` (all of it) or `path/file.py::name`; `UserError` without one."""
+    """Return the scenarios of a name, a recipe `SOURCE:CONFIG`, `path/file.py` (all of it) or `path/file.py::name`;
+    `UserError` without one."""
     path, separator, name = target.partition("::")
+    source, _, config = target.partition(":")
+    if source in INSTALLS:
+        return [_recipe(source, config)]
     if separator or path.endswith(".py"):
         file = Path(path)
         if not file.is_file():
@@ -72,6 +77,19 @@ def find(target: str) -> list[Entry]:
         raise UserError(f"{target!r} is a folder; give one of its .py files, or the name of a scenario")
     hint = nearest(name, [entry.name for entry in entries])
     raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
+
+
+def _recipe(source: str, config: str) -> Entry:
+    """Return the source's scenario with this configuration alone, or with all of them."""
+    (entry,) = (entry for entry in list_entries() if entry.name == source)
+    configs = recipe_configs(source)
+    if not config:
+        return replace(entry, axes={"config": tuple(configs)})
+    if config not in configs:
+        hint = nearest(config, configs)
+        raise UserError(f"no recipe {source}:{config} ({hint}); `distbench list {source}` shows all")
+    tags = tuple(tag for tag in entry.tags if tag != "real-size" or not is_small(config))
+    return replace(entry, axes={"config": (config,)}, params=entry.params | {"config": config}, tags=tags)
 
 
 def read_entries(file: Path) -> list[Entry]:

@@ -17,6 +17,9 @@ NEED_VALUES = (
     *("DataDependentOutputException", "DynamicOutputShapeException"),
     *("UnsupportedFakeTensorException", "UnsupportedOperatorException"),
 )
+# What autocast computes in its own dtype, and in f32, of torch's lists for accelerators.
+IN_AUTOCAST_DTYPE = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention", "conv2d")
+IN_F32 = ("softmax.int", "log_softmax.int", "layer_norm", "cross_entropy_loss", "nll_loss", "mse_loss")
 # Accelerators have kernels for these, a CPU does not.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
@@ -131,7 +134,28 @@ def _kernels_of_accelerators() -> Any:
         library.impl(name.removeprefix("aten::"), never, "PrivateUse1")
     # Without a kernel torch would decompose attention into multiplications of queries and keys.
     library.impl("scaled_dot_product_attention", _flash_attention, "AutogradPrivateUse1")
-    return library
+    others = torch.library.Library("_", "IMPL")
+    others.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
+    for name in (*IN_AUTOCAST_DTYPE, *IN_F32):
+        library.impl(name, _under_autocast(name), "AutocastPrivateUse1")
+    return library, others
+
+
+def _under_autocast(name: str) -> Callable[..., Any]:
+    """Return an operator that casts its floating point inputs, as accelerators' kernels do under autocast."""
+    operator = getattr(getattr(torch.ops.aten, name.partition(".")[0]), name.partition(".")[2] or "default")
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        device_type = args[0].device.type
+        dtype = torch.float32 if name in IN_F32 else torch.get_autocast_dtype(device_type)
+
+        def cast(value: Any) -> Any:
+            return value.to(dtype) if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        with torch.autocast(device_type, enabled=False):
+            return operator(*map(cast, args), **{key: cast(value) for key, value in kwargs.items()})
+
+    return run
 
 
 @contextlib.contextmanager
@@ -243,7 +267,8 @@ def _flash_attention(
     is_causal: bool = False,
     **options: Any,
 ) -> torch.Tensor:
-    """scaled_dot_product_attention by its flash kernel; with a mask, by the kernel that takes it as a bias.
+    """scaled_dot_product_attention by its flash kernel; with a mask, or values of another size than queries, by the
+    kernel that takes these.
 
     No kernel accepts queries that are not (batch, heads, sequence, head): an accelerator decomposes those.
     """
@@ -252,7 +277,7 @@ def _flash_attention(
     if query.ndim != 4:
         multiplied_out = aten._scaled_dot_product_attention_math
         return multiplied_out(query, key, value, attn_mask, dropout_p, is_causal, None, **options)[0]
-    if attn_mask is None:
+    if attn_mask is None and value.shape[-1] == query.shape[-1]:
         flash = aten._scaled_dot_product_flash_attention
         return flash(query, key, value, dropout_p, is_causal, False, scale=scale)[0]
     efficient = aten._scaled_dot_product_efficient_attention

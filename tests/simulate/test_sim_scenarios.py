@@ -31,7 +31,7 @@ FIRST = {"ddp": {"knob": "static_graph"}}
 # first, of models at their real size (a layer of it) one.
 ALL = "DISTBENCH_ALL_VARIANTS" in os.environ
 SOME, VARIANTS = (1, 100) if ALL else (60, 1)
-FULL_SIZE = [one.name for one in list_entries() if "real-size" in one.tags]
+FULL_SIZE = [one.name for one in list_entries() if "real-size" in one.tags and "recipe" not in one.tags]
 FULL_SIZE = FULL_SIZE if ALL else ["llama3_8b"]
 NUM_LAYERS = {"num_layers": 1}
 TOO_OLD = {"spmd_mesh"} if needs_newer(SPMD_MESH) else set()

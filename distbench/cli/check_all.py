@@ -1,0 +1,135 @@
+"""`distbench check --all SOURCE`: every recipe of a source against a machine's memory, a row each as it is ready."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from distbench.cli import STARTED_AT
+from distbench.cli.options import say, say_lines
+from distbench.processes import ask_child
+from distbench.spec.errors import UserError
+from distbench.spec.mesh import format_mesh
+
+if TYPE_CHECKING:
+    from distbench.spec import Job
+
+SEARCH_S = 40.0  # of the child's processor time: later, no further plan is tried for a row
+ROW_TIMEOUT_S = 300.0
+MAX_REASON = 200  # characters
+MADE_UP = ("@tiny", "@small")
+FITS, TOO_LARGE, INVALID, REFUSED = "fits", "does not fit", "plan invalid", "refused"
+
+
+def check_all(source: str, choices: tuple[str, ...], hardware_name: str, world: int | None, form: str) -> bool:
+    """Print one row per recipe, in their order; return whether each has a plan that fits.
+
+    Raises:
+        UserError: the source's package is not installed, or the hardware file or a choice is not valid.
+    """
+    from distbench.launch import Request, jobs_of
+    from distbench.simulate.hardware_file import load_hardware
+    from distbench.spec.recipes import recipe_configs
+
+    hardware = load_hardware(hardware_name)
+    configs = [config for config in recipe_configs(source) if not config.endswith(MADE_UP)]
+    world = world or hardware.devices_per_node
+    targets = tuple(f"{source}:{config}" for config in configs)
+    request = Request(targets, choices, None, "cpu", started_at=STARTED_AT, shapes_only=True)
+    jobs = jobs_of(request, None)
+    if form == "table":
+        usable_gib = hardware.usable_bytes / 2**30
+        say_lines(
+            [f"{len(configs)} recipes of {source} on {world} x {hardware.name}, {usable_gib:.1f} GiB usable each"]
+        )
+        widths = _widths(configs)
+        say(_columns(("recipe", "parameters", "mesh", "GiB per rank", "verdict"), widths))
+    rows = []
+    with ThreadPoolExecutor(min(2, os.cpu_count() or 1)) as pool:
+        try:
+            for row in pool.map(partial(_row, world=world, hardware=hardware_name), configs, jobs):
+                rows.append(row)
+                if form == "json":
+                    click.echo(json.dumps(row))
+                else:
+                    say_lines(_lines_of(row, widths))
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
+            raise
+    has_plan = [row["verdict"] == FITS or bool(row.get("nearest")) for row in rows]
+    if form == "table":
+        say_lines([_answer(rows, all(has_plan))])
+    return all(has_plan)
+
+
+def _row(config: str, job: "Job", world: int, hardware: str) -> dict[str, Any]:
+    """Return the child's row with `recipe`, `verdict`, `reason` and `seconds`; a failure is a row, too."""
+    begun = time.monotonic()
+    question = {"job": job.to_record(), "world": world, "hardware": hardware, "limit_s": SEARCH_S}
+    try:
+        row = ask_child("recipe_fit", given=question, timeout_s=ROW_TIMEOUT_S)
+        verdict = FITS if row["fits"] else INVALID if row["problems"] else REFUSED if row["why_not"] else TOO_LARGE
+        if verdict == REFUSED and row["peak_bytes"] > row["usable_bytes"]:
+            verdict = TOO_LARGE
+        reason = "; ".join(row.pop("problems")) or row.pop("why_not")
+    except UserError as error:
+        row, verdict, reason = {}, REFUSED, str(error)
+    about = {"recipe": config, "verdict": verdict, "reason": reason, "seconds": round(time.monotonic() - begun, 1)}
+    return about | row
+
+
+def _lines_of(row: Mapping[str, Any], widths: Sequence[int]) -> Iterator[str]:
+    from distbench.show.units import count_text
+
+    cells = [row["recipe"], "-", "-", "-", row["verdict"]]
+    if "mesh" in row:
+        bound = "" if row["depth"] else ">= "
+        cells[1:4] = [count_text(row["num_parameters"]), format_mesh(row["mesh"]), bound + _gib(row)]
+    yield _columns(cells, widths)
+    if row["reason"]:
+        yield f"    {_cut(row['reason'])}"
+    if own := row.get("own_plan"):
+        yield f"    FSDP2 per block, since the recipe's own plan fails: {_cut(own)}"
+    if near := row.get("nearest"):
+        options = [
+            f"--mesh {format_mesh(near['mesh'])}",
+            *(f"--set {name}={near['set'][name]}" for name in near["set"]),
+        ]
+        yield f"    nearest plan that fits: {' '.join(options)} ({_gib(near)} GiB)"
+    elif row["verdict"] == TOO_LARGE:
+        yield f"    no plan that fits was found within {SEARCH_S:g} s of processor time"
+
+
+def _cut(reason: str) -> str:
+    return reason if len(reason) <= MAX_REASON else f"{reason[:MAX_REASON]} ..."
+
+
+def _gib(row: Mapping[str, Any]) -> str:
+    return f"{row['peak_bytes'] / 2**30:.1f}"
+
+
+def _widths(configs: Sequence[str]) -> list[int]:
+    return [max(map(len, configs)), 10, len("dp_shard=1024,tp=1"), 12, 0]
+
+
+def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
+    is_right = (False, True, False, True, False)
+    padded = zip(cells, widths, is_right, strict=True)
+    return "  ".join(cell.rjust(width) if right else cell.ljust(width) for cell, width, right in padded).rstrip()
+
+
+def _answer(rows: Sequence[Mapping[str, Any]], is_pass: bool) -> str:
+    """`PASS: ...` or `FAIL: ...` with the count of each verdict."""
+    counts = {
+        verdict: sum(row["verdict"] == verdict for row in rows) for verdict in (FITS, TOO_LARGE, INVALID, REFUSED)
+    }
+    near = sum(bool(row.get("nearest")) for row in rows)
+    parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]
+    plans = f" ({near} with a plan that fits)" if near else ""
+    text = f"{', '.join(parts)}{plans}, of {len(rows)} recipes"
+    return f"PASS: {text}" if is_pass else f"FAIL: {text}. Use the reasons above to change a recipe or leave it out"

@@ -1,0 +1,186 @@
+"""Whether a recipe's step fits on a device, and the nearest plan that does, from recordings of few layers."""
+
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from distbench.plans.batch import batch_of
+from distbench.plans.model import blueprint
+from distbench.plans.plan_check import problems
+from distbench.ranks.failure import one_line
+from distbench.simulate.hardware_file import load_hardware
+from distbench.simulate.recorded_step import SEED, recorded
+from distbench.simulate.recording import Allocated, Collective, Freed, Operator, Recording, StepBegun
+from distbench.spec import Job, Scenario, UserError
+from distbench.spec.mesh import BATCH_DIMS, mesh_size
+from distbench.torch_private import Unsupported, fake_ranks
+from distbench.worker.plan_rehearsal import rank_of
+from distbench.worker.rank_session import declared, load_scenario
+
+# Recorded depths; the difference is a multiple of the period of layers that alternate.
+FEW, MORE = 4, 6
+# f32 parameters, gradients and the two moments of AdamW.
+BYTES_PER_PARAMETER = 16
+MAX_DEVICES = 1 << 14
+TP_WITHIN_NODE = 8
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Memory of one rank.
+
+    Args:
+        params: arguments of the scenario that differ from its defaults, in addition to the batch.
+        peak_bytes: alive at the peak, or of parameters, gradients and optimizer alone if `why_not` is set.
+        depth: how many layers were recorded, in words.
+        why_not: why no step was recorded.
+    """
+
+    mesh: dict[str, int]
+    params: dict[str, Any]
+    peak_bytes: float
+    depth: str = ""
+    why_not: str = ""
+    problems: list[str] = field(default_factory=list)
+
+
+def recipe_fit(question: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `distbench check --all` as plain data.
+
+    Args:
+        question: `job` of one variant, `world` (devices), `hardware` (a file's name) and `limit_s`: seconds of this
+            process after which no further plan is tried.
+
+    Raises:
+        UserError: the configuration cannot be built.
+    """
+    job, world, hardware = Job.from_record(question["job"]), question["world"], load_hardware(question["hardware"])
+    (variant,) = job.variants
+    recipe = Recipe(load_scenario(Path(job.file), job.scenario), variant, dict(job.mesh))
+    usable = hardware.usable_bytes
+    row: dict[str, Any] = {"num_parameters": recipe.num_parameters, "usable_bytes": usable}
+    first = recipe.fit(recipe.own_mesh(world), {})
+    if first.why_not and "plan" in variant and not first.problems:
+        row["own_plan"], first = first.why_not, recipe.fit(recipe.own_mesh(world), {"plan": "fsdp"})
+    row |= {"mesh": first.mesh, "set": first.params, "peak_bytes": first.peak_bytes, "depth": first.depth}
+    row |= {"why_not": first.why_not, "problems": first.problems}
+    row["fits"] = not (first.why_not or first.problems) and first.peak_bytes <= usable
+    if not row["fits"] and not (first.why_not and first.peak_bytes <= usable):
+        near = recipe.nearest(first, usable, question["limit_s"])
+        row["nearest"] = near and {"mesh": near.mesh, "set": near.params, "peak_bytes": near.peak_bytes}
+    return row | {"process_s": round(time.process_time(), 1)}
+
+
+class Recipe:
+    """A configuration, and its memory on meshes.
+
+    Args:
+        mesh: the scenario's own, whose data parallel ranks have the default batch.
+    """
+
+    def __init__(self, function: Callable[..., Scenario], variant: Mapping[str, Any], mesh: Mapping[str, int]) -> None:
+        self._function, self._variant = function, variant
+        scenario = declared(function, dict(variant))
+        assert scenario.build_model is not None
+        model = blueprint(scenario.build_model, SEED, with_values=False).model
+        self.num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        self._num_trained = sum(parameter.numel() for parameter in model.parameters() if parameter.requires_grad)
+        self._has_tp = scenario.step_plan.tp is not None
+        self._batch_per_rank = batch_of(scenario).length / _data_parallel(mesh)
+
+    def own_mesh(self, world: int) -> dict[str, int]:
+        """Return the mesh to try first: FSDP over all devices but those of the configuration's own tensor parallel."""
+        degree = getattr(sys.modules[self._function.__module__], "own_tensor_parallel", None)
+        return _mesh(world, degree(self._variant["config"]) if degree else 1)
+
+    def fit(self, mesh: dict[str, int], params: dict[str, Any]) -> Fit:
+        """Return the memory of rank 0: of the whole step, or its least one if no step can be recorded."""
+        at_least = BYTES_PER_PARAMETER * self._num_trained / mesh_size(mesh)
+        try:
+            scenario = self._scenario(mesh, params, FEW)
+            if sentences := _problems(scenario, mesh):
+                return Fit(mesh, params, at_least, why_not="its plan is not valid", problems=sentences)
+            return self._recorded(mesh, params)
+        except (UserError, Unsupported) as error:
+            return Fit(mesh, params, at_least, why_not=str(error).removeprefix("it cannot be simulated").lstrip(":, "))
+        except Exception as error:
+            return Fit(mesh, params, at_least, why_not=f"it raises {one_line(error)}")
+
+    def nearest(self, first: Fit, usable: float, limit_s: float) -> Fit | None:
+        """Return the first plan that fits: recomputed activations, more devices, then tensor parallel within a node."""
+        world, own_tp = mesh_size(first.mesh), first.mesh["tp"]
+        for degree in dict.fromkeys((own_tp, TP_WITHIN_NODE) if self._has_tp else (own_tp,)):
+            held = BYTES_PER_PARAMETER * self._num_trained
+            size = max(world, degree)
+            while size <= MAX_DEVICES and time.process_time() < limit_s:
+                if held / size < usable:
+                    fit = self.fit(_mesh(size, degree), {**first.params, "checkpoint": "full"})
+                    if fit.why_not:
+                        break
+                    if fit.peak_bytes <= usable:
+                        return fit
+                    # More devices hold less of the parameters each, and as many activations.
+                    if (rest := fit.peak_bytes - held / size) >= usable:
+                        break
+                    while held / (2 * size) + rest > usable:
+                        size *= 2
+                size *= 2
+        return None
+
+    def _scenario(self, mesh: Mapping[str, int], params: Mapping[str, Any], layers: int) -> Scenario:
+        batch = round(self._batch_per_rank * _data_parallel(mesh))
+        return declared(self._function, {**self._variant, **params, "layers": layers, "batch": batch})
+
+    def _recorded(self, mesh: dict[str, int], params: dict[str, Any]) -> Fit:
+        few, more = (self._recording(mesh, params, layers) for layers in (FEW, MORE))
+        per_layer = (more.head.num_parameters - few.head.num_parameters) / (MORE - FEW)
+        if not per_layer or more.head.num_parameters >= self.num_parameters:
+            whole = more if more.head.num_parameters == self.num_parameters else self._recording(mesh, params, 0)
+            return Fit(mesh, params, max(peaks_of(whole).values()), "all")
+        num_layers = FEW + (self.num_parameters - few.head.num_parameters) / per_layer
+        peaks, peaks_of_more = peaks_of(few), peaks_of(more)
+        slopes = {phase: (peaks_of_more[phase] - peak) / (MORE - FEW) for phase, peak in peaks.items()}
+        peak = max(peak + slopes[phase] * (num_layers - FEW) for phase, peak in peaks.items())
+        return Fit(mesh, params, peak, f"{FEW} and {MORE} of {num_layers:.0f}")
+
+    def _recording(self, mesh: dict[str, int], params: dict[str, Any], layers: int) -> Recording:
+        return recorded(self._scenario(mesh, params, layers), self._variant["config"], "", mesh).recording
+
+
+def _mesh(world: int, degree: int) -> dict[str, int]:
+    return {"dp_shard": max(world // degree, 1), "tp": degree}
+
+
+def _data_parallel(mesh: Mapping[str, int]) -> int:
+    return mesh_size({name: size for name, size in mesh.items() if name in BATCH_DIMS})
+
+
+def _problems(scenario: Scenario, shape: Mapping[str, int]) -> list[str]:
+    assert scenario.build_model is not None
+    with fake_ranks(shape) as mesh:
+        model = blueprint(scenario.build_model, SEED, with_values=False).model
+        return problems(model, batch_of(scenario), scenario.step_plan, rank_of(mesh, SEED))
+
+
+def peaks_of(recording: Recording) -> dict[str, int]:
+    """Return the bytes that are alive at most in each phase of the last step.
+
+    In one phase they are linear in the number of layers that are alike, which the peak of the step is not.
+    """
+    sizes: dict[int, int] = {}
+    alive, phase, peaks = 0, recording.head.phases[0], dict.fromkeys(recording.head.phases, 0)
+    for event in recording.events:
+        if isinstance(event, Allocated):
+            sizes[event.block] = event.num_bytes
+            alive += event.num_bytes
+        elif isinstance(event, Freed):
+            alive -= sizes.pop(event.block)
+        elif isinstance(event, StepBegun):
+            peaks = dict.fromkeys(peaks, 0)
+        elif isinstance(event, Operator | Collective):
+            phase = event.phase
+        peaks[phase] = max(peaks.get(phase, 0), alive)
+    return peaks

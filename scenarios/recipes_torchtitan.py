@@ -1,0 +1,149 @@
+"""torchtitan's registered configurations, each laid out by its own parallelize function: no weights, no data set."""
+
+import copy
+from dataclasses import replace
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy
+from torchtitan.tools import utils
+
+from distbench.spec import FsdpPlan, ParallelPlan, Scenario, UserError, scenario
+from distbench.spec.errors import nearest
+from distbench.spec.recipes import INSTALLS, recipe_configs, registries
+
+utils.device_type = "cpu"  # without an accelerator it takes the device for CUDA
+# Mesh dim of distbench to the field of torchtitan's ParallelismConfig.
+DEGREES = {
+    "dp_replicate": "data_parallel_replicate_degree",
+    "dp_shard": "data_parallel_shard_degree",
+    "cp": "context_parallel_degree",
+    "tp": "tensor_parallel_degree",
+}
+# With expert parallelism its dispatcher reads a mesh that is not made on a fake process group.
+LEFT_OUT = {"spmd_backend": "partial_dtensor", "expert_parallel_degree": 1}
+
+
+def registered(name: str) -> Any:
+    """Return a configuration of torchtitan, as its `--config` finds it."""
+    models = registries()
+    if name not in models:
+        raise UserError(f"no recipe torchtitan:{name} ({nearest(name, recipe_configs('torchtitan'))})")
+    try:
+        registry = import_module(f"torchtitan.models.{models[name]}.config_registry")
+    except ImportError as error:
+        problem = f"torchtitan's registry of {models[name]} cannot be imported ({error})"
+        raise UserError(
+            f"{problem}; install that module, or all that torchtitan requires: {INSTALLS['torchtitan']}"
+        ) from error
+    try:
+        return getattr(registry, name)()
+    except (ImportError, RuntimeError, ValueError, AssertionError):  # converters that need a GPU
+        plain = registry.model_registry
+        registry.model_registry = lambda flavor, **_: plain(flavor)
+        return getattr(registry, name)()
+
+
+def own_tensor_parallel(name: str) -> int:
+    """Return the degree that a configuration sets."""
+    return registered(name).parallelism.tensor_parallel_degree
+
+
+def model_of(config: Any, layers: int, degrees: dict[str, int]) -> Any:
+    """Return the model for these degrees of parallelism, with causal scaled_dot_product_attention.
+
+    Its own attention is flex attention, which is compiled for GPUs, over masks of packed documents.
+    """
+    from torchtitan.models.common.attention import ScaledDotProductAttention
+
+    own = copy.deepcopy(config)
+    fields = {field: degrees.get(mesh_dim, 1) for mesh_dim, field in DEGREES.items()}
+    own.parallelism = replace(own.parallelism, **fields, **LEFT_OUT)
+    model = own.model_spec.model
+    if layers:
+        model.layers = model.layers[:layers]
+    for layer in model.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    model.update_from_config(config=own)
+    return model.build()
+
+
+def parallelize(model: nn.Module, mesh: Any, config: Any, checkpointing: Any) -> nn.Module:
+    """Return the model under torchtitan's own parallelize function, on meshes of its own."""
+    from torchtitan.config import CompileConfig
+    from torchtitan.distributed import parallel_dims
+
+    # It makes a mesh of all ranks on the device type that it found at import.
+    parallel_dims.init_device_mesh = lambda *_, **names: mesh._flatten(*names["mesh_dim_names"])
+    degrees = dict(zip(mesh.mesh_dim_names, mesh.shape, strict=True))
+    with torch.device("meta"):
+        model_of(config, 1, degrees)  # raises where they do not divide its heads
+    fields = {DEGREES[mesh_dim]: size for mesh_dim, size in degrees.items()}
+    parallelism = replace(config.parallelism, **fields, **LEFT_OUT)
+    return config.model_spec.parallelize_fn(
+        model,
+        parallel_dims=parallel_dims.ParallelDims.from_config(parallelism, mesh.size()),
+        training=config.training,
+        parallelism=parallelism,
+        compile_config=CompileConfig(),
+        ac_config=checkpointing,
+        dump_folder="",
+    )
+
+
+def batch_of(batch: int, sequence: int, vocab_size: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Token ids and targets, each (batch, sequence)."""
+    torch.manual_seed(0)
+    tokens = torch.randint(vocab_size, (2, batch, sequence))
+    return tokens[0], tokens[1]
+
+
+def loss_of(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy of (batch, sequence, vocabulary), over all logits at once."""
+    return F.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())
+
+
+@scenario(mesh={"dp_shard": 8, "tp": 1}, tags=("fsdp", "tp", "recipe", "real-size"))
+def torchtitan(
+    *,
+    config: str = "llama3_debugmodel",
+    layers: int = 0,
+    sequence: int = 0,
+    batch: int = 0,
+    checkpoint: str = "own",
+    plan: str = "own",
+) -> Scenario:
+    """torchtitan:CONFIG: torchtitan's registered configurations under its own plan.
+
+    `layers` and `sequence` are the configuration's by default; `batch` is the global one, by default 8 times the
+    configuration's local one. checkpoint is own, none or full; plan is own, or fsdp for FSDP2 of each block alone.
+    Attention is causal scaled_dot_product_attention, the loss is of all logits at once, the optimizer is AdamW.
+    """
+    from torchtitan.distributed.activation_checkpoint import FullAC
+
+    found = registered(config)
+    ways = {"own": found.activation_checkpoint, "none": None, "full": FullAC.Config()}
+    if checkpoint not in ways or plan not in ("own", "fsdp"):
+        raise UserError(f"checkpoint={checkpoint}, plan={plan} cannot be used; give own, none or full, and own or fsdp")
+    if not hasattr(found.model_spec.model, "vocab_size"):
+        raise UserError(f"torchtitan:{config} is not a language model, and no batch is known for it; use another one")
+    length, batch = sequence or found.training.seq_len, batch or 8 * found.training.local_batch_size
+    own_function = partial(parallelize, config=found, checkpointing=ways[checkpoint])
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    blocks = FsdpPlan(wrap=("layers.*",), mixed_precision=policy)
+    return Scenario(
+        build_model=partial(model_of, found, layers, {}),
+        make_batch=partial(batch_of, batch, length, found.model_spec.model.vocab_size),
+        num_tokens=batch * length,
+        loss=loss_of,
+        optimizer=partial(torch.optim.AdamW, lr=3e-4, foreach=True),
+        parallelize=own_function if plan == "own" else None,
+        plan=ParallelPlan(loss_parallel=True)
+        if plan == "own"
+        else ParallelPlan(fsdp=blocks, checkpoint=() if checkpoint == "none" else ("layers.*",)),
+        gradient_divide_factor=1 if plan == "own" else None,
+    )
