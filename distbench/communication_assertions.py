@@ -24,13 +24,13 @@ from distbench.observe.module_attribution import (
     IssueContext,
     tracked_collectives,
 )
-from distbench.plans.training_step import SCHEDULE
+from distbench.plans.user_step import OTHER
 from distbench.spec import ParallelPlan
 from distbench.spec.errors import UserError, nearest
 from distbench.spec.file_io import write_whole
-from distbench.torch_private import FAMILIES, OTHERS, CollectiveCall, issued_collectives, tensors_in
+from distbench.torch_private import FAMILIES, OTHERS, CollectiveCall, around_backward, issued_collectives
 
-PHASES = ("forward", "backward", "optimizer")
+PHASES = ("forward", "backward", "optimizer", OTHER)
 CASE = "communication"
 
 
@@ -77,7 +77,8 @@ class SeenCommunication:
             kind: "all_gather", "reduce_scatter", "all_reduce", "all_to_all", "broadcast", "send", ...; None for all.
             on: name of the mesh dim, several joined by "x"; "?" for groups of no mesh dim.
             module: glob pattern of the names of owners, "(root)" for the model itself; `*` matches dots, too.
-            phase: "forward", "backward" (recomputation included) or "optimizer".
+            phase: "forward", "backward" (recomputation included), "optimizer" or "other" (between backward
+                and optimizer: clipping).
 
         Raises:
             UserError: no such kind, mesh dim, module or phase, so that a misspelt name is not counted as 0.
@@ -180,7 +181,7 @@ def communication(
     names = [name for name, _ in model.named_modules()] if model is not None else []
     sizes = {name: size for each in meshes for name, size in zip(each.mesh_dim_names or (), each.shape, strict=False)}
     seen = SeenCommunication(names, sizes, Path(folder), update)
-    with tracked_collectives(model, (SCHEDULE,), ParallelPlan(), meshes) as tracker, _phases(model) as phase_of:
+    with tracked_collectives(model, ("forward",), ParallelPlan(), meshes) as tracker, _phases(model) as phase_of:
 
         def on_issue(call: CollectiveCall) -> None:
             issued_in = tracker.issue_context(call)
@@ -197,42 +198,30 @@ def _meshes_of(model: nn.Module | None) -> list[DeviceMesh]:
 
 @contextlib.contextmanager
 def _phases(model: nn.Module | None) -> Iterator[Callable[[IssueContext], str]]:
-    """Yield a function from a collective's context to its phase.
+    """Yield a function from a collective's context to its phase, by what runs, as in a step of the user's own."""
+    running: list[str] = []
+    is_after_backward = False
 
-    Collectives outside of modules and of backward, once backward has begun, are the optimizer's (clipping, too).
-    """
-    is_stepping, has_backward = False, False
+    def begin(phase: str) -> Callable[..., None]:
+        return lambda *_: running.append(phase)
 
-    def stepping(begins: bool) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            nonlocal is_stepping
-            is_stepping = begins
+    def end(*_: object) -> None:
+        nonlocal is_after_backward
+        running.pop()
+        is_after_backward = True
 
-        return hook
-
-    def backward_begins(has_begun: bool) -> Callable[..., None]:
-        def hook(*_: object) -> None:
-            nonlocal has_backward
-            has_backward = has_begun
-
-        return hook
-
-    def follow(_: nn.Module, __: object, output: object) -> None:
-        for tensor in tensors_in(output):
-            if tensor.requires_grad:
-                tensor.register_hook(backward_begins(True))
+    def begin_forward(*_: object) -> None:
+        nonlocal is_after_backward
+        is_after_backward = False
 
     def phase_of(issued_in: IssueContext) -> str:
-        if is_stepping or (has_backward and issued_in.phase == "forward" and issued_in.module is None):
-            return "optimizer"
-        return issued_in.phase
+        if running:
+            return running[0]
+        return OTHER if is_after_backward and issued_in.module is None else "forward"
 
-    with contextlib.ExitStack() as hooks:
-        for handle in (
-            register_optimizer_step_pre_hook(stepping(True)),
-            register_optimizer_step_post_hook(stepping(False)),
-            *([model.register_forward_pre_hook(backward_begins(False))] if model is not None else ()),
-            *([model.register_forward_hook(follow)] if model is not None else ()),
-        ):
-            hooks.callback(handle.remove)
+    with around_backward(begin("backward"), end), contextlib.ExitStack() as hooks:
+        hooks.callback(register_optimizer_step_pre_hook(begin("optimizer")).remove)
+        hooks.callback(register_optimizer_step_post_hook(end).remove)
+        if model is not None:
+            hooks.callback(model.register_forward_pre_hook(begin_forward).remove)
         yield phase_of

@@ -101,7 +101,7 @@ def test_counts_and_bytes_by_mesh_dim_module_and_phase(mesh: DeviceMesh) -> None
     assert seen.count("all_gather", on="tp", module="lm_head") == 1
     assert seen.count("all_reduce", on="tp", module="layers.*.down", phase="forward") == 2
     assert seen.count("reduce_scatter", on="dp_shard", phase="backward") == 3
-    assert seen.count(phase="optimizer", module="(optimizer)") == 2  # the norm, over each mesh dim
+    assert seen.count(phase="other", module="(step)") == 2  # the norm, over each mesh dim
     block, head = 2 * 4 * WIDTH * WIDTH * 4 // 2, 32 * WIDTH * 4 // 2  # bytes of a rank's part under tp
     assert seen.bytes("all_gather", on="dp_shard", phase="forward") == 2 * block + head
     step()
@@ -144,11 +144,11 @@ def test_a_signature_file_matches_reruns_and_no_changed_plan(mesh: DeviceMesh, t
         model = parallel(mesh, change)
         with distbench.communication(model, mesh=mesh) as seen:
             step_of(model)()
-        with pytest.raises(AssertionError, match=r"model\.signature:\n +communication: \S+, (for|back|opt)"):
+        with pytest.raises(AssertionError, match=r"model\.signature:\n +communication: \S+, (for|back|oth)"):
             seen.matches(file)
     with distbench.communication(model := parallel(mesh)) as seen:
         step_of(model, clip=1.0)()
-    with pytest.raises(AssertionError, match=r"\(optimizer\), optimizer: \+1 all_reduce over tp .*, 20 B f32"):
+    with pytest.raises(AssertionError, match=r"\(step\), other: \+1 all_reduce over tp .*, 20 B f32"):
         seen.matches(file)
 
 
