@@ -196,7 +196,10 @@ def test_ring_attention_passes_keys_and_values_on_while_it_attends(recorded: dic
     ("fault", "says"),
     [
         ("item", "it cannot be simulated: its step needs a tensor's value, which a simulated step does not have"),
-        ("mask", "it cannot be simulated: its step needs values (aten.nonzero"),
+        (
+            "mask",
+            "it cannot be simulated: its step needs values (aten.index.Tensor); in the root module: give --assume ",
+        ),
         ("pattern", "checkpoint pattern 'layers' matches no module (nearest: linear)"),
         ("offload", "CPU offload is not simulated; leave it out"),
         ("loss", "it cannot be simulated, its step raises RuntimeError: "),
