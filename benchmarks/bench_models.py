@@ -17,7 +17,9 @@ from typing import Any
 from benchmarks.claims import Claim, Row
 from distbench.launch import Request, jobs_of
 from distbench.processes import ask_child
+from distbench.simulate.recording import record_steps
 from distbench.spec import find
+from distbench.spec.assumptions import Assumption
 
 EXAMPLES = Path(__file__).parent.parent / "docs" / "examples"
 # File to what it needs.
@@ -34,6 +36,8 @@ FILES = {
 }
 # What must come out wrong, with its cause in the sentence.
 NAMED = {"gpt2": "random numbers"}
+# File to what its simulation must assume.
+ASSUMED: dict[str, dict[str, Assumption]] = {"own_experts.py": {"layers.*": "uniform"}}
 MAX_GLUE, LEAST_OWNED = 4, 97
 CLAIMS = (
     Claim(
@@ -55,10 +59,12 @@ def main() -> list[Row]:
             print(f"left out: {name}, {package} is not installed")
     found = [row for file in files for row in on_ranks(file)]
     signed = {name: count for file in files for name, count in signatures(file).items()}
-    counts = f"{'traced':>6} {'signed':>6} {'owned':>6}"
+    in_simulation = {name: count for file in files for name, count in simulated(file).items()}
+    counts = f"{'traced':>6} {'signed':>6} {'simulated':>9} {'owned':>6}"
     print(f"{'model':40} {'glue':>4} {'result':>6} {counts} {'error':>9} {'allowed':>8}")
     for row in found:
         row["glue"], row["signed"] = glue_of(Path(row["file"]), row["name"]), signed.get(row["name"], -1)
+        row["simulated"] = in_simulation.get(row["name"], -1)
         print(line(row))
         for sentence in filter(None, [row["wrong"], *row["differences"]]):
             print(f"    {sentence}")
@@ -68,6 +74,7 @@ def main() -> list[Row]:
         ("models called wrong", float(sum(not is_ok(row) for row in found)), 0.0),
         ("most glue", float(max(row["glue"] for row in found)), float(MAX_GLUE)),
         ("collectives missing", float(missing), 0.0),
+        ("examples not simulated", float(sum(row["simulated"] < 1 for row in found)), 0.0),
         ("least owned, %", owned, -float(LEAST_OWNED)),
         (
             "largest error over what is allowed",
@@ -106,6 +113,17 @@ def signatures(file: str) -> dict[str, int]:
     return {case_id.split("/", 2)[-1]: len(case["paths"]) for case_id, case in cases}
 
 
+def simulated(file: str) -> dict[str, int]:
+    """Scenario and variant to the collectives of its simulation."""
+    jobs = jobs_of(Request((file,), device="cpu", started_at=time.time(), full_mesh=True, shapes_only=True), None)
+    return {
+        recording.head.label: len(recording.collectives)
+        for steps in record_steps(jobs, assume=ASSUMED.get(Path(file).name))
+        for recording in steps.recordings
+        if not recording.head.rank
+    }
+
+
 def glue_of(file: Path, name: str) -> int:
     """Lines marked as glue, of a file's scenario and of what stands outside of all of them."""
     counts: dict[str, int] = {}
@@ -133,7 +151,7 @@ def line(row: dict[str, Any]) -> str:
     """One model's line."""
     result = "named" if row["wrong"] and is_ok(row) else "ok" if is_ok(row) else "wrong"
     owned = f"{100 * row['num_owned'] / row['num_traced']:.0f} %"
-    seen = f"{row['num_traced']:>6} {row['signed']:>6} {owned:>6}"
+    seen = f"{row['num_traced']:>6} {row['signed']:>6} {row['simulated']:>9} {owned:>6}"
     return f"{row['name']:40} {row['glue']:>4} {result:>6} {seen} {error_of(row):9.1e} {row['tolerance']:8.0e}"
 
 

@@ -132,8 +132,10 @@ def of_steps(job: Job) -> dict[str, Any]:
         label = variant_label(job, variant).partition("/")[2]
         facts: dict[str, Any] = {}
 
-        def run(step: Any, context: RankContext, shapes: ShapesOnly, recorder: Recorder, into: Any = facts) -> None:
-            plain(step, context, shapes, recorder)
+        def run(
+            step: Any, context: RankContext, shapes: ShapesOnly, values: Any, recorder: Recorder, into: Any = facts
+        ) -> None:
+            plain(step, context, shapes, values, recorder)
             if found:
                 return  # one variant of a scenario tells how the others are measured
 
@@ -141,7 +143,7 @@ def of_steps(job: Job) -> dict[str, Any]:
 
             @contextlib.contextmanager
             def on() -> Iterator[None]:
-                with shapes.on(), recorder.on(), meshes_with_values():
+                with shapes.on(), values.on(), recorder.on(), meshes_with_values():
                     yield
 
             def timed(peak_stamp: Any) -> None:

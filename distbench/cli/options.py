@@ -196,6 +196,16 @@ def mesh_option(description: str) -> Callable[[F], F]:
     return click.option("--mesh", metavar="DIM=N,...", callback=parse, help=f"{MESH_HELP} {description}")
 
 
+def assume_option(command: F) -> F:
+    """Add `--assume` of simulations."""
+    return click.option(
+        "--assume",
+        multiple=True,
+        metavar="MODULES=VALUE",
+        help="What modules choose ('uniform', a file of loads), or a number that they read.",
+    )(command)
+
+
 def width_option(command: F) -> F:
     """Add --width, which the command itself is not given."""
 

@@ -11,6 +11,7 @@ import click
 from distbench.cli import STARTED_AT
 from distbench.cli.options import (
     PATH,
+    assume_option,
     check_writable,
     format_option,
     make_folder,
@@ -37,6 +38,7 @@ MAX_SIMULATED, MAX_DIGITS = 16, 8  # of --rank
 @click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine.")
 @set_option
 @quick_option("On the scenario's full mesh.")
+@assume_option
 @click.option("--rank", "ranks", metavar="N,...", help="Simulate these ranks. Default: 0, and those that differ.")
 @click.option(
     "--float8", metavar="MODULES", help="Matmuls of these modules in float8, such as 'layers.*'. Times follow a rule."
@@ -55,6 +57,7 @@ def simulate(
     hardware: str,
     choices: tuple[str, ...],
     quick: bool,
+    assume: tuple[str, ...],
     ranks: str | None,
     float8: str | None,
     expandable_segments: bool,
@@ -91,12 +94,12 @@ def simulate(
     if (scenario is None) == (recording is None):
         raise UserError("simulate takes a SCENARIO or --recording FILE; give one of them")
     if recording is not None:
-        refuse_with("--recording", "mesh", "choices", "quick", "ranks", "save")
+        refuse_with("--recording", "mesh", "choices", "quick", "assume", "ranks", "save")
     make_folder(out, "--results")
     if recording is not None:
         recordings = load_recordings(recording)
     else:
-        recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks))
+        recordings, environment = _recorded(str(scenario), mesh, choices, quick, save, _ranks(ranks), assume)
     simulations = Simulation.all_of(recordings, machine, expandable_segments, in_8)
     # Printed before it is written: a full disk must not cost a result that took minutes.
     if form == "json":
@@ -143,10 +146,12 @@ def _recorded(
     quick: bool,
     save: Path | None,
     ranks: Sequence[int] | None,
+    assume: Sequence[str],
 ) -> "tuple[list[Recording], dict[str, Any]]":
     """The recordings of a scenario's step, and the environment in which they were made."""
     from distbench.launch import Request, jobs_of
     from distbench.simulate.recording import record_steps
+    from distbench.spec.assumptions import assumptions_of
 
     if save is not None:
         check_writable(save, "--save")
@@ -158,7 +163,7 @@ def _recorded(
     world_size = mesh_size(jobs[0].mesh)
     if beyond := [rank for rank in ranks or () if rank >= world_size]:
         raise UserError(f"--rank {beyond[0]}: the mesh has ranks 0 to {world_size - 1}; give one of these")
-    ((recordings, left_out),) = record_steps(jobs, ranks=ranks)
+    ((recordings, left_out),) = record_steps(jobs, ranks=ranks, assume=assumptions_of(assume))
     for label, reason in left_out.items():
         say(f"distbench: left out: {label}: {reason}", err=True)
     return recordings, jobs[0].environment

@@ -11,6 +11,7 @@ from distbench.cli.options import (
     PATH,
     Duration,
     FiniteRange,
+    assume_option,
     check_writable,
     format_option,
     make_folder,
@@ -57,6 +58,7 @@ from distbench.spec.errors import INTERRUPTED
 @click.option(
     "--float8", metavar="MODULES", help="Matmuls of these modules in float8, such as 'layers.*'. Needs --hardware."
 )
+@assume_option
 @quick_option("")
 @click.option("--reuse", "resume", is_flag=True, help="Continue the earlier sweep in --results, and reuse its results.")
 @click.option("--results", "out", type=PATH, metavar="DIR", help="Results folder. [results/sweep/SCENARIO-WORLD]")

@@ -58,12 +58,15 @@ def place_of(function: Callable[..., Any]) -> str:
     return getattr(plain, "__qualname__", type(plain).__qualname__)
 
 
-def raised_at(error: BaseException) -> str:
+def raised_at(error: BaseException, in_packages: bool = False) -> str:
     """Return where in the user's files an exception was raised.
 
     `file:line` of its innermost frame outside of installed packages and distbench; "" without such a frame.
+
+    Args:
+        in_packages: also search installed packages other than torch, for models of libraries.
     """
-    return _own_place(traceback.extract_tb(error.__traceback__))
+    return _own_place(traceback.extract_tb(error.__traceback__), in_packages)
 
 
 def called_at() -> str:
@@ -71,13 +74,15 @@ def called_at() -> str:
     return _own_place(traceback.extract_stack())
 
 
-def _own_place(frames: traceback.StackSummary) -> str:
-    installed = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
+def _own_place(frames: traceback.StackSummary, in_packages: bool = False) -> str:
+    installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     own_package = Path(__file__).parents[1]
     # torch on PYTHONPATH is outside of the folders of installed packages.
-    skipped = (*installed, str(Path(torch.__file__).parent), str(own_package), "<")
+    skipped = (f"{Path(torch.__file__).parent}/", str(own_package), "<")
     for frame in reversed(frames):
-        is_skipped = frame.filename.startswith(skipped) or "site-packages" in frame.filename
+        is_package = "site-packages" in frame.filename
+        is_installed = (is_package and not in_packages) or (not is_package and frame.filename.startswith(installed))
+        is_skipped = is_installed or frame.filename.startswith(skipped)
         if not is_skipped or frame.filename.startswith(str(own_package / "scenarios")):
             return f"{frame.filename}:{frame.lineno}"
     return ""

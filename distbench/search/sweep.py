@@ -3,7 +3,7 @@
 import math
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from distbench.search.sweep_result import Limits, SweepResult, SweepState, plans
 from distbench.simulate.compile_float8 import patterns_of
 from distbench.simulate.hardware_file import Hardware, load_hardware
 from distbench.spec import parse_mesh
+from distbench.spec.assumptions import Assumption, assumptions_of
 from distbench.spec.errors import UserError
 from distbench.spec.mesh import RANKS_PER_CPU
 from distbench.spec.printable_text import count_text, cut
@@ -59,6 +60,7 @@ class AskedSweep:
     resume: bool
     quiet: bool
     out: Path
+    assume: Mapping[str, Assumption]
 
     @classmethod
     def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
@@ -72,6 +74,8 @@ class AskedSweep:
             raise UserError("--memory needs --hardware, since measured plans fit; add --hardware")
         if given["float8"] is not None and hardware is None:
             raise UserError("--float8 needs --hardware, since it is a rule of predictions; add --hardware")
+        if given["assume"] and hardware is None:
+            raise UserError("--assume needs --hardware, since measured steps have their values; add --hardware")
         setup = set_up(scenario, given["choices"], given["world"], mesh, given["quick"])
         if given["float8"] is not None and hardware is not None:
             setup = replace(setup, float8=patterns_of(given["float8"], hardware))
@@ -86,6 +90,7 @@ class AskedSweep:
             resume=given["resume"],
             quiet=given["quiet"],
             out=folder,
+            assume=assumptions_of(given["assume"]),
         )
 
 
@@ -100,7 +105,7 @@ def run_sweep(request: AskedSweep, say: Callable[[str], None]) -> tuple[SweepRes
     if setup.note:
         say(f"{entry.name}: {setup.note}")
     try:
-        with SweepChild(entry.file, entry.name, request.out / "recordings", request.resume) as child:
+        with SweepChild(entry.file, entry.name, request.out / "recordings", request.resume, request.assume) as child:
             try:
                 if request.hardware is None:
                     require_ranks(setup)

@@ -15,6 +15,7 @@ import msgspec
 
 from distbench.processes import CHILD, ended_text, last_words, start_supervised, stop_supervised
 from distbench.search.space import Candidate, Setup
+from distbench.spec.assumptions import Assumption
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import write_whole
 from distbench.spec.job import digest_of, is_knob, mesh_of
@@ -65,11 +66,20 @@ class SweepChild:
         file: declares the scenario.
         folder: of recordings, one file each; None for a temporary one.
         resume: reuse recordings in the folder.
+        assume: see `assumptions_of`.
     """
 
-    def __init__(self, file: Path, scenario: str, folder: Path | None = None, resume: bool = False) -> None:
+    def __init__(
+        self,
+        file: Path,
+        scenario: str,
+        folder: Path | None = None,
+        resume: bool = False,
+        assume: Mapping[str, Assumption] | None = None,
+    ) -> None:
         self._file, self._scenario, self._resume = file, scenario, resume
-        self._code = code_of_file(file)
+        self._assume = json.dumps(assume or {})
+        self._code = [*code_of_file(file), self._assume]
         self._undo = contextlib.ExitStack()
         self._folder = folder or Path(self._undo.enter_context(tempfile.TemporaryDirectory()))
         self._process: subprocess.Popen[bytes] | None = None
@@ -180,7 +190,7 @@ class SweepChild:
             ) from error
         self._said = self._undo.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - `with` of this object ends it
         self._process = start_supervised(
-            [sys.executable, "-m", CHILD, "sweep", str(self._file), self._scenario, str(NUM_AT_ONCE)],
+            [sys.executable, "-m", CHILD, "sweep", str(self._file), self._scenario, str(NUM_AT_ONCE), self._assume],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._said,

@@ -34,23 +34,23 @@ from distbench.simulate.recording import (
     ranks_of,
 )
 from distbench.torch_private import (
+    GROUPED_MM,
     NAMESPACES,
     Block,
     CollectiveCall,
     EndedWork,
     LiveStorages,
-    NeedsValues,
     arguments_of,
     call_of,
     each_operator,
     global_metadata,
-    has_values,
     is_async,
     is_attention,
     messages_of_stages,
     reducers_on_host,
     replaced,
     simulated_device,
+    streams_of_accelerator,
     tensors_in,
     waited_for_when_used,
     with_values_again,
@@ -66,7 +66,6 @@ OVERWRITES = ("aten::copy_", "aten::zero_", "aten::fill_", "aten::_foreach_copy_
 WORKSPACE_BYTES = 4
 WRAPS = "_wrap_tensor_autograd"  # a collective's result under another tensor, without waiting for it
 WAITS_ITSELF = "shard_dim_alltoall"  # DTensor's all-to-all returns after it has arrived: its caller does not wait
-STEPS_TAKEN = 2.0  # Adam reads its number of steps, which no time depends on
 CPU = torch.device("cpu")
 PINNED = "pin_memory"  # copies from it to the device may continue while the host does; without a device, any memory
 
@@ -213,9 +212,12 @@ class SimModule:
         STREAMS.default.synchronize()
 
 
+SIM = SimModule()
+
+
 def simulate_device() -> torch.device:
     """Register the device in torch; Unsupported if this version of torch cannot."""
-    simulated_device(DEVICE_TYPE, SimModule())
+    simulated_device(DEVICE_TYPE, SIM)
     return torch.device(DEVICE_TYPE, 0)
 
 
@@ -239,6 +241,14 @@ def _flop_formulas() -> Mapping[Any, Any]:
 
 
 FLOP_FORMULAS = _flop_formulas()
+
+
+def _is_sized_by_values(func: Any, args: Any) -> bool:
+    """Return whether the host waits for an operator to know the size of its result."""
+    if torch.Tag.dynamic_output_shape not in func.tags:
+        return False
+    is_index = func.overloadpacket.__name__ == "index"
+    return not is_index or any(index is not None and index.dtype == torch.bool for index in args[1])
 
 
 def _costs_nothing(func: Any, inputs: Sequence[torch.Tensor], outputs: Sequence[torch.Tensor], writes: bool) -> bool:
@@ -265,9 +275,21 @@ def _costs(func: Any, args: Any, kwargs: Any, out: Any) -> tuple[int, str, list[
             return flops, ATTENTION, [queries, keys, is_causal], 0
         workspace_bytes = batch * heads * queries * (head_dim + 1) * WORKSPACE_BYTES
         return flops * 5 // 2, ATTENTION_BACKWARD, [queries, keys, is_causal], workspace_bytes
+    if func is GROUPED_MM:
+        return _grouped_flops(args[0].shape, args[1].shape), MATMUL, [], 0
     if func.overloadpacket in FLOP_FORMULAS:
         return int(FLOP_FORMULAS[func.overloadpacket](*args, **kwargs, out_val=out)), MATMUL, [], 0
     return 0, MEMORY, [], 0
+
+
+def _grouped_flops(first: Sequence[int], second: Sequence[int]) -> int:
+    """Return the operations of one multiplication per group; groups share a size where a matrix has two dims.
+
+    >>> _grouped_flops((100, 8), (4, 8, 16)), _grouped_flops((8, 100), (100, 16)), _grouped_flops((4, 2, 8), (4, 8, 16))
+    (25600, 25600, 2048)
+    """
+    num_groups = first[0] if len(first) == len(second) == 3 else 1
+    return 2 * num_groups * first[-2] * first[-1] * second[-1]
 
 
 def _bytes_touched(
@@ -463,6 +485,7 @@ class Recorder:
         """Record the block. Tensors without values must be on around it."""
         with (
             replaced(STREAMS, "on_event", self.events.append),
+            streams_of_accelerator(SIM.current_stream),
             self._storages.resizing(),
             global_metadata(lambda: replaced(self, "_is_metadata", True)),
             waited_for_when_used(self._at_once) as unwaited,
@@ -498,10 +521,12 @@ class Recorder:
             return func(*args, **kwargs)
         if func.namespace in NAMESPACES:
             return self._communicate(func, args, kwargs)
-        if func.overloadpacket.__name__ == "_local_scalar_dense" and not has_values(args[0]):
-            return self._value_of(args[0])
+        inputs = _on_device([args, kwargs])
+        if func.overloadpacket.__name__ == "_local_scalar_dense" and inputs:
+            self._await(inputs)
+            STREAMS.current.synchronize()
         out = func(*args, **kwargs)
-        outputs, inputs = _on_device(out), _on_device([args, kwargs])
+        outputs = _on_device(out)
         if not outputs and not inputs:
             return out
         if self.tracker is None or _costs_nothing(func, inputs, outputs, bool(written_by(func, args, kwargs))):
@@ -529,20 +554,14 @@ class Recorder:
                 attention=attention,
             )
         )
+        if _is_sized_by_values(func, args):
+            STREAMS.current.synchronize()
         return out
 
     def _await(self, tensors: Sequence[torch.Tensor]) -> None:
         """Wait for functional collectives of used tensors that have not been waited for."""
         for tensor in tensors:
             STREAMS.current.wait_event(self._pending.pop(_key(tensor), None))
-
-    def _value_of(self, tensor: torch.Tensor) -> float | int | bool:
-        """Return a number that the optimizer reads on the host; other code must not, as its time would depend on it."""
-        phase = self.tracker.issue_context().phase if self.tracker else ""
-        is_first = self.tracker is None and self._num_steps > 0
-        if tensor.device.type != "cpu" or not (is_first or phase == "optimizer"):
-            raise NeedsValues("needs a tensor's value, which a simulated step does not have")
-        return STEPS_TAKEN if tensor.is_floating_point() else int(STEPS_TAKEN)
 
     def _communicate(self, func: Any, args: Any, kwargs: Any) -> Any:
         name, tensors = func.overloadpacket.__name__, _on_device([args, kwargs])

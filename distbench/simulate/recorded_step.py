@@ -23,9 +23,11 @@ from distbench.ranks.measure import no_stamp
 from distbench.simulate.operator_recorder import DEVICE_TYPE, Recorder, StageMessages, simulate_device
 from distbench.simulate.recording import MAX_RANKS, Head, PipelineFacts, Recording, ranks_of_pipeline
 from distbench.spec import Scenario, UserError
+from distbench.spec.assumptions import Assumption, assumption_text
 from distbench.spec.plan import ULYSSES
 from distbench.spec.versions import outside_of_support
 from distbench.torch_private import (
+    KnownValues,
     NeedsValues,
     ShapesOnly,
     Unsupported,
@@ -54,7 +56,12 @@ class RecordedRank(NamedTuple):
 
 
 def recorded_ranks(
-    scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], ranks: Sequence[int] | None
+    scenario: Scenario,
+    name: str,
+    variant: str,
+    mesh: Mapping[str, int],
+    ranks: Sequence[int] | None,
+    assume: Mapping[str, Assumption] | None = None,
 ) -> list[Recording]:
     """Record the second step of some ranks, None for rank 0 and all that differ from it; of a pipeline also of all
     ranks with its other stages. Raises like `recorded`.
@@ -65,7 +72,7 @@ def recorded_ranks(
         rank = waiting.pop(0)
         if rank in by_rank:
             continue
-        by_rank[rank] = recorded(scenario, name, variant, mesh, rank)
+        by_rank[rank] = recorded(scenario, name, variant, mesh, rank, assume)
         if (facts := by_rank[rank].recording.head.pipeline) is not None:
             waiting += ranks_of_pipeline(mesh, facts.mesh_dim, rank)
         if ranks is None:
@@ -75,7 +82,14 @@ def recorded_ranks(
     return [by_rank[rank].recording for rank in sorted(by_rank)]
 
 
-def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int], rank: int = 0) -> RecordedRank:
+def recorded(
+    scenario: Scenario,
+    name: str,
+    variant: str,
+    mesh: Mapping[str, int],
+    rank: int = 0,
+    assume: Mapping[str, Assumption] | None = None,
+) -> RecordedRank:
     """Record the second step of a scenario on a mesh of any size; the first sets up streams, caches and the optimizer.
 
     Raises:
@@ -95,8 +109,8 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         assert dist.group.WORLD is not None
         context = RankContext(rank, device, devices, "nccl", dist.group.WORLD, SEED)
         built = blueprint(scenario.build_model, SEED, with_values=False)
-        shapes = ShapesOnly()
-        with shapes.on():
+        shapes, values = ShapesOnly(), KnownValues(assume)
+        with shapes.on(), values.on():
             batch = batch_of(scenario)
         if sentences := problems(built.model, batch, scenario.step_plan, context):
             raise UserError("; ".join(sentences))
@@ -106,11 +120,16 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         recorder = Recorder(at_once=bool(compiled))
         try:
             with _one_sentence_errors():
-                step = _built(scenario, context, built, shapes, recorder)
+                step = _built(scenario, context, built, shapes, values, recorder)
                 differing, busier = differing_ranks(step, batch.first, context), busier_ranks(step, context)
-                _run(step, context, shapes, recorder)
+                _run(step, context, shapes, values, recorder)
                 phases = step.phases  # of a step of the user's own, they are known once it has run
                 pipeline = None if step.pipeline is None else PipelineFacts(**step.pipeline.facts)
+                if unused := sorted({*(assume or {})} - values.used):
+                    raise UserError(
+                        f"--assume {unused[0]!r} is of no module that chooses, masks or reads a value that depends on "
+                        "parameters; correct the pattern, or leave it out"
+                    )
         finally:
             with shapes.on():
                 forget_layouts_of_backward(device)
@@ -129,6 +148,7 @@ def recorded(scenario: Scenario, name: str, variant: str, mesh: Mapping[str, int
         case_id=case.id,
         params=case.params,
         pipeline=pipeline,
+        assumed=tuple(assumption_text(pattern, assumed) for pattern, assumed in (assume or {}).items()),
     )
     return RecordedRank(Recording(head, recorder.events), differing, busier)
 
@@ -140,7 +160,7 @@ def _one_sentence_errors() -> Iterator[None]:
         yield
     except Unsupported as error:
         # Errors of torch's fake tensors are reported where they are switched off.
-        where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "")
+        where = raised_at(error) or (raised_at(error.__cause__) if error.__cause__ else "") or raised_at(error, True)
         who = "its step " if isinstance(error, NeedsValues) else ""
         raise UserError(f"it cannot be simulated: {who}{error}{f' ({where})' if where else ''}") from error
     except UserError as error:
@@ -151,7 +171,7 @@ def _one_sentence_errors() -> Iterator[None]:
 
 
 def _built(
-    scenario: Scenario, context: RankContext, built: Any, shapes: ShapesOnly, recorder: Recorder
+    scenario: Scenario, context: RankContext, built: Any, shapes: ShapesOnly, values: KnownValues, recorder: Recorder
 ) -> TrainingStep:
     """Make the step on tensors without values; its plan is applied before they have memory on the simulated device."""
 
@@ -159,13 +179,13 @@ def _built(
         allocate(model, context, device)
         place_attributes(model, built, context.device, values=False)
 
-    with shapes.on(), recorder.on(), meshes_with_values(), chunks_when_asked_for():
+    with shapes.on(), values.on(), recorder.on(), meshes_with_values(), chunks_when_asked_for():
         return step_of(scenario, context, built, give_memory)
 
 
-def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder: Recorder) -> None:
+def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, values: KnownValues, recorder: Recorder) -> None:
     messages = StageMessages(recorder, context.rank)
-    with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
+    with shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values():
         recorder.begin_step()
         for _ in range(step.num_setup_steps):
             step(no_stamp)
@@ -178,7 +198,7 @@ def _run(step: TrainingStep, context: RankContext, shapes: ShapesOnly, recorder:
             gradients.update(_blocks(recorder, tensors, "gradients"))
             tracker.stamp()
 
-        with shapes.on(), recorder.on(), messages.on(), meshes_with_values():
+        with shapes.on(), values.on(step.model), recorder.on(), messages.on(), meshes_with_values():
             recorder.begin_step()
             step(stamp)
         recorder.annotate(gradients | _held_by(step, recorder))

@@ -23,6 +23,7 @@ from msgspec import Meta, Struct
 
 from distbench.processes import ask_child
 from distbench.spec import Job
+from distbench.spec.assumptions import Assumption
 from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json, shown, write_whole
 from distbench.spec.json_decoder import Amount, Count, Name, Size, among, decode
@@ -74,6 +75,7 @@ class Head:
         rank: the recorded rank.
         case_id: of the case of a measured run of the same step; `params` are that case's.
         pipeline: of the stages on its ranks, if it is one; all ranks along its mesh dim are recorded.
+        assumed: half sentences of values that `--assume` gave.
     """
 
     scenario: Name
@@ -90,6 +92,7 @@ class Head:
     case_id: str = ""
     params: Mapping[str, Any] = field(default_factory=dict)
     pipeline: PipelineFacts | None = None
+    assumed: tuple[str, ...] = ()
 
     @property
     def label(self) -> str:
@@ -381,12 +384,16 @@ class RecordedSteps(NamedTuple):
 
 
 def record_steps(
-    jobs: Sequence[Job], timeout_s: float = TIMEOUT_S, ranks: Sequence[int] | None = (0,)
+    jobs: Sequence[Job],
+    timeout_s: float = TIMEOUT_S,
+    ranks: Sequence[int] | None = (0,),
+    assume: Mapping[str, Assumption] | None = None,
 ) -> list[RecordedSteps]:
     """Record a step of every variant of each job, on some ranks; all jobs run in one process, one after another.
 
     Args:
         ranks: None for rank 0 and those whose step may differ from it, such as with other shards.
+        assume: see `assumptions_of`.
 
     Raises:
         UserError: none of a job's variants can be simulated (it has no step, its plan cannot work, its model needs
@@ -396,7 +403,7 @@ def record_steps(
     with tempfile.TemporaryDirectory() as folder:
         answer = ask_child(
             "recordings",
-            (folder, json.dumps(ranks)),
+            (folder, json.dumps(ranks), json.dumps(assume or {})),
             given=[job.to_record() for job in jobs],
             timeout_s=timeout_s,
             failure=f"no step of {names} was recorded: {{why}}; check it with distbench check",

@@ -176,6 +176,7 @@ class Simulation:
             "assumed": {name: asdict(figure) for name, figure in self.hardware.of_basis("guess", "fitted").items()},
             "extrapolated": self.hardware.extrapolated,
             "not_simulated": list(self.not_simulated),
+            "assumed_values": list(self.recording.head.assumed),
         }
 
     @property

@@ -88,6 +88,7 @@ def _header(
             **{basis: sorted(hardware.of_basis(basis)) for basis in ("guess", "fitted")},
             "extrapolated": hardware.extrapolated,
             "not_simulated": list(simulations[0].not_simulated),
+            "assumed_values": list(head.assumed),
         },
         "job": {
             "scenario": head.scenario,

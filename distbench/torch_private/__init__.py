@@ -9,6 +9,7 @@ from distbench.torch_private.collectives import (
     OTHERS,
     PEERS,
     CollectiveCall,
+    EndedWork,
     Issued,
     arguments_of,
     call_of,
@@ -32,7 +33,7 @@ from distbench.torch_private.collectives import (
 )
 from distbench.torch_private.context_parallel import context_parallel, require_kernel, whole_sequence
 from distbench.torch_private.fake_tensors import (
-    EndedWork,
+    GROUPED_MM,
     NeedsValues,
     ShapesOnly,
     chunks_when_asked_for,
@@ -41,6 +42,7 @@ from distbench.torch_private.fake_tensors import (
     meshes_with_values,
     reducers_on_host,
     simulated_device,
+    streams_of_accelerator,
     waited_for_when_used,
     with_values_again,
 )
@@ -61,6 +63,7 @@ from distbench.torch_private.fsdp import (
     unit_policies,
     vote_on_fake_group,
 )
+from distbench.torch_private.known_values import KnownValues
 from distbench.torch_private.memory import (
     Allocation,
     Block,

@@ -17,7 +17,6 @@ import torch
 import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from distbench.torch_private.fake_tensors import EndedWork
 from distbench.torch_private.probe import KERNELS, replaced, require
 
 NAMESPACES = ("c10d", "_c10d_functional", "_dtensor")
@@ -295,6 +294,31 @@ def written_by(func: Any, args: Any, kwargs: Any) -> list[torch.Tensor]:
     arguments = arguments_of(func, args, kwargs)
     names = [one.name for one in func._schema.arguments if one.alias_info is not None and one.alias_info.is_write]
     return [tensor for name in names for tensor in tensors_in(arguments.get(name))]
+
+
+class EndedWork(dist.Work):
+    """A collective that has ended, in the form that c10d returns.
+
+    Args:
+        result: result of its future.
+        on_wait: called by the first wait; then both are dropped, as by NCCL's works.
+    """
+
+    def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:
+        super().__init__()
+        self._result, self._on_wait = result, on_wait
+
+    def wait(self, timeout: Any = None) -> bool:
+        """Return at once."""
+        on_wait, self._result, self._on_wait = self._on_wait, None, bool
+        on_wait()
+        return True
+
+    def get_future(self) -> Any:
+        """Return a future that has ended, too."""
+        done: torch.futures.Future[Any] = torch.futures.Future()
+        done.set_result(self._result)
+        return done
 
 
 # torch has `gather_into_tensor_` since 2.14.

@@ -20,6 +20,7 @@ NEED_VALUES = (
 # What autocast computes in its own dtype, and in f32, of torch's lists for accelerators.
 IN_AUTOCAST_DTYPE = ("linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "scaled_dot_product_attention", "conv2d")
 IN_F32 = ("softmax.int", "log_softmax.int", "layer_norm", "cross_entropy_loss", "nll_loss", "mse_loss")
+GROUPED_MM = torch.ops.aten._grouped_mm.default
 # Accelerators have kernels for these, a CPU does not.
 OWN_KERNELS = ("aten::_fused_rms_norm", "aten::_fused_rms_norm_backward")
 
@@ -37,7 +38,11 @@ class ShapesOnly:
         require("tensors without values")
         from torch._subclasses.fake_tensor import FakeTensorMode
 
-        self._mode = FakeTensorMode(allow_non_fake_inputs=True)
+        class OnNoDevice(FakeTensorMode):
+            # torch.tensor(..., device=D) then makes a CPU tensor and copies that, instead of one in D's memory.
+            avoid_device_init = True
+
+        self._mode = OnNoDevice(allow_non_fake_inputs=True)
 
     @contextlib.contextmanager
     def on(self) -> Iterator[None]:
@@ -52,7 +57,7 @@ class ShapesOnly:
             return optimizer.step(*args, **kwargs)
 
         try:
-            with self._mode, _MaskedWrites(), replaced(GradScaler, "_maybe_opt_step", step):
+            with self._mode, _WiderRules(), replaced(GradScaler, "_maybe_opt_step", step):
                 yield
         except RuntimeError as error:
             if type(error).__name__ not in NEED_VALUES:
@@ -74,6 +79,11 @@ def with_values_again() -> Iterator[None]:
         yield
 
 
+def are_values_off() -> bool:
+    """Return whether tensors are made without values now."""
+    return torch._C._get_dispatch_mode(torch._C._TorchDispatchModeKey.FAKE) is not None
+
+
 def has_values(tensor: torch.Tensor) -> bool:
     """Return whether a tensor is not fake."""
     from torch._subclasses.fake_tensor import FakeTensor
@@ -81,10 +91,16 @@ def has_values(tensor: torch.Tensor) -> bool:
     return not isinstance(tensor, FakeTensor)
 
 
-class _MaskedWrites(TorchDispatchMode):
-    """Run `x[mask] = number` without the number of elements in the mask; vocabulary parallel embeddings do that."""
+class _WiderRules(TorchDispatchMode):
+    """Find shapes where torch's own rules need more than the operators do.
+
+    `x[mask] = number` does not depend on the number of elements in the mask; vocabulary parallel embeddings do that.
+    Accelerators multiply groups of matrices of any dtype.
+    """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is GROUPED_MM and args[0].dtype != torch.bfloat16:
+            return func(*(matrix.bfloat16() for matrix in args[:2]), *args[2:], **(kwargs or {})).to(args[0].dtype)
         if func is torch.ops.aten.index_put_.default and len(args) == 3:
             tensor, (mask, *other_indices), value = args
             if not other_indices and mask is not None and mask.dtype == torch.bool and value.numel() == 1:
@@ -113,6 +129,11 @@ def simulated_device(name: str, module: Any) -> None:
     capable += [] if name in capable else [name]
     Backend.default_device_backend_map[name] = "fake"
     _REGISTERED[name] = _kernels_of_accelerators()
+
+
+def streams_of_accelerator(current: Callable[..., Any]) -> contextlib.AbstractContextManager[None]:
+    """Replace `torch.accelerator.current_stream` in the block, which FSDP2 calls for frozen units."""
+    return replaced(torch.accelerator, "current_stream", current)
 
 
 def _kernels_of_accelerators() -> Any:
@@ -160,7 +181,9 @@ def _under_autocast(name: str) -> Callable[..., Any]:
 
 @contextlib.contextmanager
 def meshes_with_values() -> Iterator[None]:
-    """Give values to meshes that are made inside, since their ranks are read."""
+    """Give values to meshes that are made inside, since their ranks are read, and the simulated device, whatever device
+    type the code names.
+    """
     require("simulated device")
     from torch._subclasses.fake_tensor import unset_fake_temporarily
     from torch.distributed.device_mesh import DeviceMesh
@@ -180,12 +203,17 @@ def meshes_with_values() -> Iterator[None]:
 
         return run
 
+    def on_device(plain: Callable[..., None]) -> Callable[..., None]:
+        return lambda mesh, device_type, *args, **kwargs: plain(mesh, *_REGISTERED, *args, **kwargs)
+
     with contextlib.ExitStack() as undo:
         for name in ("__init__", "__getitem__", "_flatten", "_concatenate", "_unflatten", "_compute_coordinate_on_dim"):
             original = vars(DeviceMesh).get(name)
             if original is not None:
                 is_bound = isinstance(original, staticmethod | classmethod)
                 new = type(original)(with_values(original.__func__)) if is_bound else with_values(original)
+                if name == "__init__":
+                    new = on_device(new)
                 setattr(DeviceMesh, name, new)
                 undo.callback(setattr, DeviceMesh, name, original)
         # FSDP2 makes the smaller mesh for resharding from a view of another mesh's ranks.
@@ -302,28 +330,3 @@ def reducers_on_host(around: Callable[[], contextlib.AbstractContextManager[None
         for owner, name in places:
             undo.enter_context(replaced(owner, name, _within(around, getattr(owner, name))))
         yield
-
-
-class EndedWork(dist.Work):
-    """A collective that has ended, in the form that c10d returns.
-
-    Args:
-        result: result of its future.
-        on_wait: called by the first wait; then both are dropped, as by NCCL's works.
-    """
-
-    def __init__(self, result: Any, on_wait: Callable[[], object]) -> None:
-        super().__init__()
-        self._result, self._on_wait = result, on_wait
-
-    def wait(self, timeout: Any = None) -> bool:
-        """Return at once."""
-        on_wait, self._result, self._on_wait = self._on_wait, None, bool
-        on_wait()
-        return True
-
-    def get_future(self) -> Any:
-        """Return a future that has ended, too."""
-        done: torch.futures.Future[Any] = torch.futures.Future()
-        done.set_result(self._result)
-        return done

@@ -160,6 +160,7 @@ NEEDED: dict[str, dict[str, tuple[str, ...]]] = {
         "torch.utils.backend_registration": ("_setup_privateuseone_for_python_backend(rename, backend_module)",),
         "torch": (
             "_C._dispatch_get_registrations_for_dispatch_key",
+            "_C._get_dispatch_mode",
             "ops.aten._scaled_dot_product_flash_attention",
         ),
         FAKE: ("unset_fake_temporarily",),

@@ -46,11 +46,13 @@ from distbench.ranks.measure import no_stamp
 from distbench.simulate.recorded_step import SEED, recorded, recorded_ranks
 from distbench.simulate.recording import save_recordings
 from distbench.spec import Job, ParallelPlan, Scenario, UserError
+from distbench.spec.assumptions import Assumption
 from distbench.spec.job import MAX_NAMED, mesh_of, none_chosen, split_variant
 from distbench.spec.mesh import MESH_DIMS
 from distbench.spec.placements import TORCH_PLANNERS
 from distbench.torch_private import (
     ZERO_FILLS,
+    KnownValues,
     ShapesOnly,
     Skipped,
     Unsupported,
@@ -273,18 +275,24 @@ all_case_ids = partial(_answers_of, _case_ids)
 all_signatures = partial(_answers_of, signature)
 
 
-def all_recordings(records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]") -> list[list[dict[str, str]]]:
+def all_recordings(
+    records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]", assume: str = "{}"
+) -> list[list[dict[str, str]]]:
     """Return one entry per job and variant: {"label": its name, "file": the recordings in the folder}, or {"label",
     "left_out": the reason}.
 
     Args:
         ranks: as JSON; null for rank 0 and those that differ from it.
+        assume: as JSON, see `assumptions_of`.
     """
     jobs = map(Job.from_record, records)
-    return [[*_recordings(job, Path(folder) / str(number), json.loads(ranks))] for number, job in enumerate(jobs)]
+    how = json.loads(ranks), json.loads(assume)
+    return [[*_recordings(job, Path(folder) / str(number), *how)] for number, job in enumerate(jobs)]
 
 
-def _recordings(job: Job, prefix: Path, ranks: Sequence[int] | None) -> Iterator[dict[str, str]]:
+def _recordings(
+    job: Job, prefix: Path, ranks: Sequence[int] | None, assume: Mapping[str, Assumption]
+) -> Iterator[dict[str, str]]:
     """Record a step of each variant, for some ranks, into a file whose name begins with the prefix."""
     function = load_scenario(Path(job.file), job.scenario)
     for number, variant in enumerate(job.variants):
@@ -292,7 +300,7 @@ def _recordings(job: Job, prefix: Path, ranks: Sequence[int] | None) -> Iterator
         try:
             scenario = declared(function, variant)
             mesh = mesh_of(variant, job.mesh)
-            rank_recordings = recorded_ranks(scenario, job.scenario, label.partition("/")[2], mesh, ranks)
+            rank_recordings = recorded_ranks(scenario, job.scenario, label.partition("/")[2], mesh, ranks, assume)
         except (UserError, Unsupported) as error:
             yield {"label": label, "left_out": str(error)}
             continue
@@ -301,7 +309,7 @@ def _recordings(job: Job, prefix: Path, ranks: Sequence[int] | None) -> Iterator
         yield {"label": label, "file": str(file)}
 
 
-def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[str, Any]]:
+def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}") -> Iterator[dict[str, Any]]:
     """Answer the queries of a sweep, the lines of standard input until it ends, each in its own process.
 
     Each line is a query: `id`, `ask`, `mesh`, `label`, and `variants` with as many `files`. Answers are lines {"id",
@@ -315,7 +323,7 @@ def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[st
     or {"id", "left_out": why there is no answer, "lasts": whether a repeated query would fail likewise}. A process that
     a signal ends is started again; "again" in the answer describes the end of the first process.
     """
-    pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario), int(num_at_once)), True
+    pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario, json.loads(assume)), int(num_at_once)), True
     # Unbuffered: a buffer would contain lines that `wait` cannot detect.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
@@ -331,7 +339,7 @@ def answer_lines(file: str, scenario: str, num_at_once: str) -> Iterator[dict[st
                     pool.ask(json.loads(line))
 
 
-def _sweep_answer(file: Path, name: str, question: dict[str, Any]) -> Answer:
+def _sweep_answer(file: Path, name: str, assume: Mapping[str, Assumption], question: dict[str, Any]) -> Answer:
     answer_for = {"facts": _facts, "record": _record, "check": _check, "code": _code}[question["ask"]]
     try:
         function = load_scenario(file, name)
@@ -342,7 +350,7 @@ def _sweep_answer(file: Path, name: str, question: dict[str, Any]) -> Answer:
                 raise UserError("it has no step; add build_model and make_batch")
             if scenario.inference:
                 raise UserError("it runs forward only, and a sweep changes training plans; try plans with run --set")
-            about = {"scenario": name, "file": recording, "variant": variant, "function": function}
+            about = {"scenario": name, "file": recording, "variant": variant, "function": function, "assume": assume}
             answers.append(answer_for(scenario, {**question, **about}))
         return {"answers": answers}
     except (UserError, Unsupported) as error:
@@ -355,10 +363,11 @@ def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
     """Record the step of rank 0, of ranks with more work, and of every position of a pipeline."""
     step_args = scenario, question["scenario"], question["label"], question["mesh"]
     if scenario.plan.pipeline is not None:
-        recordings = recorded_ranks(*step_args, None)
+        recordings = recorded_ranks(*step_args, None, question["assume"])
     else:
-        first = recorded(*step_args)
-        recordings = [first.recording, *(recorded(*step_args, rank).recording for rank in first.busier)]
+        first = recorded(*step_args, 0, question["assume"])
+        busier = (recorded(*step_args, rank, question["assume"]) for rank in first.busier)
+        recordings = [first.recording, *(of_rank.recording for of_rank in busier)]
     save_recordings(recordings, Path(question["file"]))
     return {}
 
@@ -397,7 +406,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
     assert scenario.build_model and scenario.make_batch
     plan = scenario.plan
     model = blueprint(scenario.build_model, SEED, with_values=False).model
-    with ShapesOnly().on():
+    with ShapesOnly().on(), KnownValues().on():
         batch = batch_of(scenario)
     fsdp, cp = plan.fsdp, plan.cp
     # The use of parameters and gradients by a user's function is unknown.

@@ -48,7 +48,7 @@ class Experts(nn.Module):
         rows = Exchange.apply(rows, sent, received, self.group)
         # Rank by rank, and expert by expert within; each expert wants its own in a row.
         own = len(counts) // size
-        order = torch.arange(own).repeat(size).repeat_interleave(arriving).argsort(stable=True)
+        order = torch.arange(own, device=rows.device).repeat(size).repeat_interleave(arriving).argsort(stable=True)
         out = self.computed(rows[order], arriving.view(size, own).sum(0), self.up.to_local(), self.down.to_local())
         return Exchange.apply(torch.empty_like(out).index_copy(0, order, out), received, sent, self.group)
 
