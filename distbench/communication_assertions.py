@@ -198,7 +198,7 @@ def _meshes_of(model: nn.Module | None) -> list[DeviceMesh]:
 
 @contextlib.contextmanager
 def _phases(model: nn.Module | None) -> Iterator[Callable[[IssueContext], str]]:
-    """Yield a function from a collective's context to its phase, by what runs, as in a step of the user's own."""
+    """Yield a function from a collective's context to its phase, by the code that runs (as in `UserStep`)."""
     running: list[str] = []
     is_after_backward = False
 

@@ -52,7 +52,7 @@ def hf(
     dtype: str = "bf16",
     checkpoint: str = "none",
 ) -> Scenario:
-    """hf:FAMILY@SIZE: 15 model types of transformers at published sizes.
+    """hf:FAMILY@SIZE: transformers at published sizes.
 
     FSDP2 per block and the model's own tensor parallel plan. `layers` and `sequence` are the published ones by default;
     `batch` is the global one. dtype is bf16 (f32 parameters and reductions, bf16 compute) or f32; checkpoint: full or

@@ -117,7 +117,7 @@ def torchtitan(
     checkpoint: str = "own",
     plan: str = "own",
 ) -> Scenario:
-    """torchtitan:CONFIG: torchtitan's registered configurations under its own plan.
+    """torchtitan:CONFIG, under torchtitan's own plan.
 
     `layers` and `sequence` are the configuration's by default; `batch` is the global one, by default 8 times the
     configuration's local one. checkpoint is own, none or full; plan is own, or fsdp for FSDP2 of each block alone.

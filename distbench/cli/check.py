@@ -42,8 +42,12 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @mesh_option("At most 65536 ranks. Default: the scenario's own.")
 @quick_option("")
 @click.option("--all", "source", type=click.Choice([*INSTALLS]), help="Check all recipes against a memory size.")
-@click.option("--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Its memory, with --all.")
-@click.option("--world", type=click.IntRange(1), metavar="N", help="Number of devices, with --all. Default: a node's.")
+@click.option(
+    "--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine. With --all."
+)
+@click.option(
+    "--world", type=click.IntRange(1), metavar="N", help="Number of devices (ranks). With --all; default: a node's."
+)
 @format_option("table", "json")
 @width_option
 def check(

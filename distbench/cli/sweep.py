@@ -30,7 +30,12 @@ from distbench.spec.errors import INTERRUPTED
 
 @click.command()
 @click.argument("scenario", shell_complete=scenario_names)
-@click.option("--world", type=int, metavar="N", help="Number of devices (ranks). Default: that of the scenario's mesh.")
+@click.option(
+    "--world",
+    type=click.IntRange(1),
+    metavar="N",
+    help="Number of devices (ranks). Default: that of the scenario's mesh.",
+)
 @click.option("--hardware", metavar="NAME|FILE", help="Predict for this machine. Default: measure on this host.")
 @click.option("--memory", metavar="AMOUNT", help="Memory per device, such as 80GB. Default: that of the hardware file.")
 @click.option(

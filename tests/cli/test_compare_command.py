@@ -151,7 +151,7 @@ def test_steps_that_compute_differently_are_not_compared(tmp_path: Path) -> None
             "machine: box-1 in the baseline, box-2 in the candidate; --allow-different FIELD permits",
         ),
         ({"mesh": {"tp": 2}}, "mesh: tp=4 in the baseline, tp=2 in the candidate"),
-        ({"scenario": "other"}, "b.jsonl holds other; give runs of one scenario"),
+        ({"scenario": "other"}, "b.jsonl has other; give runs of one scenario"),
     ],
 )
 def test_what_cannot_be_compared_is_refused_in_a_sentence(tmp_path: Path, changed: dict[str, str], says: str) -> None:

@@ -128,7 +128,7 @@ def test_a_name_that_is_nothing_is_answered_with_what_was_measured(tmp_path: Pat
     (tmp_path / "a.jsonl").write_text((GOLDEN / "steps.jsonl").read_text())
     for arguments in (["toyy", "--results", str(tmp_path)], [str(tmp_path), "toyy"]):
         done = CliRunner().invoke(main, ["report", *arguments])
-        assert done.exit_code == 2 and "toyy" in done.stderr and "measured are: toy" in done.stderr
+        assert done.exit_code == 2 and "toyy" in done.stderr and "measured scenarios: toy" in done.stderr
 
 
 def test_width_is_an_option(tmp_path: Path) -> None:

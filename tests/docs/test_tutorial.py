@@ -9,7 +9,7 @@ from conftest import ROOT
 from processes import Ranks
 
 PAGE = (ROOT / "docs" / "tp-fsdp.md").read_text()
-COMMANDS = ("check", "run", "report", "report", "signature", "signature", "gate")
+COMMANDS = ("check", "run", "report", "report", "signature", "signature", "signature")
 # Fewer seconds of samples than a reader of the pages takes: what commands print has the same shape.
 SHORT = "[tool.distbench]\nbudget = 2\n"
 

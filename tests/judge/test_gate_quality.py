@@ -112,7 +112,7 @@ def test_the_gate_tries_itself_on_a_folder_of_launches(tmp_path: Path) -> None:
     assert [float(row[2]) for row in rows] == [0.0, 0.0] and [float(row[5]) for row in rows] == [100.0, 100.0]
     few, many = json.loads(CliRunner().invoke(cli, ["self-test", str(folder), "--json"]).stdout)
     assert (few["num_pairs"], many["num_pairs"], many["num_launches"]) == (5, 10, 22)
-    assert many["changes"]["none"]["false_jobs"] == 0 and many["changes"]["+20 %"]["found"] == 40
+    assert many["changes"]["none"]["false_jobs"] == 0 and many["changes"]["+20 %"]["detected"] == 40
 
 
 def test_a_launch_of_several_scenarios_is_one_launch_and_failed_ones_are_left_out(tmp_path: Path) -> None:

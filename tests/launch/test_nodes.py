@@ -79,7 +79,7 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--mesh", "tp=3", "--nodes", "2"), "which 2 nodes do not share evenly; say --ranks-per-node"),
+        (("--mesh", "tp=3", "--nodes", "2"), "which 2 nodes do not share evenly; give --ranks-per-node"),
         (("--mesh", "tp=4", "--nodes", "2", "--ranks-per-node", "8"), "2 nodes of 8 have 16"),
         (("--nodes", "2", "--launcher", "torchrun"), "needs this node's rank"),
         (("--nodes", "2", "--launcher-args", "'x"), "quote it as for a shell"),
@@ -131,7 +131,7 @@ def test_ranks_that_another_launcher_started_start_no_others(monkeypatch: pytest
     for name, value in {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}.items():
         monkeypatch.setenv(name, value)
     code, text = run("--nodes", "2")
-    assert code == 2 and "this process is one already" in text
+    assert code == 2 and "this process is a rank of a launcher already" in text
 
 
 @pytest.mark.parametrize(

@@ -157,7 +157,7 @@ def test_the_profile_of_this_folder_is_used_only_where_it_fits(
     known_host: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert job_here().profile is None and "there is no profile.json here" in job_here().note
+    assert job_here().profile is None and "this folder has no profile.json" in job_here().note
     profile_of().save(tmp_path / "profile.json")
     assert job_here().profile == str(tmp_path / "profile.json")
     assert "by ./profile.json" in job_here().note
@@ -185,7 +185,7 @@ def test_run_tells_the_note_once(
     environment = {"RANK": rank, "WORLD_SIZE": "4"}
     done = CliRunner().invoke(main, ["run", "redistribute_lab", "--device", "cpu"], env=environment)
     assert done.exit_code == 0
-    assert done.stderr.count("redistribute_lab: no profile is given and there is no profile.json here") == lines
+    assert done.stderr.count("redistribute_lab: no profile was given, and this folder has no profile.json") == lines
     assert capsys.readouterr().err == ""
 
 
