@@ -45,9 +45,7 @@ MAX_PROBLEMS, MAX_TRIED, MAX_VARIANTS = 8, 3, 4
 @click.option(
     "--hardware", default="h100", show_default=True, metavar="NAME|FILE", help="Predict for this machine. With --all."
 )
-@click.option(
-    "--world", type=click.IntRange(1), metavar="N", help="Number of devices (ranks). With --all; default: a node's."
-)
+@click.option("--world", type=int, metavar="N", help="Number of devices (ranks). With --all; default: a node's.")
 @format_option("table", "json")
 @width_option
 def check(

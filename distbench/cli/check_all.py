@@ -38,7 +38,9 @@ def check_all(source: str, choices: tuple[str, ...], hardware_name: str, world: 
 
     hardware = load_hardware(hardware_name)
     configs = [config for config in recipe_configs(source) if not config.endswith(MADE_UP)]
-    world = world or hardware.devices_per_node
+    world = hardware.devices_per_node if world is None else world
+    if world < 1:
+        raise UserError(f"--world {world} is not a number of ranks; use 1 or more")
     targets = tuple(f"{source}:{config}" for config in configs)
     request = Request(targets, choices, None, "cpu", started_at=STARTED_AT, shapes_only=True)
     jobs = jobs_of(request, None)

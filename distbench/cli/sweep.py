@@ -32,7 +32,7 @@ from distbench.spec.errors import INTERRUPTED
 @click.argument("scenario", shell_complete=scenario_names)
 @click.option(
     "--world",
-    type=click.IntRange(1),
+    type=int,
     metavar="N",
     help="Number of devices (ranks). Default: that of the scenario's mesh.",
 )

@@ -128,6 +128,10 @@ class SimStream:
         """Let the host wait for all work issued to this stream."""
         self._of.on_event(HostWaited(self.number))
 
+    def is_capturing(self) -> bool:
+        """Return that no graph is captured; optimizers of torch 2.15 check this in each step."""
+        return False
+
     def __enter__(self) -> "SimStream":
         self._of.entered.append(self)
         return self

@@ -53,7 +53,8 @@ class ShapesOnly:
         """
         from torch.amp.grad_scaler import GradScaler
 
-        def step(_: Any, optimizer: Any, __: object, *args: Any, **kwargs: Any) -> Any:
+        # The parameters have torch's names: a block inside of this one checks them again.
+        def step(self: Any, optimizer: Any, optimizer_state: Any, *args: Any, **kwargs: Any) -> Any:
             return optimizer.step(*args, **kwargs)
 
         try:

@@ -1,4 +1,4 @@
-"""`python -m distbench.worker JOB.json`: one rank; `launcher.py` or another launcher sets its variables."""
+"""`python -m distbench.worker JOB.json`: one rank; `rank_launcher.py` or another launcher sets its variables."""
 
 import contextlib
 import faulthandler

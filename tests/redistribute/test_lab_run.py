@@ -160,10 +160,10 @@ def test_the_profile_of_this_folder_is_used_only_where_it_fits(
     assert job_here().profile is None and "this folder has no profile.json" in job_here().note
     profile_of().save(tmp_path / "profile.json")
     assert job_here().profile == str(tmp_path / "profile.json")
-    assert "by ./profile.json" in job_here().note
+    assert "use ./profile.json" in job_here().note
     for misfit in ({"mesh": {"dp_shard": 2, "tp": 4}}, {"mesh": {"cp": 2}}):
         assert job_here(**misfit).profile is None
-        assert "does not fit" in (said := job_here(**misfit).note) and "\n" not in said
+        assert "is not valid for the run" in (said := job_here(**misfit).note) and "\n" not in said
     (tmp_path / "profile.json").write_text("{")
     assert job_here().profile is None and "distbench calibrate" in job_here().note
     profile_of().save(tmp_path / "other.json")
