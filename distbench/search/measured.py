@@ -179,7 +179,7 @@ class Rounds:
         """Run all rounds, or those before an interrupt.
 
         Args:
-            changes: of candidates, the fastest first, what to try next, so many at most.
+            changes: maps candidates, the fastest first, and a limit to the candidates to try next.
         """
         state = self._state
         with self._kept_if_interrupted(), RankProcesses(self._jobs, None, MODULE) as ranks:

@@ -103,7 +103,7 @@ class Parts:
         exposed_s: communication runs and no operator, by its origin.
         idle_s: neither runs, because the host has not issued anything yet.
         bubble_s: neither runs, because another rank of the pipeline is not ready.
-        by_kind_s: of compute, seconds of operators per kind, summed over streams.
+        by_kind_s: compute seconds per kind of operator, summed over streams.
         communication_s: durations of collectives by mesh dim, summed.
     """
 
