@@ -36,7 +36,7 @@ NUMBERS = ("num_collectives", "wire_bytes", "wire_bytes_executed", "predicted_s"
 
 @dataclass(frozen=True)
 class PlannerTable:
-    """The measured and right results. Arrays are [planners, pairs], pairs in file order.
+    """The measured, correct results. Arrays are [planners, pairs], pairs in file order.
 
     `pairs` has one row per pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
     """

@@ -80,7 +80,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
 
 
 def claim_folder(out: Path, setup: Setup) -> None:
-    """Write the sweep's identity into the folder; UserError if it cannot be written."""
+    """Write the sweep's identity into the folder. Raise UserError if it cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / FILE, json.dumps(msgspec.structs.asdict(_identity(setup))))

@@ -47,7 +47,7 @@ class _Exchanges:
         self._messages: dict[tuple[int, int, int], _Message] = {}
 
     def post(self, rank: int, message: Collective, ready_s: float) -> _Message:
-        """Post one ready end of a message; UserError if the other end has another size."""
+        """Post one ready end of a message. Raise UserError if the other end has another size."""
         assert message.peer is not None
         sender, receiver = (rank, message.peer) if message.kind == "send" else (message.peer, rank)
         place = self.posted[sender, receiver, message.kind]

@@ -102,7 +102,7 @@ class DTensorOperator(Declared):
         name: its name in case ids and tables.
         call: `(*inputs) -> tensor`, the timed function, of DTensors. A plain tensor that it returns must be
             the whole result on every rank.
-        make_inputs: makes the whole inputs on the CPU, alike on every rank; those of a floating dtype get gradients.
+        make_inputs: makes the whole inputs on the CPU, the same on every rank; those of a floating dtype get gradients.
         placements: the ways to lay the inputs, each one text per input, with one placement per mesh dim:
             `("S(0)R", "RS(1)")`.
         one_device: the same of plain whole tensors; None where `call` takes those.
