@@ -474,7 +474,7 @@ def of_differing_bits(digests_by_rank: Sequence[Mapping[Any, str]], what: str = 
             if digest != first_digest:
                 yield (
                     f"ranks {first_rank} and {rank} hold the same part of {key[0]} with {what} that differ, so "
-                    "that the copies drift apart; compute them alike, or share them by a collective"
+                    "that the copies drift apart; compute equal values, or share them by a collective"
                 )
                 return
 
@@ -528,7 +528,7 @@ def of_scales(wrong: Sequence[Mapping[str, Signs]], norms: Sequence[float], is_l
     else:
         yield (
             f"all changes are one device's times one factor ({text}), such as a learning rate, a loss scale, a "
-            "clipping coefficient, a momentum or a second step; compute it alike on every rank, as on one device"
+            "clipping coefficient, a momentum or a second step; compute the same value on every rank as on one device"
         )
 
 

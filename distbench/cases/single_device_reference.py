@@ -186,7 +186,7 @@ def _results(
 
 
 def reference_of_parts(scenario: Scenario, context: RankContext, whole: Reference, num_parts: int) -> Reference:
-    """Return the same for each of `num_parts` equal parts of the batch, and the mean of loss and gradients."""
+    """Return the reference of a batch in `num_parts` equal parts: the mean of their losses and gradients."""
     if context.rank != 0:
         return whole
     loss, gradients = 0.0, dict[str, torch.Tensor]()

@@ -92,7 +92,7 @@ def ab(
     from distbench.judge import gate_text
 
     turns.check_run_arguments(run_arguments)
-    output.files()  # refused before anything is launched
+    output.files()  # rejected before anything is launched
     options = verdict.terms()
     sides = [
         turns.Side(

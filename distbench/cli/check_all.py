@@ -23,7 +23,7 @@ SEARCH_S = 40.0  # of the child's processor time: later, no further plan is trie
 ROW_TIMEOUT_S = 300.0
 MAX_REASON = 200  # characters
 MADE_UP = ("@tiny", "@small")
-FITS, TOO_LARGE, INVALID, REFUSED = "fits", "does not fit", "plan invalid", "refused"
+FITS, TOO_LARGE, INVALID, REJECTED = "fits", "does not fit", "plan invalid", "rejected"
 
 
 def check_all(source: str, choices: tuple[str, ...], hardware_name: str, world: int | None, form: str) -> bool:
@@ -75,12 +75,12 @@ def _row(config: str, job: "Job", world: int, hardware: str) -> dict[str, Any]:
     question = {"job": job.to_record(), "world": world, "hardware": hardware, "limit_s": SEARCH_S}
     try:
         row = ask_child("recipe_fit", given=question, timeout_s=ROW_TIMEOUT_S)
-        verdict = FITS if row["fits"] else INVALID if row["problems"] else REFUSED if row["why_not"] else TOO_LARGE
-        if verdict == REFUSED and row["peak_bytes"] > row["usable_bytes"]:
+        verdict = FITS if row["fits"] else INVALID if row["problems"] else REJECTED if row["why_not"] else TOO_LARGE
+        if verdict == REJECTED and row["peak_bytes"] > row["usable_bytes"]:
             verdict = TOO_LARGE
         reason = "; ".join(row.pop("problems")) or row.pop("why_not")
     except UserError as error:
-        row, verdict, reason = {}, REFUSED, str(error)
+        row, verdict, reason = {}, REJECTED, str(error)
     about = {"recipe": config, "verdict": verdict, "reason": reason, "seconds": round(time.monotonic() - begun, 1)}
     return about | row
 
@@ -128,7 +128,7 @@ def _columns(cells: Sequence[str], widths: Sequence[int]) -> str:
 def _answer(rows: Sequence[Mapping[str, Any]], is_pass: bool) -> str:
     """`PASS: ...` or `FAIL: ...` with the count of each verdict."""
     counts = {
-        verdict: sum(row["verdict"] == verdict for row in rows) for verdict in (FITS, TOO_LARGE, INVALID, REFUSED)
+        verdict: sum(row["verdict"] == verdict for row in rows) for verdict in (FITS, TOO_LARGE, INVALID, REJECTED)
     }
     near = sum(bool(row.get("nearest")) for row in rows)
     parts = [f"{count} {verdict}" for verdict, count in counts.items() if count]

@@ -29,7 +29,7 @@ MAX_LISTED = 15
 @click.option("--yes", is_flag=True, help="Answer yes to the question.")
 @format_option("table", "json")
 def clean(runs: Path, keep: int | None, older_s: float | None, dry_run: bool, yes: bool, form: str) -> None:
-    """Delete old runs with their ranks' logs, after a list and a question.
+    """Delete old runs with their ranks' logs, after a list and a confirmation.
 
     All scenarios of one command are one run, and are deleted together. With both --keep and --older-than, a run stays
     if either keeps it. Baselines, plots, files of other programs and runs that may still be measuring are never

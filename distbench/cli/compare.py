@@ -52,7 +52,7 @@ def compare(paths: tuple[str, ...], verdict: VerdictOptions, chosen: str, out: P
 
 
 def compared(a: Sequence[Path], b: Sequence[Path], verdict: VerdictOptions, cases: str = "") -> "SideBySide":
-    """Read and compare two sides; a UserError where a path cannot be read or nothing can be compared."""
+    """Read and compare two sides. Raise UserError if a path cannot be read or nothing can be compared."""
     from distbench.judge.compare_runs import predicted_side_by_side, side_by_side
     from distbench.records.results_folder import collect, with_cases
     from distbench.records.run_file import no_garbage_collection

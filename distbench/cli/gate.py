@@ -72,7 +72,7 @@ class VerdictOptions:
     strict: bool = option("--strict", default=False, is_flag=True, help="Exit with 3 if a case is inconclusive.")
 
     def terms(self) -> "Options":
-        """The terms of the comparison; a UserError where a tolerance or a field is not valid."""
+        """The terms of the comparison. Raise UserError if a tolerance or a field is not valid."""
         from distbench.judge.launch_pairs import check_allowed
         from distbench.statistics.verdicts import Options, tolerances_of
 
@@ -109,8 +109,8 @@ def gate(
     """Fail if CANDIDATE is slower than BASELINE. One run file is one launch; give several per side.
 
     Each side is folders, run files, quoted patterns, or stored baselines. With more than two paths, write the word vs
-    between the sides. Launches that alternated are compared in pairs. Launches of different occasions give a warning
-    at most, unless the machine is --dedicated.
+    between the sides. Launches that alternated are compared in pairs. Without alternation a slowdown is at
+    most a warning, unless the machine is --dedicated.
 
     The last lines are the answer (FAIL, UNKNOWN, INCONCLUSIVE or PASS) and the next command. The answer is INCONCLUSIVE
     if an undecided case was measured slower than the tolerance.
@@ -126,7 +126,7 @@ def gate(
     """
     if not paths:
         raise UserError(f"gate compares two sides: {USAGE}")
-    output.files()  # refused before anything is read
+    output.files()  # rejected before anything is read
     from distbench.judge import gate_text
     from distbench.judge.gate import gate as judge
     from distbench.records.baselines import read_side
@@ -143,7 +143,7 @@ def gate(
 def sides_of(
     paths: Sequence[str], usage: str = USAGE, results: Path = Path("results")
 ) -> tuple[list[Path], list[Path]]:
-    """Return the baseline's and the candidate's paths; a UserError where these are not clear, or match no file."""
+    """Return the baseline's and the candidate's paths. Raise UserError if these are not clear, or match no file."""
     from distbench.records.results_folder import named_runs
 
     has_word = "vs" in paths

@@ -79,7 +79,7 @@ SECTIONS = {
     "Machine": {
         "preflight": ("run", "Check nodes for slow ranks and links: exit 0 none, 1 slow, 3 unknown."),
         "doctor": ("doctor", "Check this machine: devices, backends, torch."),
-        "clean": ("clean", "Delete old runs, after a question."),
+        "clean": ("clean", "Delete old runs after a confirmation."),
     },
 }
 
@@ -303,7 +303,7 @@ def defaults_for(group: click.Group) -> Defaults:
 
 
 def suite_of(group: click.Group, name: str) -> Suite:
-    """Return the suite of that name of the current folder's pyproject.toml; UserError where there is none."""
+    """Return the suite of that name of the current folder's pyproject.toml. Raise UserError if there is none."""
     defaults = defaults_for(group)
     if name not in defaults.suites:
         how = f"write [{_TABLE}.{SUITE}.{name or 'NAME'}] with scenarios = [...] into pyproject.toml"

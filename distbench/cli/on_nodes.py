@@ -69,7 +69,7 @@ def run_on_nodes(request: "Request", where: NodeOptions, dry_run: bool, is_joine
     if is_joined:
         raise UserError("--nodes launches ranks, and this process is a rank of a launcher already; leave it out")
     num_nodes, launcher = where.nodes or 1, where.launcher or nodes.launcher_here()
-    # An unknown scenario or axis is refused before a job waits for its nodes; TorchX's image may have other files.
+    # An unknown scenario or axis is rejected before a job waits for its nodes; TorchX's image may have other files.
     entries = [entry for target in request.targets for entry in find(target)] if launcher != "torchx" else []
     if len(entries) == 1:  # with several, an axis may be of some of them
         variants_of(entries[0], parse_choices(request.choices, entries[0].params), False)

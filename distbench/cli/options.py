@@ -37,7 +37,7 @@ STAYS_S = 1.0
 
 
 class FiniteRange(click.FloatRange):
-    """A number within bounds; nan and inf, which pass every comparison with a limit, are refused."""
+    """A number within bounds; nan and inf, which pass every comparison with a limit, are rejected."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         """Return the number; click.BadParameter where the text is not a number, or out of bounds."""
@@ -271,7 +271,7 @@ def scenario_names(ctx: click.Context, parameter: click.Parameter, incomplete: s
     return items or [CompletionItem(incomplete, type="file")]
 
 
-# Options that were given and would have no effect are refused before anything is read or measured.
+# Options that were given and would have no effect are rejected before anything is read or measured.
 
 
 def given() -> dict[str, str]:
@@ -291,14 +291,14 @@ def given() -> dict[str, str]:
 
 
 def refuse_with(mode: str, *parameters: str) -> None:
-    """Raise UserError where one of the parameters is given, which `mode` ignores."""
+    """Raise UserError if one of the parameters is given, which `mode` ignores."""
     for name, word in given().items():
         if name in parameters:
             raise UserError(f"{word} does not go with {mode}; leave one of them out")
 
 
 def refuse_without(needed: str, *parameters: str) -> None:
-    """Raise UserError where one of the parameters is given, which has no effect without `needed`."""
+    """Raise UserError if one of the parameters is given, which has no effect without `needed`."""
     for name, word in given().items():
         if name in parameters:
             raise UserError(f"{word} has no effect without {needed}; add {needed}, or leave {word} out")
@@ -344,7 +344,7 @@ def make_folder(path: Path, option: str) -> None:
 
 
 def write(path: Path, text: str, mode: str = "w") -> None:
-    """Write a text, or append it with mode "a"; a UserError where the file cannot be written."""
+    """Write a text, or append it with mode "a". Raise UserError if the file cannot be written."""
     try:
         if mode == "w":
             write_whole(path, text)
@@ -456,7 +456,7 @@ class OutputOptions:
     )
 
     def files(self) -> list[tuple[str, Path]]:
-        """Parse `["junit=gate.xml"]` to forms and files; a UserError for a text that is not FORMAT=FILE."""
+        """Parse `["junit=gate.xml"]` to forms and files. Raise UserError for a text that is not FORMAT=FILE."""
         files = []
         for text in self.write_to:
             form, equals, path = text.partition("=")

@@ -269,7 +269,7 @@ def _resumed(file: Path, scenarios: tuple[str, ...], joined: "Joined | None") ->
 
 
 def confirm_ranks(jobs: Sequence[Job], yes: bool) -> None:
-    """Confirm more than RANKS_PER_CPU ranks per CPU here; a UserError if there is no terminal for the answer.
+    """Confirm more than RANKS_PER_CPU ranks per CPU here. Raise UserError if there is no terminal for the answer.
 
     More of them measure little but each other, and a typing error in --mesh can bring a machine down.
     """
@@ -395,7 +395,7 @@ def _measure(
 def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
     """Launch jobs one after the other; return the worst exit code.
 
-    A refused scenario does not keep the others from running. Ctrl-C and a full disk do.
+    A rejected scenario does not prevent the others. Ctrl-C and a full disk do.
     """
     from distbench.launch import MODULE, RankProcesses, launch_on
     from distbench.launch.display import display_for
@@ -412,8 +412,8 @@ def run_all(jobs: list[Job], joined: "Joined | None", silent: bool) -> int:
     if all(outcome.none_chosen for outcome in outcomes):
         raise UserError(outcomes[0].none_chosen)
     # Scenarios of several that were not measured are in the last sentence of the command.
-    refused = [job.scenario for job, outcome in zip(jobs, outcomes, strict=False) if outcome.is_refused]
-    missing = {"refused": refused, "not run": [job.scenario for job in jobs[len(outcomes) :]]}
+    rejected = [job.scenario for job, outcome in zip(jobs, outcomes, strict=False) if outcome.is_refused]
+    missing = {"rejected": rejected, "not run": [job.scenario for job in jobs[len(outcomes) :]]}
     if len(jobs) > 1 and any(missing.values()):
         parts = [
             f"{', '.join(names)} {'was' if len(names) == 1 else 'were'} {why}"

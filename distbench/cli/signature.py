@@ -54,9 +54,9 @@ def write_signature(
     output: Path | None,
     output_dir: Path | None,
 ) -> None:
-    """Write the signature of each SCENARIO. A refused scenario does not keep the others from being written.
+    """Write the signature of each SCENARIO. A rejected scenario does not prevent the others.
 
-    Exit code: 0, or 2 if a scenario is refused.
+    Exit code: 0, or 2 if a scenario is rejected.
 
     \b
     Examples:
@@ -106,7 +106,7 @@ def check_signature(ctx: click.Context, base: Path, new: Path, output: OutputOpt
     """
     from distbench.judge.communication_signature import FORMS, compare
 
-    output.files()  # refused before anything is read
+    output.files()  # rejected before anything is read
     comparison = compare(base, new)
     output.show(lambda form: FORMS[form](comparison))
     if comparison.exit_code:

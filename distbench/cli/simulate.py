@@ -130,7 +130,7 @@ def _ranks(text: str | None) -> list[int] | None:
     parts = [part.strip() for part in text.split(",")]
     if not all(part.isdecimal() and len(part) < MAX_DIGITS for part in parts) or len(set(parts)) < len(parts):
         raise UserError(
-            f"--rank {text!r} is not a list of ranks; give whole numbers from 0 on, each once, such as --rank 0,3"
+            f"--rank {text!r} is not a list of ranks; give whole numbers >= 0, each once, such as --rank 0,3"
         )
     if len(parts) > MAX_SIMULATED:
         raise UserError(

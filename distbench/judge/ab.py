@@ -36,7 +36,7 @@ class Side:
     Args:
         name: "a" or "b".
         ref: the user's name of the side: a git revision, or "." for the working tree.
-        folder: of the side's code; launches run in this folder and import from it first.
+        folder: folder of the side's code; launches run in this folder and import from it first.
         python: the interpreter with the torch to measure.
         commit: the revision's full hash; None for the working tree.
     """
@@ -62,7 +62,7 @@ class Side:
 
 
 def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
-    """`["NCCL_ALGO=Tree"]` to a mapping; a UserError for a text that is not NAME=VALUE."""
+    """`["NCCL_ALGO=Tree"]` to a mapping. Raise UserError for a text that is not NAME=VALUE."""
     variables = {}
     for text in texts:
         name, equals, value = text.partition("=")
@@ -197,9 +197,9 @@ def run_pairs(
 
     Args:
         sides: a and b, checked out.
-        run_arguments: of `distbench run`: scenarios and options.
+        run_arguments: scenarios and options of `distbench run`.
         out: the folder of the results' folders `a` and `b`.
-        options: of the gate; its alpha is shared between the checks.
+        options: options of the gate; their alpha is shared between the checks.
         show: receives each line of progress.
 
     Raises:

@@ -311,7 +311,7 @@ def compare(base: Path, new: Path) -> SignatureComparison:
 
 
 def compare_with_stored(base: Path, new: Signature, name: str = "") -> SignatureComparison:
-    """Compare with the file of `base` that is for this torch version; UserError if it is not a signature."""
+    """Compare with the file of `base` that is for this torch version. Raise UserError if it is not a signature."""
     return _compared({name or base.name: (load(stored_for(base, new.torch)), new)}, [])
 
 

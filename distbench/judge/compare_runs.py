@@ -148,7 +148,7 @@ def side_by_side(
 
     Args:
         a: the runs of the first side, one per launch and scenario; likewise `b`.
-        names: of the sides, in messages.
+        names: the sides' names in messages.
         options: its tolerances are not used.
 
     Raises:

@@ -52,11 +52,11 @@ class MetricVerdict:
         verdict: "regression", "inconclusive", "improvement" or "pass".
         baseline_s: geometric mean over launches, seconds; likewise `candidate_s`.
         change: candidate over baseline, minus one; between `low` and `high`.
-        p: of the hypothesis "not slower", adjusted over the whole family.
+        p: p value of the hypothesis "not slower", adjusted over the whole family.
         tolerance: the largest change that is not a regression, including the floor in seconds.
         detectable: the smallest true slowdown that is detected four times in five.
         num_launches: pairs, or launches of the smaller side.
-        num_more: further pairs, or launches per side, to decide an inconclusive metric; None also where out of reach.
+        num_more: further pairs, or launches per side, to decide an inconclusive metric; None if decided or unreachable.
         suspected: a measured "regression" or "improvement" that is in doubt, or None.
     """
 

@@ -34,7 +34,7 @@ class Change(NamedTuple):
     """A change to the launches of a window.
 
     Args:
-        factor: of one case's candidate samples; None for a tail.
+        factor: multiplies one case's candidate samples; None for a tail.
         spoils: whether one launch of one side is SPOILED_FACTOR times slower in all cases.
     """
 
@@ -243,10 +243,10 @@ def rates(
     """A rule's outcomes in many comparisons.
 
     Args:
-        num_pairs: of launches in each comparison.
+        num_pairs: pairs of launches in each comparison.
         change: one of CHANGES.
         num_comparisons: beyond the number of starts, the same launches are used in another order.
-        seed: of orders and of the changed case; every rule sees the same comparisons.
+        seed: seed of orders and of the changed case, so that all rules get the same comparisons.
         rule: the rule to test; it may leave out the last pairs.
     """
     draw, totals, num_starts = np.random.default_rng(seed), Rates(), series.num_starts(num_pairs)

@@ -43,7 +43,7 @@ class Point:
         started_at: seconds since the epoch.
         dirty: whether files differed from the commit.
         seconds: the 10th percentile of the samples, which varies less between launches than the mean.
-        label: of the run, or "".
+        label: label of the run, or "".
     """
 
     started_at: float

@@ -28,10 +28,10 @@ class ComparisonGroup:
 
     Args:
         quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
-        level: of pairs: the location of their ranks; of groups: their mesh dim.
-        members: the ranks of each.
+        level: the location of a pair's ranks, or a group's mesh dim.
+        members: the ranks of each member.
         times_s: shape (passes, members).
-        size_bytes: of a message; 0 for computing.
+        size_bytes: size of a message; 0 for computing.
     """
 
     quantity: str

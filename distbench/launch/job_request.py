@@ -33,7 +33,7 @@ class Request:
         targets: scenarios by name, file, or file::name.
         choices: texts of --set.
         mesh: mesh dim name to size, or None for the scenario's own.
-        device: a name out of DEVICES, or None for an accelerator where there is one.
+        device: a name from DEVICES, or None for an accelerator where there is one.
         quick: quick sizes and settings.
         pipelined: iterations timed back to back per sample, or 1.
         passes, budget_s, check: fields of Settings; budget_s is None for the default.
@@ -80,7 +80,7 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
 
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
-    """Return the same for these scenarios instead of the request's targets."""
+    """Return one job per entry, instead of the jobs of the request's targets."""
     installed_torch()
     facts, device = host_facts(), request.device or accelerator_here()[0]
     if is_accelerator(device) and not device_count(device):

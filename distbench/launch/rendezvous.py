@@ -170,7 +170,7 @@ def _resolves(host: str) -> bool:
 
 
 def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
-    """Raise UserError where a name does not resolve within `wait_s` seconds."""
+    """Raise UserError if a name does not resolve within `wait_s` seconds."""
     until = time.monotonic() + wait_s
     while host:
         try:
@@ -184,7 +184,7 @@ def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
 
 
 def require_own(address: str) -> None:
-    """Raise UserError where data sent to `HOST:PORT` does not arrive here, or another process listens there.
+    """Raise UserError if data sent to `HOST:PORT` does not arrive here, or another process listens there.
 
     The address may belong to another device that forwards the data.
     """

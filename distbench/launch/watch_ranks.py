@@ -113,7 +113,7 @@ class Attempt:
 
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
-        num_cases: of the whole job; None before the ranks counted them.
+        num_cases: cases of the whole job; None before the ranks counted them.
         is_meeting: whether the reporting rank waits for the other ranks.
         pass_number: the running case's pass.
         spent_s: seconds of rank 0 per activity.

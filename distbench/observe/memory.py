@@ -86,7 +86,7 @@ def peak_of(
     each belongs to the step itself. Blocks of such threads have no mark and are left out.
 
     Args:
-        allocations: of all steps, in order, under marks as `_marked_phases` sets them.
+        allocations: allocations of all steps, in order, under marks as `_marked_phases` sets them.
         held: before the last step, pointer to kind and bytes.
         gradients: pointers of gradients at the end of the last step's backward.
         modules: maps nodes of backward to modules.

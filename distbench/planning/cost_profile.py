@@ -444,7 +444,7 @@ def measured_in(run: Run) -> list[MeasuredSteps]:
 
 
 def profile_of(run: Run) -> Profile:
-    """Fit a profile to such a run; UserError if it has no calibration, or too few sizes of an op for a line."""
+    """Fit a profile to such a run. Raise UserError if it has no calibration, or too few sizes of an op for a line."""
     try:
         lines = [
             fit_line(steps.op, steps.mesh_dim, steps.group_size, steps.fitted, steps.held_out)

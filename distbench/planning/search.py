@@ -335,10 +335,10 @@ def cheapest_route(
     peak_cap_bytes: int | None = None,
     zero_fill: bool = False,
 ) -> Route:
-    """Return the path of least time; then fewest bytes sent, fewest collectives, least peak. The same on every rank.
+    """Return the path of least time; then fewest bytes sent, fewest collectives, least peak: equal on all ranks.
 
     A* (Hart, Nilsson, Raphael 1968). More bytes must never be cheaper by the model, and no step may hold more than
-    `peak_cap_bytes`. `zero_fill`: torch makes P(sum) of a shard if the target has it.
+    `peak_cap_bytes`. `zero_fill`: torch can convert a shard to the target's P(sum).
 
     Raises:
         NoPath: no path exists, or the cap forbids every path.

@@ -77,7 +77,7 @@ class Batch:
         return f"; of the batch {guess}: set batch_dims if that is wrong"
 
     def sequence_dims_of(self, plan: CpPlan) -> dict[str, int]:
-        """The same for context parallel ranks: the plan's `seq_dim` of tensors as long there as the first one."""
+        """Return the tensor dim of the sequence by name: `seq_dim` of tensors that are as long there as the first."""
         if self.sequence_dims is not None:
             return self._said(self.sequence_dims, "sequence_dims")
         at = plan.seq_dim

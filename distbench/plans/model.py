@@ -78,7 +78,7 @@ def _with_parts(tree: Any, new: dict[Any, Any]) -> Any:
             if isinstance(value, MutableMapping):
                 changed.__dict__[attribute] = copy.copy(value)
         for key, value in new.items():
-            changed[key] = value  # not update(), which ModelOutput of transformers refuses
+            changed[key] = value  # not update(), which ModelOutput of transformers rejects
     else:
         for key, value in new.items():
             object.__setattr__(changed, key, value)
@@ -285,10 +285,10 @@ class Blueprint:
 def blueprint(build_model: Callable[[], Any], seed: int, with_values: bool = True) -> Blueprint:
     """Build a model on the meta device.
 
-    If values are requested and the model has tensors other than parameters, it is built a second time. Then only the
-    parameters are on the meta device, each as it is registered, so at most one of them has memory at a time; where
-    other tensors are computed from parameters, these have memory too. Random numbers start from the seed, the same on
-    every rank.
+    If values are requested and the model has tensors other than parameters, it is built a second time. Only the
+    parameters of this second model are on the meta device. Each moves there as it is registered, so at most one has
+    memory at a time. If other tensors are computed from parameters, those parameters have memory too. Random numbers
+    start from the seed, the same on every rank.
 
     Raises:
         UserError: it raises, returns no model or a lazy one, or computes values from the parameters of a large model.
@@ -531,4 +531,4 @@ def named_refusal(field: str, name: str = "", module: nn.Module | None = None) -
     except Exception as error:
         module_text = f"{name or 'the root'}, a {name_of(module)}" if module is not None else "this"
         why = one_line(error).rstrip(".")
-        raise UserError(f"{field}: torch refuses {module_text} ({why}); change the plan there") from error
+        raise UserError(f"{field}: torch rejects {module_text} ({why}); change the plan there") from error

@@ -84,7 +84,7 @@ def parallelize(
 
 
 def _parallel_by(function: Callable[[Any, Any], Any], model: nn.Module, mesh: Any) -> nn.Module:
-    """Apply the user's function to a model and mesh; UserError if it raises or returns no model."""
+    """Apply the user's function to a model and mesh. Raise UserError if it raises or returns no model."""
     try:
         with blamed("parallelize", function):
             changed = function(model, mesh)
@@ -247,7 +247,7 @@ def sequence_sharded(
     """Context of forward, loss and backward with a sharded sequence.
 
     The batch's tensors, each with its sequence tensor dim, and the model's buffers are sharded in place. Buffers are
-    whole again afterwards, the batch is not.
+    unsharded afterwards, the batch is not.
     """
     buffers = dict(model.named_buffers())
     tensors = [tensor for tensor, _ in batch]
@@ -297,7 +297,7 @@ def recompute_modules(model: nn.Module, patterns: Iterable[str], context_fn: Cal
 def compile_modules(model: nn.Module, plan: CompilePlan, device: torch.device, tp_mesh: Any = None) -> None:
     """Compile the forward of the matching modules, each on its own; Skipped where the backend cannot work here.
 
-    Pending TP collectives of an input are waited for before compiled code runs. Compiled code would wait first, and
+    A call waits for pending TP collectives of its inputs before compiled code runs. Compiled code would wait first, and
     torch 2.12 to 2.15 then drop the gradient of such an input (pytorch PR 191113); torch 2.11 to 2.13 do not wait in a
     DTensor (pytorch issue 180614). `tp_mesh` is the 1-D mesh of tensor parallel, for `async_tp`.
     """

@@ -71,7 +71,7 @@ def num_layers(model: nn.Module) -> int:
 
 
 def stage_of(model: nn.Module, plan: PipelinePlan, stage: int, num_stages: int) -> nn.Module:
-    """Return a stage of a model on the meta device, which is not changed; UserError if `split` returns no module."""
+    """Return a stage of an unchanged model on the meta device. Raise UserError if `split` returns no module."""
     copied = copy.deepcopy(model)
     if plan.split is None:
         return _pruned(copied, layers_of_stages(num_layers(model), num_stages, plan.first_layers), stage)

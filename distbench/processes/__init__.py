@@ -103,7 +103,7 @@ def ask_child(
         code, lines, complaints = _answer_of(command, question, timeout_s, failure)
     try:
         if code:
-            raise ValueError("the output of a failed child is not an answer")
+            raise ValueError("a failed child has no result")
         answer = json.loads(lines[-1])
     except (IndexError, ValueError) as error:
         why = f"it was {ended_text(code, complaints)}" if code < 0 else last_words(complaints) if code else ""

@@ -91,7 +91,7 @@ def profile_of(job: Job) -> Profile | None:
 
 
 def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
-    """Adapt the job's cost profile to its mesh on these hosts; UserError if it has no lines for that."""
+    """Adapt the job's cost profile to its mesh on these hosts. Raise UserError if it has no lines for that."""
     if profile is None or not profile.hosts:
         return profile
     try:

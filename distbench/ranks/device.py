@@ -45,7 +45,7 @@ class Accelerator:
 
     @property
     def module(self) -> Any:
-        """torch's module for this type of device; UserError if this version of torch has none."""
+        """torch's module for this type of device. Raise UserError if this version of torch has none."""
         try:
             return torch.get_device_module(self.type)
         except RuntimeError as error:

@@ -31,7 +31,7 @@ class Value(NamedTuple):
     Args:
         status: as in a run file.
         mean_s: the samples' mean, seconds; nan without samples.
-        p10_s: their 10th percentile, seconds; nan likewise.
+        p10_s: the samples' 10th percentile, seconds; nan without samples.
         error: one sentence, when status is not ok.
         is_latency: whether its times are of forward passes only, with a tail more important than the mean.
     """

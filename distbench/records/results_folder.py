@@ -117,7 +117,7 @@ def named_runs(targets: Iterable[Path], results: Path) -> tuple[Path, ...]:
 
 
 def named_run(target: Path, results: Path) -> Path:
-    """The run file of a target; UserError where a name has several."""
+    """The run file of a target. Raise UserError if a name has several."""
     files = named_runs((target,), results)
     if len(files) > 1:
         raise UserError(f"{target} has {len(files)} run files; give a single file, such as {files[-1]}")

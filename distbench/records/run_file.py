@@ -624,7 +624,7 @@ def append(path: Path, *records: Record, is_synced: bool = True) -> None:
 
 
 def read_header(path: Path) -> Header:
-    """The first line of a run file of any version; UserError where it cannot be read or is not a header."""
+    """The first line of a run file of any version. Raise UserError if it cannot be read or is not a header."""
     with opened(path, RUN_FILE, MAX_RUN_BYTES) as file:
         return header_of(_header_line(path, file.readline(MAX_RUN_BYTES)))
 

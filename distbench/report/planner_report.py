@@ -127,7 +127,7 @@ def _min_cost_line(study: Study) -> str:
     )
     return (
         f"min_cost leaves greedy's path on {changed.num_differing} of {changed.num_pairs} pairs, because its constants "
-        f"predict a gain. {paid}; over all, min_cost takes {_times_greedy(compared)}."
+        f"predict a gain. {paid}; over all pairs, min_cost takes {_times_greedy(compared)}."
     )
 
 
@@ -155,7 +155,7 @@ def _wrong_line(study: Study) -> str:
         for is_ours in (True, False)
     )
     if not own_wrong and not theirs:
-        return "Every value was checked, and right." if study.outcomes else ""
+        return "Every value was checked and is correct." if study.outcomes else ""
     parts = [f"torch's planners gave wrong values or broke: {theirs} cases"] if theirs else []
     if own_wrong:
         parts.append(f"OURS TOO: {own_wrong} cases")

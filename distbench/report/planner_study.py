@@ -36,7 +36,7 @@ NUMBERS = ("num_collectives", "wire_bytes", "wire_bytes_executed", "predicted_s"
 
 @dataclass(frozen=True)
 class PlannerTable:
-    """The measured and right results. Arrays are [planners, pairs], pairs in file order.
+    """The measured, correct results. Arrays are [planners, pairs], pairs in file order.
 
     `pairs` has one row per pair: PAIR_KEY, `payload_bytes`, `size` (its class, as text), `bound_bytes` (nan for none).
     """
@@ -56,7 +56,7 @@ class PlannerTable:
 
     @property
     def measured(self) -> Bools:
-        """Where a planner was measured, and right."""
+        """Which planners were measured on which pairs, with correct values."""
         return np.isfinite(self.times)
 
     @property
@@ -473,7 +473,7 @@ class Study:
 
     @cached_property
     def ratios(self) -> dict[tuple[str, str], Ratios]:
-        """Every planner over greedy and over torch's better one, by their names; each two planners are one family."""
+        """Ratios of each (planner, reference), each a family of tests; references: greedy, torch's better planner."""
         table = self.table
         return {
             (planner, reference): ratios(table, planner, reference, np.ones(len(table.pairs), dtype=bool))
@@ -566,7 +566,7 @@ class Study:
         return np.where(is_known, predicted, np.nan), np.where(is_known, measured, np.nan)
 
     def predicted_pairs(self, planner: str) -> tuple[Ints, Floats, Floats]:
-        """The non-trivial pairs on which a planner has both: their indexes, seconds predicted, seconds measured."""
+        """Return indexes, predicted and measured seconds of the non-trivial pairs where a planner has both times."""
         predicted, measured = (values[self.table.at(planner)] for values in self._predicted_and_measured)
         pairs = np.flatnonzero(np.isfinite(predicted))
         return pairs, predicted[pairs], measured[pairs]

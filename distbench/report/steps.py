@@ -243,7 +243,7 @@ def _times_and_checks(
 def _about_memory(rows: list[Row]) -> list[str]:
     notes = []
     if any(np.isfinite(row["peak_bytes"]) for row in rows):
-        notes.append("peak memory: bytes allocated by torch's allocator, on the rank with most")
+        notes.append("peak memory: bytes allocated by torch's allocator, on the rank with the most")
     elif any(np.isfinite(row["peak_growth_bytes"]) for row in rows):
         notes.append("this run has the growth of resident memory only, which depends on earlier cases: not shown")
     if any(np.isfinite(row["predicted_peak_bytes"]) for row in rows):

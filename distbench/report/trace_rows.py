@@ -208,7 +208,7 @@ def _ranks_of_steps(trace: Trace) -> Iterator[tuple[int, Stretch, list[Stretch]]
 
 
 def bubbles_text(trace: Trace) -> str | None:
-    """The same as a sentence, with the schedule's least share; None without a pipeline."""
+    """Return the extreme bubble shares and the schedule's least share as a sentence; None without a pipeline."""
     pipeline, shares = trace.record.get("pipeline"), bubble_shares(trace)
     if not pipeline or not shares:
         return None
@@ -336,7 +336,7 @@ def doubts(trace: Trace) -> list[str]:
     of = f"of {count_text(len(collectives), 'collective')}"
     sentences = {
         f"rank {', '.join(map(str, silent))} recorded no collective: all counts are means over it too": silent,
-        f"{alone} {of} were not seen on every rank of their group: no straggler share": alone,
+        f"{alone} {of} are missing on some ranks of their group: no straggler share": alone,
         f"{mixed} {of} are of another kind on another rank: ranks ran different steps": mixed,
     }
     return [sentence for sentence, is_so in sentences.items() if is_so]

@@ -316,7 +316,7 @@ class StepChange:
     Args:
         one_s: median of its samples, seconds; `other_s` likewise.
         verdict: as `compare_passes` has it; ONE_LAUNCH for cases of two launches, PREDICTED for simulated ones.
-        ratio: of the two: over the passes of one launch that both have, else of the medians.
+        ratio: ratio of the two, over shared passes of one launch, else of the medians.
         low: bounds of the ratio's 95 % interval, from those passes; nan where these are too few.
     """
 

@@ -80,7 +80,7 @@ def require_folder(out: Path, setup: Setup, resume: bool) -> None:
 
 
 def claim_folder(out: Path, setup: Setup) -> None:
-    """Write the sweep's identity into the folder; UserError if it cannot be written."""
+    """Write the sweep's identity into the folder. Raise UserError if it cannot be written."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         write_whole(out / FILE, json.dumps(msgspec.structs.asdict(_identity(setup))))
@@ -179,7 +179,7 @@ class Rounds:
         """Run all rounds, or those before an interrupt.
 
         Args:
-            changes: of candidates, the fastest first, what to try next, so many at most.
+            changes: maps candidates, the fastest first, and a limit to the candidates to try next.
         """
         state = self._state
         with self._kept_if_interrupted(), RankProcesses(self._jobs, None, MODULE) as ranks:

@@ -52,7 +52,7 @@ class Candidate:
         return f"{self.mesh_text}; {self.changes_text}" if self.choices else self.mesh_text
 
     def with_choice(self, name: str, value: Any) -> "Candidate":
-        """The same candidate with a change added or replaced."""
+        """Return this candidate with a change added or replaced."""
         return replace(self, choices=tuple(sorted({**dict(self.choices), name: value}.items())))
 
     def variant(self, base: Mapping[str, Any]) -> dict[str, Any]:

@@ -64,7 +64,7 @@ class AskedSweep:
 
     @classmethod
     def of(cls, scenario: str, out: Path | None, **given: Any) -> "AskedSweep":
-        """Raise UserError where options contradict each other."""
+        """Raise UserError if options contradict each other."""
         memory = None if given["memory"] is None else amount(given["memory"], "--memory", BYTES, "GB", MOST_BYTES)
         mesh = None if given["mesh"] is None else parse_mesh(given["mesh"])
         if mesh and not given["around_my_plan"]:

@@ -33,7 +33,7 @@ class Prediction:
         exposed_s: exposed communication by (mesh dim, collective, owner).
         implicit_s: exposed communication of implicit redistributions, by (owner, redistribution).
         reserved_bytes: by the allocator at its peak.
-        live_bytes: of that, alive at the peak.
+        live_bytes: the part of it that is alive at the peak.
         is_whole: all layers were recorded.
         fits: whether the memory suffices with the reserve left free; None if unknown.
         is_tight: it fits only because the allocator releases its cache.
@@ -93,7 +93,7 @@ class RankedPlan:
 
     @property
     def takes_reserve(self) -> bool:
-        """Whether it is not recommended only because it leaves no reserve."""
+        """Whether the missing reserve is the only reason against a recommendation."""
         return self.fits is False and self.prediction is not None and self.prediction.takes_reserve
 
     @property
@@ -290,10 +290,10 @@ class SweepResult:
         code: Python to paste.
         command: to measure the recommended plan.
         capacity_bytes: memory of a device, where it is a limit.
-        reserve_bytes: of that, the part that is left free.
+        reserve_bytes: the part of it that is left free.
         notes: assumptions, and plans that were tried and left out.
-        changes: of the plan as written, each alone, if requested.
-        written_sizes: of the mesh of the plan as written, if requested.
+        changes: changes of the plan as written, each alone, if requested.
+        written_sizes: mesh sizes of the plan as written, if requested.
         layouts: sentences on further possible changes of the plan as written.
         traces: the communication of measured plans, where traced.
         predicted: all predicted plans, where `plans` are the best of them, measured.

@@ -21,7 +21,7 @@ class CiOutcome:
 
 
 def junit_xml(outcomes: Sequence[CiOutcome]) -> str:
-    """JUnit XML, suites in the order of their first outcome; message and body are alike: readers show one of them."""
+    """JUnit XML, suites in the order of their first outcome; message and body are equal: readers show one."""
     root = ElementTree.Element("testsuites", name=TOOL, tests=str(len(outcomes)))
     for name in dict.fromkeys(outcome.suite for outcome in outcomes):
         members = [outcome for outcome in outcomes if outcome.suite == name]

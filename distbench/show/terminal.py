@@ -28,7 +28,7 @@ def cells(text: str) -> int:
 
 
 def first_cells(text: str, width: int) -> str:
-    """Its beginning that takes at most so many places."""
+    """Return the beginning of the text that takes at most `width` columns of a terminal."""
     end = min(len(text), max(width, 0))
     while cells(text[:end]) > width:
         end -= 1
@@ -111,7 +111,7 @@ class Fitted:
 
 
 def fitted(table: Table, width: int) -> Fitted:
-    """The table's columns within so many characters; nothing is cut, and a number is never broken."""
+    """Fit the table's columns into `width` characters. No text is cut, and no number is broken over lines."""
     rows = [[clean(cut(text).replace("\n", " ")) for text in row] for row in table.rows]
     columns = [
         ScreenColumn(clean_lines(heading.removeprefix("<")), tuple(row[at] for row in rows), heading.startswith("<"))

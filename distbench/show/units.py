@@ -41,7 +41,7 @@ def time_text(seconds: float) -> str:
 
 
 def brief_time_text(seconds: float) -> str:
-    """The same for running text: `641 us`, `12.0 s`."""
+    """`641 us`, `12.0 s`: a time for running text, with one space before the unit."""
     return time_text(seconds).replace("  ", " ")
 
 

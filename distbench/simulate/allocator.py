@@ -226,7 +226,7 @@ class MemoryUse:
         allocated_bytes: rounded allocations at their peak.
         live_bytes: requested bytes at their peak.
         alive: memory alive at that peak: (held, owner) to bytes.
-        num_retries: how often the allocator had to release its cache.
+        num_retries: releases of the cache because an allocation failed.
         out_of_memory: bytes that could not be allocated; None if all could.
     """
 

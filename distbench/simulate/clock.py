@@ -47,7 +47,7 @@ class _Exchanges:
         self._messages: dict[tuple[int, int, int], _Message] = {}
 
     def post(self, rank: int, message: Collective, ready_s: float) -> _Message:
-        """Post one ready end of a message; UserError if the other end has another size."""
+        """Post one ready end of a message. Raise UserError if the other end has another size."""
         assert message.peer is not None
         sender, receiver = (rank, message.peer) if message.kind == "send" else (message.peer, rank)
         place = self.posted[sender, receiver, message.kind]
@@ -103,7 +103,7 @@ class Parts:
         exposed_s: communication runs and no operator, by its origin.
         idle_s: neither runs, because the host has not issued anything yet.
         bubble_s: neither runs, because another rank of the pipeline is not ready.
-        by_kind_s: of compute, seconds of operators per kind, summed over streams.
+        by_kind_s: compute seconds per kind of operator, summed over streams.
         communication_s: durations of collectives by mesh dim, summed.
     """
 

@@ -84,7 +84,7 @@ def compiled_memory(recording: Recording) -> Sequence[Event]:
     in forward. So are those that a kernel of backward can recompute from kept tensors; if a matmul reads them, they are
     recomputed before it.
 
-    The first step has no operators; it is assumed to allocate as the second one does, plus the optimizer's state.
+    The first step has no operators; it is assumed to allocate like the second, plus the optimizer's state.
     """
     if not recording.head.compiled:
         return recording.events

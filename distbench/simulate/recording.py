@@ -74,8 +74,8 @@ class Head:
         compiled: names of the modules that the plan compiles; their operators are recorded uncompiled.
         rank: the recorded rank.
         case_id: of the case of a measured run of the same step; `params` are that case's.
-        pipeline: of the stages on its ranks, if it is one; all ranks along its mesh dim are recorded.
-        assumed: half sentences of values that `--assume` gave.
+        pipeline: the stages on its ranks, if it is a pipeline; all ranks along its mesh dim are recorded.
+        assumed: a phrase for each value that `--assume` gave.
     """
 
     scenario: Name
@@ -116,7 +116,7 @@ class Operator(NamedTuple):
         reads, writes: (block, bytes) of each tensor.
         phase: "forward", "backward" or "optimizer".
         owner: the module's name; empty for the root, or if unknown.
-        attention: of attention, [queries, keys, whether it is causal (0 or 1)]; empty for others.
+        attention: [queries, keys, whether it is causal (0 or 1)]; empty for other operators.
     """
 
     stream: Count
@@ -350,7 +350,7 @@ def _event(record: dict[str, Any]) -> Event:
         counts = [count for count, _ in event.ranks]
         num_ranks = len(counts) if {*counts} == {1} else math.prod(counts)
         if num_ranks != event.group_size:
-            raise ValueError(f"ranks has {num_ranks} ranks, not group_size, {event.group_size}")
+            raise ValueError(f"ranks lists {num_ranks} ranks, but group_size is {event.group_size}")
         if event.peer is not None and event.kind not in ("send", "recv"):
             raise ValueError(f"peer is {event.peer}, and a message is a send or a recv")
     return event

@@ -48,7 +48,7 @@ def _recorded(pattern: str, path: Path) -> Mapping[str, Assumption]:
         try:
             content: Any = parse_json(file.read())
         except ValueError as error:
-            raise UserError(f"--assume file {path}: {error}; give a JSON list of how often each was chosen") from error
+            raise UserError(f"--assume file {path}: {error}; give a JSON list of counts, one per choice") from error
     by_name = content if isinstance(content, dict) else {pattern: content}
     chosen = {name: loads for name, loads in by_name.items() if content is not by_name or fnmatchcase(name, pattern)}
     if not chosen:
@@ -57,14 +57,14 @@ def _recorded(pattern: str, path: Path) -> Mapping[str, Assumption]:
         is_list = isinstance(loads, list) and bool(loads)
         if not is_list or any(type(load) not in (int, float) or load < 0 for load in loads) or not sum(loads):
             raise UserError(
-                f"--assume file {path}, {name}: it is not a list of how often each was chosen; give numbers of 0 or "
-                "more, such as [120, 80, 95, 105]"
+                f"--assume file {path}, {name}: it is not a list of counts; give one number >= 0 per choice, such as "
+                "[120, 80, 95, 105]"
             )
     return {name: [float(load) for load in loads] for name, loads in chosen.items()}
 
 
 def assumption_text(pattern: str, assumed: Assumption) -> str:
-    """Return a half sentence for a result."""
+    """Return a phrase for a result."""
     if assumed == UNIFORM:
         return f"modules {pattern} choose each equally often"
     if isinstance(assumed, list):

@@ -50,7 +50,7 @@ class Settings:
         passes: rounds over all cases; each takes an equal share of a case's samples and seconds, so that other load on
             the machine affects all cases equally. 0: as many as the budget allows where a report compares variants,
             else one.
-        check: a name out of CHECKS. A step's gradients and loss, or its loss alone, or nothing, is compared with one
+        check: a name from CHECKS. A step's gradients and loss, or its loss alone, or nothing, is compared with one
             device's step. One device then holds the whole model with its activations, or without them, or not at all.
     """
 
@@ -97,7 +97,7 @@ class Job:
         variants: one dict of parameters each, in the order they run.
         axes: names of the parameters that differ between variants.
         mesh: mesh dim name to size.
-        device: a name out of DEVICES.
+        device: a name from DEVICES.
         timeout_s: seconds without progress after which the launch is aborted.
         started_at: seconds since the epoch when the command began.
         started_clock_s: the same by time.monotonic(), for durations: the wall clock may jump.
@@ -345,7 +345,7 @@ MAX_DEPTH = 50
 
 
 class CaseChoice:
-    """A parsed expression of -k; UserError where it is not valid."""
+    """A parsed expression of -k. Raise UserError if it is not valid."""
 
     def __init__(self, text: str) -> None:
         self._text = text

@@ -21,9 +21,9 @@ T = TypeVar("T")
 
 # Types of fields; messages give the description as the allowed value.
 Name = Annotated[str, Meta(min_length=1, description="a name")]
-Count = Annotated[int, Meta(ge=0, le=MAX_COUNT, description="a whole number from 0 on")]
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT, description="a whole number >= 0")]
 Size = Annotated[int, Meta(ge=1, le=MAX_COUNT, description="a whole number above 0")]
-Amount = Annotated[float, Meta(ge=0, description="a number from 0 on")]
+Amount = Annotated[float, Meta(ge=0, description="a number >= 0")]
 # A number of bytes that is whole stays an int.
 _BYTES = f"a number from 0 to {MAX_COUNT:g}"
 Bytes = (

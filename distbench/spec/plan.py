@@ -50,7 +50,7 @@ class PipelinePlan(Declared):
     checkpointing) is applied to each stage.
 
     Args:
-        schedule: a name out of SCHEDULES.
+        schedule: a name from SCHEDULES.
         mesh_dim: the mesh dim whose ranks have different stages and the same part of the batch.
         stages_per_rank: stages on each rank; None for as many as the schedule takes.
         first_layers: index of the layer that each stage after the first begins with; () for even shares, of which the
@@ -271,7 +271,7 @@ class CompilePlan(Declared):
 
     Args:
         modules: glob patterns over module names; "" is the whole model.
-        backend: a name out of `torch.compiler.list_backends()`, "aot_eager" or "eager".
+        backend: a name from `torch.compiler.list_backends()`, "aot_eager" or "eager".
         async_tp: have inductor split the all-gathers and reduce-scatters of `tp`, and the matmuls next to them, into
             pieces that overlap, through symmetric memory: on CUDA only.
     """

@@ -30,9 +30,9 @@ class Collectives(Declared):
     """Every op x size x dtype over every mesh dim, all groups of a mesh dim at once.
 
     Args:
-        ops: names out of COLLECTIVE_OPS.
+        ops: names from COLLECTIVE_OPS.
         sizes_bytes: S as nccl-tests has it: the full gathered or scattered buffer, or the per-rank buffer.
-        dtypes: names out of DTYPES.
+        dtypes: names from DTYPES.
     """
 
     ops: tuple[str, ...] = COLLECTIVE_OPS
@@ -46,8 +46,8 @@ class Redistributions(Declared):
 
     Args:
         pairs: (source, target), each one placement per mesh dim: `("S(0)", "R")`.
-        dtype: a name out of DTYPES.
-        planners: names out of PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
+        dtype: a name from DTYPES.
+        planners: names from PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
             for the pairs that it can move.
         native_all_to_all: on CPU, run DTensor's all-to-alls as such; torch runs all-gathers there.
     """
@@ -66,10 +66,10 @@ class Laboratory(Declared):
     Other fields are as for Redistributions.
 
     Args:
-        suite: a name out of LABORATORY_SUITES.
-        sizes_bytes: of the global tensor, about; suites on awkward shapes use the first, or choose their own.
+        suite: a name from LABORATORY_SUITES.
+        sizes_bytes: sizes of the global tensor, about; suites on awkward shapes use the first, or choose their own.
         max_pairs: pairs at most, at each size; above it a sample, pairs that differ by names only last. 0: all.
-        planners: names out of PLANNERS. None given: all that can move the pair; calibrated only with a profile.
+        planners: names from PLANNERS. None given: all that can move the pair; calibrated only with a profile.
     """
 
     suite: str
@@ -85,8 +85,8 @@ class Calibration(Declared):
     """Every step that DTensor's redistributions are made of, over every mesh dim, and the direct exchange.
 
     Args:
-        sizes_bytes: of the global tensor; lines are fitted to these.
-        held_out_bytes: of the global tensor; lines are judged by these.
+        sizes_bytes: sizes of the global tensor; lines are fitted to these.
+        held_out_bytes: sizes of the global tensor by which lines are judged.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -102,7 +102,7 @@ class DTensorOperator(Declared):
         name: its name in case ids and tables.
         call: `(*inputs) -> tensor`, the timed function, of DTensors. A plain tensor that it returns must be
             the whole result on every rank.
-        make_inputs: makes the whole inputs on the CPU, alike on every rank; those of a floating dtype get gradients.
+        make_inputs: makes the whole inputs on the CPU, the same on every rank; those of a floating dtype get gradients.
         placements: the ways to lay the inputs, each one text per input, with one placement per mesh dim:
             `("S(0)R", "RS(1)")`.
         one_device: the same of plain whole tensors; None where `call` takes those.
@@ -123,7 +123,7 @@ class Links(Declared):
 
     Args:
         size_bytes: of a large message; 0 for one that suits the device.
-        matmul_size: rows and columns of the product that each rank computes; 0 likewise.
+        matmul_size: rows and columns of the product that each rank computes; 0 for one that suits the device.
         burst_s: seconds that a rank computes for at a time: some periods of a limit on its CPU, which are 0.1 s.
     """
 
@@ -266,7 +266,7 @@ class Scenario(Declared):
             )
 
     def _check_inference(self) -> None:
-        """Raise UserError where a forward-only scenario has a part that needs gradients, or another one a cache."""
+        """Raise UserError if a forward-only scenario has a part that needs gradients, or another one a cache."""
         if not self.inference:
             if self.make_cache is not None:
                 problem = "make_cache is for a forward-only scenario"
@@ -283,7 +283,7 @@ class Scenario(Declared):
             parts += [f"plan.fsdp.{name}" for name in fsdp.changed_fields() if name in _TRAINING_FSDP]
             parts += [f"plan.fsdp.configure[{name!r}]" for name in fsdp.configure if name in _TRAINING_SETTERS]
         if parts:
-            problem = f"Scenario(inference=True) runs forward alone, and this one has {', '.join(parts)}"
+            problem = f"Scenario(inference=True) runs forward alone, but this scenario has {', '.join(parts)}"
             raise UserError(f"{problem}; leave {'it' if len(parts) == 1 else 'them'} out")
         if self.plan.cp is not None and self.plan.cp.seq_dim < 1:
             problem = "a forward-only scenario has the batch in tensor dim 0"

@@ -44,7 +44,7 @@ class ChangePoints:
         own: changes of each case, in addition to the shared ones.
         shared: changes of the median over all cases; empty if there are fewer than MIN_CASES.
         own_share: the share of a case's sum of squares that a split must explain; nan if nothing could be tested.
-        shared_share: the same for the median.
+        shared_share: the share of the sum of squares of the median over all cases.
     """
 
     own: list[list[int]]
@@ -104,7 +104,7 @@ def best_cut(rows: Floats) -> Cuts:
 
 
 def two_cuts(rows: Floats) -> Cuts:
-    """Return the same for an interval that differs from the rest, with both of its ends, [rows, 2].
+    """Return the largest share that an interval which differs from the rest explains, and its two ends, [rows, 2].
 
     This is circular binary segmentation (Olshen et al., Biostatistics 5, 2004), which finds temporary levels.
     """

@@ -212,7 +212,7 @@ class Flipped:
 
     Args:
         slower: p of "not slower", adjusted over the family; nan where no test was made.
-        faster: the same for "not faster".
+        faster: p of "not faster", adjusted like `slower`.
         error: standard error of each mean difference, moderated by the other tests of its block.
         critical: mean over error is significant above it; infinite if there are too few pairs.
         freedom: degrees of freedom of `error`.
@@ -370,7 +370,7 @@ class Tested:
 
     Args:
         slower: p of "not slower", adjusted over all tests, both ways.
-        faster: the same for "not faster".
+        faster: p of "not faster", adjusted like `slower`.
         detectable: the smallest true slowdown, in logarithms, that is detected four times in five.
         needed: total launches per side that would settle the case.
     """

@@ -39,7 +39,7 @@ def context_parallel(
         buffers: tensors to shard over the sequence (each in its `seq_dims`), in place, until the context ends.
         rotate: one of ROTATIONS.
         load_balance: head-tail chunks instead of contiguous ones.
-        not_restored: buffers that need not be whole again afterwards.
+        not_restored: buffers that stay sharded afterwards.
         kernel: "flash", "efficient" or "cudnn"; None leaves the choice to torch. `Skipped` where the device has none.
     """
     require("context parallel")

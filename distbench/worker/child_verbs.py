@@ -320,7 +320,7 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
     - "check": {}, if the plan can work
     - "code": the plan as Python, and its difference from the first variant's, see `_code`
 
-    or {"id", "left_out": why there is no answer, "lasts": whether a repeated query would fail likewise}. A process that
+    or {"id", "left_out": why there is no answer, "lasts": whether a repeated query would also fail}. A process that
     a signal ends is started again; "again" in the answer describes the end of the first process.
     """
     pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario, json.loads(assume)), int(num_at_once)), True

@@ -137,7 +137,7 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
 
 
 def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
-    """Return the scenario of a variant; UserError if the function raised, or returned something else."""
+    """Return the scenario of a variant. Raise UserError if the function raised, or returned something else."""
     with blamed("the scenario", function):
         scenario = scenario_of(function, variant)
     if not isinstance(scenario, Scenario):

@@ -92,7 +92,7 @@ class Recipe:
         self._batch_per_rank = batch_of(scenario).length / _data_parallel(mesh)
 
     def own_mesh(self, world: int) -> dict[str, int]:
-        """Return the mesh to try first: FSDP over all devices but those of the configuration's own tensor parallel."""
+        """Return the mesh to try first: FSDP over all devices except those of the configuration's own TP."""
         degree = getattr(sys.modules[self._function.__module__], "own_tensor_parallel", None)
         return _mesh(world, degree(self._variant["config"]) if degree else 1)
 

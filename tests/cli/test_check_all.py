@@ -58,11 +58,11 @@ def test_each_recipe_has_a_row_and_the_last_line_counts_verdicts(run: Run, known
     assert lines[0] == "7 recipes of torchtitan on 8 x h100, 75.1 GiB usable each" and done.exit_code == 1
     assert lines[2].split() == ["a_debugmodel", "8.03", "G", "dp_shard=8,tp=1", "45.6", "fits"]
     assert "--mesh dp_shard=32,tp=1 --set checkpoint=full (47.4 GiB)" in done.output
-    assert "refused" in lines[5] and "it did not end within 300 s" in lines[6]
-    assert ">= 45.6  refused" in done.output and "num_heads=3 over 2" in done.output
+    assert "rejected" in lines[5] and "it did not end within 300 s" in lines[6]
+    assert ">= 45.6  rejected" in done.output and "num_heads=3 over 2" in done.output
     assert ">= 80.0  does not fit" in done.output  # that much is certain
     assert "FSDP2 per block, since the recipe's own plan fails: parallelize raises" in done.output
-    counts = "2 fits, 2 does not fit, 1 plan invalid, 2 refused (1 with a plan that fits), of 7 recipes"
+    counts = "2 fits, 2 does not fit, 1 plan invalid, 2 rejected (1 with a plan that fits), of 7 recipes"
     assert f"FAIL: {counts}" in " ".join(done.output.split())
 
 
@@ -75,7 +75,7 @@ def test_the_exit_code_is_0_where_every_recipe_has_a_plan_that_fits(run: Run, kn
 
 def test_json_has_a_line_per_recipe(run: Run, known_host: None) -> None:
     rows = [json.loads(line) for line in run("a_debugmodel c", "--json", "--world", "16").output.splitlines()]
-    assert [(row["recipe"], row["verdict"]) for row in rows] == [("a_debugmodel", "fits"), ("c", "refused")]
+    assert [(row["recipe"], row["verdict"]) for row in rows] == [("a_debugmodel", "fits"), ("c", "rejected")]
     assert rows[0]["world"] == 16 and rows[1]["reason"] == "it did not end within 300 s"
 
 

@@ -234,7 +234,7 @@ def test_a_scenario_that_is_refused_keeps_no_other_from_running(ranks: Ranks, tm
     given = (*SHORT, "--results", str(tmp_path), "--set", "case=1")
     done = ranks.cli("run", *named, *given)
     assert done.returncode == 2, done.stderr
-    assert done.stderr.splitlines()[-1] == "distbench: error: of 3 scenarios, undividable was refused"
+    assert done.stderr.splitlines()[-1] == "distbench: error: of 3 scenarios, undividable was rejected"
     runs = [read_run(file) for file in run_files(tmp_path)]
     assert len(runs) == 2 and "misdeeds" in [run.scenario for run in runs]
     assert {case["status"] for run in runs for case in run.cases} == {"ok"}

@@ -71,7 +71,7 @@ def rank_0(mesh: Any) -> RankContext:
 @pytest.mark.parametrize(
     ("given", "says"),
     [
-        ({"optimizer": torch.optim.SGD}, "this one has optimizer; leave it out"),
+        ({"optimizer": torch.optim.SGD}, "this scenario has optimizer; leave it out"),
         ({"loss": nn.functional.mse_loss}, "has a loss; leave it out"),
         ({"plan": ParallelPlan(microbatches=2)}, "has plan.microbatches"),
         ({"plan": ParallelPlan(ddp=DdpPlan())}, "has plan.ddp"),

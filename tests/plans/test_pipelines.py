@@ -230,7 +230,7 @@ def test_a_loss_that_fails_on_the_last_stage_alone_is_found_before_ranks_start()
 def test_a_schedule_that_torch_refuses_is_named_with_its_micro_batches() -> None:
     plan = ParallelPlan(pipeline=PipelinePlan("1f1b"))
     scenario = Scenario(build_model=Residual, make_batch=batch, loss=nn.functional.mse_loss, plan=plan)
-    refused = r"PipelinePlan.schedule '1f1b' with microbatches=1: torch refuses this \(ValueError: .*stages \(2\)\)"
+    refused = r"PipelinePlan.schedule '1f1b' with microbatches=1: torch rejects this \(ValueError: .*stages \(2\)\)"
     with fake_ranks({"pp": 2}) as mesh, pytest.raises(UserError, match=refused):
         TrainingStep(scenario, context_of(mesh))
 

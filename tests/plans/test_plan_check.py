@@ -128,7 +128,7 @@ def applied(context: RankContext, plan: ParallelPlan, model: nn.Module) -> None:
 @pytest.mark.parametrize(
     ("knobs", "words"),
     [
-        ({"reshard_after_forward": 3}, "reshard_after_forward.* torch refuses 0, a Linear .*factor of 8"),
+        ({"reshard_after_forward": 3}, "reshard_after_forward.* torch rejects 0, a Linear .*factor of 8"),
         ({"shard_placement": lambda parameter: Shard(1)}, r"shard_placement.* 0, a Linear .*\[12, 12\]"),
         (
             {"configure": {"set_all_reduce_hook": lambda tensor: None}},
@@ -136,7 +136,7 @@ def applied(context: RankContext, plan: ParallelPlan, model: nn.Module) -> None:
         ),
         (
             {"configure": {"set_reshard_after_forward": "yes"}},
-            "configure.'set_reshard_after_forward'.: torch refuses 0, a Linear .*should be a bool",
+            "configure.'set_reshard_after_forward'.: torch rejects 0, a Linear .*should be a bool",
         ),
     ],
 )

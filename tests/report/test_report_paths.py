@@ -85,7 +85,7 @@ def test_a_rank_that_told_of_nothing_is_noticed_and_counts_as_none(tmp_path: Pat
     assert found[FORWARD_FSDP]["straggler_share"] == pytest.approx(6 / 34)
     assert found[FORWARD_TP]["straggler_share"] == pytest.approx(12 / 28)
     said = " ".join(doubts(trace))
-    assert "rank 0 recorded no collective" in said and "12 of 24 collectives were not seen on every rank" in said
+    assert "rank 0 recorded no collective" in said and "12 of 24 collectives are missing on some ranks" in said
     quiet["phases"]["rows"] = [row for row in quiet["phases"]["rows"] if row[0] != 0]
     assert selected_trace(run_file(tmp_path / "a.jsonl", quiet))[0].ranks == (0, 1, 2, 3)
 

@@ -112,7 +112,7 @@ def test_assumptions_are_read(tmp_path: Path) -> None:
         ("a=", "is not PATTERN=VALUE"),
         ("a=nan", "is not a finite number"),
         ("a=missing.json", "missing.json cannot be read"),
-        ("a=negative.json", "is not a list of how often each was chosen"),
+        ("a=negative.json", "is not a list of counts; give one number >= 0 per choice"),
         ("a=text.json", "give a JSON list"),
         ("a=names.json", "has no module that matches 'a'; it has b"),
     ],

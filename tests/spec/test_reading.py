@@ -109,7 +109,7 @@ class Example(msgspec.Struct):
         ({"t": [86401]}, "t[0] is 86401, not"),
         ({"t": ["\x1b[0m" * 100]}, "t[0] is '\\x1b[0m"),
         ({"t": 7}, "t is 7, not a list of a time"),
-        ({"n": -1}, "n is -1, not a whole number from 0 on"),
+        ({"n": -1}, "n is -1, not a whole number >= 0"),
         ({"n": 2.5}, "n is 2.5, not"),
         ({"n": 10**40}, "n is 1000000000000"),
         ({"p": {"a": [0.0], "b": ["x"]}}, "p.b[0] is 'x', not seconds from 0 up to a day"),
