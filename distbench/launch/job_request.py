@@ -15,6 +15,7 @@ from distbench.spec.file_io import unique_stem
 from distbench.spec.job import CaseChoice, axis_names, digest_of, mesh_of, parse_choices, variants_of
 from distbench.spec.mesh import mesh_size
 from distbench.spec.printable_text import count_text
+from distbench.spec.recipes import INSTALLS
 from distbench.spec.versions import installed_torch
 
 # The profile of `distbench calibrate`; scenarios with the tag use it without --profile where it is valid.
@@ -79,6 +80,12 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
     return jobs_of_entries(request, [*entries.values()], joined)
 
 
+def _target(entry: Entry) -> str:
+    """The name under which a user gives it: of a recipe with its configuration."""
+    configs = entry.axes.get("config", ())
+    return f"{entry.name}:{configs[0]}" if entry.name in INSTALLS and len(configs) == 1 else entry.name
+
+
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
     """Return one job per entry, instead of the jobs of the request's targets."""
     installed_torch()
@@ -86,7 +93,7 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
     if is_accelerator(device) and not device_count(device):
         problem = f"--device {device}: no {device.upper()} device"
         raise UserError(f"{problem} is visible here; use --device cpu, or `distbench doctor`")
-    large = [entry.name for entry in entries if REAL_SIZE_TAG in entry.tags]
+    large = [_target(entry) for entry in entries if REAL_SIZE_TAG in entry.tags]
     if large and not is_accelerator(device) and not request.shapes_only:
         problem = f"{large[0]} is a model at its real size, too large for CPUs"
         raise UserError(f"{problem}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")

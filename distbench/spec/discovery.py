@@ -56,9 +56,9 @@ def find(target: str) -> list[Entry]:
     """Return the scenarios of a name, a recipe `SOURCE:CONFIG`, `path/file.py` (all of it) or `path/file.py::name`;
     `UserError` without one."""
     path, separator, name = target.partition("::")
-    source, _, config = target.partition(":")
+    source, colon, config = target.partition(":")
     if source in INSTALLS:
-        return [_recipe(source, config)]
+        return [_recipe(source, config if colon else None)]
     if separator or path.endswith(".py"):
         file = Path(path)
         if not file.is_file():
@@ -79,11 +79,11 @@ def find(target: str) -> list[Entry]:
     raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
 
 
-def _recipe(source: str, config: str) -> Entry:
-    """Return the source's scenario with this configuration alone, or with all of them."""
+def _recipe(source: str, config: str | None) -> Entry:
+    """Return the source's scenario with this configuration alone; with None, with all of them."""
     (entry,) = (entry for entry in list_entries() if entry.name == source)
     configs = recipe_configs(source)
-    if not config:
+    if config is None:
         return replace(entry, axes={"config": tuple(configs)})
     if config not in configs:
         hint = nearest(config, configs)
