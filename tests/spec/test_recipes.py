@@ -42,8 +42,10 @@ def test_a_recipe_is_its_source_with_one_configuration(transformers: None, known
 
 
 def test_a_source_alone_has_all_configurations(transformers: None) -> None:
-    (entry,) = find("hf:")
-    assert entry == find("hf")[0] and len(entry.axes["config"]) == len(recipe_configs("hf"))
+    (entry,) = find("hf")
+    assert len(entry.axes["config"]) == len(recipe_configs("hf"))
+    with pytest.raises(UserError, match="no recipe hf: "):
+        find("hf:")
 
 
 @pytest.mark.parametrize("target", ["hf:llama@80B", "hf:lama@8B", "hf:llama"])
