@@ -150,7 +150,7 @@ def _lines_of(jobs: "Sequence[Job]", answers: Any) -> tuple[list[str], int]:
 
 
 def _mesh_for_all(variants: Sequence[Mapping[str, Any]]) -> str:
-    """The one mesh that works for every variant with a problem; empty if there is none."""
+    """The one mesh that works for every variant with a problem; empty if no mesh does."""
     meshes = {format_mesh(variant.get("works") or {}) for variant in variants if variant["problems"]}
     return meshes.pop() if len(meshes) == 1 else ""
 

@@ -303,7 +303,7 @@ def defaults_for(group: click.Group) -> Defaults:
 
 
 def suite_of(group: click.Group, name: str) -> Suite:
-    """Return the suite of that name of the current folder's pyproject.toml. Raise UserError if there is none."""
+    """Return the suite of that name of the current folder's pyproject.toml. Raise UserError without one."""
     defaults = defaults_for(group)
     if name not in defaults.suites:
         how = f"write [{_TABLE}.{SUITE}.{name or 'NAME'}] with scenarios = [...] into pyproject.toml"

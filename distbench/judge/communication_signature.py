@@ -36,7 +36,7 @@ PEAK = "predicted peak memory"
 HEAD, HEAD_LINES = ("scenario", "mesh", "torch"), 4
 _NUMBER = r"[0-9]{1,18}"  # no count of bytes has more digits
 PEAK_LINE = re.compile(rf"{PEAK} ({_NUMBER}) B")
-ROOT, NOBODY = "(root)", "(unknown)"
+ROOT, UNKNOWN_OWNER = "(root)", "(unknown)"
 LINE = re.compile(
     rf"(?P<count>{_NUMBER}) x (?P<phase>\S+) (?P<source>\S+) (?P<kind>\S+) over (?P<mesh_dim>\S+) "
     rf"\((?P<group_size>{_NUMBER})\), (?P<dtype>\S+), (?P<payload_bytes>{_NUMBER}) B: (?P<owner>\S[^,]*)"
@@ -108,7 +108,7 @@ def counted(communications: list[dict[str, Any]], fold_layers: bool = True) -> C
     counts: Counter[CommunicationPath] = Counter()
     for record in communications:
         name = folded(record["owner"]) if fold_layers else record["owner"]
-        owner = name or ROOT if record["owner_known"] else NOBODY
+        owner = name or ROOT if record["owner_known"] else UNKNOWN_OWNER
         counts[CommunicationPath(**{name: record[name] for name in names} | {"owner": owner})] += 1
     return counts
 
@@ -458,7 +458,7 @@ FORMS: dict[str, Callable[[SignatureComparison], str]] = {
 
 
 def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[Signature, dict[str, str]] | str]:
-    """Return the signature of each job and its cases that cannot run (case id to the error), or why there is none.
+    """Return the signature of each job and its cases that cannot run (case id to the error), or a reason instead.
 
     A child process runs each case once on a fake process group.
 

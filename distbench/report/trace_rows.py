@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from distbench.judge.communication_signature import ROOT, UNKNOWN_OWNER
 from distbench.records.dataframe import PHASES, records_of
 from distbench.records.run_file import COMPUTING_COLUMNS, PHASE_COLUMNS, SIMULATED, TRACE_COLUMNS, Record, Run
 from distbench.show.units import percent_text
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-ROOT, NOBODY = "(root)", "(unknown)"
 TIMES, ENDS = ("issued_s", "completed_s", "exposed_s"), ["start_s", "end_s"]
 
 
@@ -115,7 +115,7 @@ def rows_of(record: Record, phases: "pd.DataFrame") -> "pd.DataFrame":
     rows["rank_step_s"] = rank_step_s.where(rank_step_s > 0)
     rows["share_of_step"] = rows["duration_s"] / rows["rank_step_s"]
     owners = zip(rows["owner"], rows["owner_known"], strict=True)
-    rows["path_owner"] = [(folded(str(owner)) or ROOT) if is_known else NOBODY for owner, is_known in owners]
+    rows["path_owner"] = [(folded(str(owner)) or ROOT) if is_known else UNKNOWN_OWNER for owner, is_known in owners]
     return rows
 
 

@@ -10,8 +10,8 @@ from distbench.records.dataframe import Row, records_of
 from distbench.records.run_file import Record, basis_text
 from distbench.report.section_protocol import ReportedRun, Section
 from distbench.report.trace_rows import (
-    NOBODY,
     PATH,
+    UNKNOWN_OWNER,
     Trace,
     bubbles_text,
     busy_share,
@@ -188,7 +188,7 @@ def _owners_table(trace: Trace) -> Table:
     collectives = count_text(len(owned), "collective")
     notes = [f"owner known for {int(owned.sum())} of {collectives} ({percent_text(owned.mean())})"]
     if not owned.all():
-        notes.append(f"{NOBODY}: no module was at work that we know of")
+        notes.append(f"{UNKNOWN_OWNER}: no running module was recorded")
     optional = ("straggler", "payload", "of step", "count")
     return table_of(title + _seen_of(trace), columns, rows, notes, (), optional)
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from distbench.records.dataframe import PHASES, Row, records_of
-from distbench.report.trace_rows import NOBODY, ROOT, SCHEDULE, Stretch, Trace, left_of, step_of
+from distbench.report.trace_rows import ROOT, SCHEDULE, UNKNOWN_OWNER, Stretch, Trace, left_of, step_of
 from distbench.show import plots as style
 from distbench.show.plots import Spot, hover
 from distbench.show.units import brief_time_text, size_text, time_scale
@@ -128,7 +128,7 @@ def _panel(
 
 def _collective_spot(place: int, row: Row, scale: float) -> Spot:
     stretch = row["issued_s"], row["completed_s"]
-    owner = str(row["owner"] or ROOT) if row["owner_known"] else NOBODY
+    owner = str(row["owner"] or ROOT) if row["owner_known"] else UNKNOWN_OWNER
     collective = f"{row['kind']} over {row['mesh_dim']}, {size_text(row['payload_bytes'])}"
     lines = [collective, f"{row['phase']}, {row['source']}: {owner}"]
     if row["redistribution"]:
