@@ -144,7 +144,12 @@ class SeenCommunication:
             and phase in (None, each.phase)
             and (module is None or fnmatch.fnmatchcase(_owner(each), module))
         ]
-        words = [kind or "collectives", f"over {on}" if on else "", f"of {module}" if module else "", phase or ""]
+        words = [
+            kind or ("collective" if len(selected) == 1 else "collectives"),
+            f"over {on}" if on else "",
+            f"of {module}" if module else "",
+            phase or "",
+        ]
         return selected, " ".join(word if word != phase else f"in {phase}" for word in words if word)
 
 

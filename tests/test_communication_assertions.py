@@ -163,6 +163,21 @@ def test_recomputation_is_seen_in_backward(mesh: DeviceMesh) -> None:
     assert counts[1] == [6, 7, 0]  # torch's early stop: the last all-reduce of a block is not recomputed
 
 
+def test_a_failed_backward_ends_its_phase(mesh: DeviceMesh) -> None:
+    def fail(gradient: torch.Tensor) -> torch.Tensor:
+        raise FloatingPointError
+
+    model, x = parallel(mesh), torch.ones(2, WIDTH)
+    with distbench.communication(model) as seen:
+        output = model(x)
+        output.register_hook(fail)
+        with pytest.raises(FloatingPointError):
+            output.sum().backward()
+        model(x)
+    # FSDP prefetches in backward, and holds gathered parameters at the second forward: 6 collectives, then 4.
+    assert (seen.count(phase="forward"), seen.count(phase="backward")) == (10, 1)
+
+
 def test_without_a_process_group() -> None:
     with pytest.raises(distbench.UserError, match="needs a process group"), distbench.communication():
         pass

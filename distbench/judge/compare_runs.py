@@ -28,6 +28,7 @@ from distbench.show.blocks import (
     table_of,
 )
 from distbench.show.units import decimal_text, spread_of, time_text, times_text
+from distbench.spec.discovery import argument_of
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, listed
 from distbench.statistics.intervals import median
@@ -364,7 +365,7 @@ def answer(comparison: SideBySide) -> tuple[str, str]:
     counts = Counter(case.verdict for case in cases)
     worst = max(cases, key=lambda case: (case.verdict == SLOWER, abs(case.ratio - 1)))
     ratio = f"{worst.case_id}: B {times_text(worst.ratio, 'A', worst.ratio_low, worst.ratio_high)}"
-    scenario = worst.scenario.partition(" (")[0]
+    scenario = argument_of(worst.scenario)
     launch_both = f"Next: distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
     if counts[PREDICTED]:
         finding = f"UNKNOWN: {count_text(len(cases), 'case')} predicted, without intervals. Largest difference: {ratio}"

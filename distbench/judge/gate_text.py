@@ -21,6 +21,7 @@ from distbench.show.ci_formats import TOOL, CiOutcome, annotation, junit_xml
 from distbench.show.ci_formats import annotations as annotation_lines
 from distbench.show.terminal import text_of
 from distbench.show.units import NOTHING, time_text, times_text
+from distbench.spec.discovery import argument_of
 from distbench.spec.printable_text import capped_lines, clean, count_text
 from distbench.statistics.verdicts import (
     BROKEN,
@@ -99,7 +100,7 @@ def text(gated: Gated, strict: bool = False) -> str:
 def answer(gated: Gated, strict: bool = False) -> tuple[str, str]:
     """The finding after its severity, and the next command."""
     summary = ", ".join(f"{count} {verdict}" for verdict, count in gated.counts.items()) or "no case"
-    scenario = gated.cases[0].scenario.partition(" (")[0] if gated.cases else "SCENARIO"
+    scenario = argument_of(gated.cases[0].scenario) if gated.cases else "SCENARIO"
     code = gated.exit_code(strict)
     if code == 1:
         severity, (finding, command) = "FAIL", _of_regression(gated.cases[0], scenario)

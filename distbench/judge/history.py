@@ -18,6 +18,7 @@ from distbench.show.blocks import Block, Heading, Lines, Notes, Table
 from distbench.show.plots import BLUE, GREY, RED, label_axis, new_figure, save, styled, time_tick
 from distbench.show.terminal import text_of
 from distbench.show.units import time_text, times_text
+from distbench.spec.discovery import argument_of
 from distbench.spec.printable_text import count_text
 from distbench.statistics.change_points import (
     BLOCK,
@@ -232,7 +233,7 @@ def answer(series: Sequence[Series]) -> tuple[str, str]:
         finding = f"{len(changed)} of {cases} changed. Largest change: {changed[0].case_id}: {since}"
         return f"{'FAIL' if slower else 'PASS'}: {finding}", _next_step(changed[0])
     launches = count_text(max(len(each.points) for each in series), "launch", "launches")
-    launch_both = f"Next: distbench ab REF_A REF_B -- {series[0].scenario}"
+    launch_both = f"Next: distbench ab REF_A REF_B -- {argument_of(series[0].scenario)}"
     if not any(each.is_tested for each in series):
         return f"UNKNOWN: {launches} of {cases} are too few to detect a change", f"{launch_both}   (compares revisions)"
     return f"PASS: no performance change in {cases} ({launches})", f"{launch_both}   (detects smaller changes)"
@@ -245,9 +246,9 @@ def _next_step(series: Series) -> str:
     before, after = series.points[before_level.stop - 1], series.points[after_level.start]
     if before.commit and after.commit and before.commit != after.commit:
         revisions = f"{before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]}"
-        return f"Next: distbench ab {revisions} -- {series.scenario}   (is it the commit or the machine?)"
+        return f"Next: distbench ab {revisions} -- {argument_of(series.scenario)}   (is it the commit or the machine?)"
     why = "the commit is the same before and after" if before.commit else "no commit is recorded"
-    return f"Next: distbench ab REF_A REF_B -- {series.scenario}   ({why})"
+    return f"Next: distbench ab REF_A REF_B -- {argument_of(series.scenario)}   ({why})"
 
 
 def _changed(series: Series) -> Table:

@@ -186,7 +186,8 @@ def forest_figures(compared: Sequence[tuple[str, Compared]]) -> Figures:
 
 
 def _draw_row(axes: "Axes", at: int, variant: Compared, reach: float) -> None:
-    look, center = LOOKS[side_of(variant)], math.log(variant.ratio)
+    side = side_of(variant)
+    look, center = LOOKS[side], math.log(variant.ratio)
     is_far = abs(center) > reach
     place = min(max(center, -reach), reach)
     if known(variant.low) and known(variant.high) and variant.low > 0:
@@ -196,8 +197,9 @@ def _draw_row(axes: "Axes", at: int, variant: Compared, reach: float) -> None:
     axes.scatter([place], [at], s=46 if is_far else 34, color=look["color"], marker=marker, zorder=3, clip_on=False)
     text = times_text(variant.ratio, variant.baseline, variant.low, variant.high)
     axes.annotate(
-        text.partition(" than ")[0], (1, at), xycoords=("axes fraction", "data"), xytext=(8, 0),
+        UNDECIDED if side == UNDECIDED else text.partition(" than ")[0],
+        (1, at), xycoords=("axes fraction", "data"), xytext=(8, 0),
         textcoords="offset points", va="center", fontsize=8.5, annotation_clip=False,
-        color=style.NOTE if side_of(variant) == UNDECIDED else style.BLACK,
+        color=style.NOTE if side == UNDECIDED else style.BLACK,
     )  # fmt: skip
     hover(axes, [Spot(place, at, f"{variant.name}\n{text}\n{variant.verdict}")])

@@ -79,6 +79,12 @@ def find(target: str) -> list[Entry]:
     raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
 
 
+def argument_of(scenario: str) -> str:
+    """Return what commands accept for the scenario of a run file, which does not record a file of one's own."""
+    name = scenario.partition(" (")[0]
+    return name if name in {entry.name for entry in list_entries()} else f"FILE.py::{name}"
+
+
 def _recipe(source: str, config: str | None) -> Entry:
     """Return the source's scenario with this configuration alone; with None, with all of them."""
     (entry,) = (entry for entry in list_entries() if entry.name == source)

@@ -164,9 +164,10 @@ def around_backward(begin: Callable[[], object], end: Callable[[], object]) -> I
 
     def run(*args: Any, **kwargs: Any) -> Any:
         begin()
-        gradients = plain(*args, **kwargs)
-        end()
-        return gradients
+        try:
+            return plain(*args, **kwargs)
+        finally:
+            end()
 
     with replaced(torch.autograd, "_engine_run_backward", run):
         yield

@@ -7,6 +7,7 @@ import pytest
 
 from distbench.spec import DdpPlan, FsdpPlan, ParallelPlan, Scenario, UserError, find
 from distbench.spec.checked_dataclass import fits, in_words
+from distbench.spec.discovery import argument_of
 
 
 class Model:
@@ -76,3 +77,7 @@ def test_a_header_s_mesh_and_a_file_without_scenarios_are_said_with_their_file(t
     file.write_text("")
     with pytest.raises(UserError, match=r"mine.py declares no scenario; decorate a function"):
         find(str(file))
+
+
+def test_a_next_command_names_the_file_of_a_scenario_that_is_not_shipped() -> None:
+    assert argument_of("llama_2d (tp=8)") == "llama_2d" and argument_of("mine") == "FILE.py::mine"
