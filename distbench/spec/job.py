@@ -413,6 +413,8 @@ class CaseChoice:
 
     def _wrong(self, why: str) -> UserError:
         advice = 'write parts of ids with and, or, not and parentheses, such as -k "greedy and not f32"'
+        if re.search(r"\w\(|\)\w", self._text):
+            advice = """put a part that has parentheses in quotes, such as -k "greedy and 'S(0)->R'\""""
         return UserError(f"-k {_shown(self._text)}: {why}; {advice}")
 
 

@@ -36,6 +36,7 @@ def test_a_quoted_part_may_hold_what_else_has_a_meaning() -> None:
         *(("(a", "a parenthesis is not closed"), ("a)", "')' is not expected at its place")),
         *(
             ("a b", "'b' is not expected at its place"),
+            ("a and S(0)->R", "put a part that has parentheses in quotes"),
             ("'a", "a quote is not closed"),
             ("()", "a part of a case's id"),
         ),
