@@ -25,7 +25,7 @@ from distbench.statistics.verdicts import INCONCLUSIVE, PASS, REGRESSION, Option
 WORKING_TREE = "."
 GIT_TIMEOUT_S = 120
 MAX_LOOKS = 4
-MAX_OPEN_SHARE = 0.05  # share of cases that may remain undecided if none looks slower; one case always may
+MAX_OPEN_SHARE = 0.05  # share of cases (at least one) that may remain undecided if no such case looks slower
 END_TIMEOUT_S = 15  # for an interrupted launch
 
 
@@ -36,7 +36,7 @@ class Side:
     Args:
         name: "a" or "b".
         ref: the user's name of the side: a git revision, or "." for the working tree.
-        folder: folder of the side's code; launches run in this folder and import from it first.
+        folder: folder of the side's code. Launches run in this folder, and import from this folder first.
         python: the interpreter with the torch to measure.
         commit: the revision's full hash; None for the working tree.
     """
@@ -49,7 +49,8 @@ class Side:
     commit: str | None = None
 
     def environment(self) -> dict[str, str]:
-        """The environment of its launches: this process's, its variables, and its folder first on the import path."""
+        """The environment of the side's launches: this process's environment, the side's variables, and its folder
+        first on the import path."""
         paths = filter(None, [str(self.folder), os.environ.get("PYTHONPATH")])
         return {**os.environ, **self.variables, "PYTHONPATH": os.pathsep.join(paths)}
 
@@ -73,9 +74,9 @@ def parse_variables(texts: Sequence[str], option: str) -> dict[str, str]:
 
 
 def python_at(text: str | None, option: str) -> str:
-    """The interpreter of that name as an absolute path; None is this process's own. UserError if it is not a program.
+    """Return the absolute path of an interpreter, by default this process's. Raise UserError if it cannot be started.
 
-    Links are kept: the python of a virtual environment is a link, and only the link belongs to the environment.
+    Links are not resolved: in a virtual environment, `python` is a link, and its target is outside the environment.
     """
     if text is None:
         return sys.executable
@@ -87,7 +88,7 @@ def python_at(text: str | None, option: str) -> str:
 
 @contextlib.contextmanager
 def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
-    """Check out each side's revision in its own worktree, and remove it at the end, also after a signal.
+    """Check out each side's revision in a separate worktree, and remove the worktrees at the end, also after a signal.
 
     Raises:
         KeyboardInterrupt: SIGTERM or SIGHUP.
@@ -95,7 +96,7 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
     """
     here, root, commits = Path.cwd(), None, {}
     if refs := [side.ref for side in sides if side.ref != WORKING_TREE]:
-        error = "ab compares git revisions, but this folder is not in a git repository; change to one, or give . twice"
+        error = "this folder is not in a git repository; change to a repository, or give . for both sides"
         root = Path(_git(["rev-parse", "--show-toplevel"], here, error))
         give = "give a branch, tag or commit, or . for the working tree"
         for ref in refs:
@@ -121,7 +122,8 @@ def checked_out(sides: Sequence[Side]) -> Iterator[list[Side]]:
 
 
 def _git(arguments: list[str], folder: Path, error: str = "") -> str:
-    """Git's output. With an `error`, a failure raises a UserError; after a final ": ", git's last line follows."""
+    """Return git's output. If git fails, raise a UserError of `error`; if `error` ends with ": ", append git's last
+    line."""
     command = ["git", *arguments]
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=GIT_TIMEOUT_S)
@@ -138,9 +140,9 @@ class Terms:
     """The limits of a comparison.
 
     Args:
-        budget_s: no pair starts that would probably end after this time, seconds.
-        looks: numbers of pairs after which the verdict is checked; each check spends an equal part of alpha.
-        seed: of the random order of each pair.
+        budget_s: time limit, seconds; a pair that would probably end later does not start.
+        looks: numbers of pairs after which the verdict is checked; each check uses an equal part of alpha.
+        seed: seed for the random order of each pair.
     """
 
     max_pairs: int
@@ -159,7 +161,7 @@ class Settled:
 
 
 def check_run_arguments(arguments: Sequence[str]) -> None:
-    """Raise a UserError for options of `distbench run` that ab sets itself."""
+    """Raise UserError for options of `distbench run` that ab sets itself."""
     for option in (argument.partition("=")[0] for argument in arguments):
         if option in ("--out", "--results", "--runs", "--quiet"):
             leave = "leave it out (give --results before --)"
@@ -196,15 +198,15 @@ def run_pairs(
     """Launch both sides alternately until the verdict is clear or a limit is reached.
 
     Args:
-        sides: a and b, checked out.
+        sides: sides a and b, checked out.
         run_arguments: scenarios and options of `distbench run`.
-        out: the folder of the results' folders `a` and `b`.
-        options: options of the gate; their alpha is shared between the checks.
+        out: the folder that contains the results folders `a` and `b`.
+        options: options of the gate; alpha is divided equally between the checks.
         show: receives each line of progress.
 
     Raises:
         UserError: a launch failed because of its options, or `out` cannot be written.
-        KeyboardInterrupt: finished launches stay in `out`.
+        KeyboardInterrupt: interrupted by the user; files of finished launches remain in `out`.
     """
     share = replace(options, alpha=options.alpha / len(terms.looks))
     started_s, longest_s = time.monotonic(), 0.0
@@ -226,7 +228,7 @@ def run_pairs(
 
 
 def _cost(pair_s: float, terms: Terms) -> str:
-    """The predicted time to the first check and to all pairs that the budget allows, from the first pair's time."""
+    """Predict from the first pair's time when the first check and the last pair within the budget end."""
     first, most = terms.looks[0], min(terms.max_pairs, max(1, int(terms.budget_s / pair_s)) if pair_s else math.inf)
     look = f"first check of the verdict after {first} pairs ({_minutes(first * pair_s)})"
     if most < first:
@@ -239,7 +241,7 @@ def _minutes(seconds: float) -> str:
 
 
 def settled_by(gated: Gated, num_left: int) -> str | None:
-    """The reason why up to `num_left` more pairs would not change the outcome; None while they might."""
+    """Return the reason why up to `num_left` more pairs would not change the outcome; None if they might change it."""
     counts = gated.counts
     if counts.get(REGRESSION):
         return "found a regression"
@@ -249,7 +251,8 @@ def settled_by(gated: Gated, num_left: int) -> str | None:
     if not still_open:
         nothing = "no case is comparable, and more launches would not help"
         return "all cases are decided" if gated.num_judged else nothing
-    # Nearly every case passed, and the remaining pairs would probably not decide the few that do not look slower.
+    # Nearly every case passed. The remaining pairs would probably not decide the few open cases, which do not look
+    # slower.
     allowed = max(1, int(MAX_OPEN_SHARE * gated.num_judged))
     may_end = bool(counts.get(PASS)) and len(still_open) <= allowed
     if not may_end or any(case.suspected or case.excess >= 0 or _needs(case) <= num_left for case in still_open):
@@ -271,20 +274,20 @@ def _look(out: Path, options: Options) -> Gated:
 
 
 def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
-    """Run a launch and return its seconds. Cases may fail: the gate reports them."""
+    """Run a launch and return its duration in seconds. The gate reports cases that fail."""
     folder = out / side.name
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"--results {out} cannot be written ({error.strerror}); give another folder") from error
     earlier_files = set(folder.rglob("*.jsonl"))
-    # The older name, since a side may have an older distbench.
+    # A side may have an older distbench, which knows only this older name.
     command = [side.python, "-m", "distbench", "run", *run_arguments, "--out", str(folder.resolve()), "--quiet"]
     began = time.monotonic()
     try:
         # A signal during the start is handled once the launch exists.
         with noted_stop() as stop:
-            # In its own session, so that Ctrl-C reaches the launch only once, through this process.
+            # In a separate session, so that Ctrl-C reaches the launch only once, through this process.
             launch = start_supervised(
                 command,
                 environment=side.environment(),
@@ -302,7 +305,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
                 raise KeyboardInterrupt
             output = launch.communicate()[1].decode(errors="replace").strip()
         except KeyboardInterrupt:
-            stop_supervised(launch, END_TIMEOUT_S)  # its ranks end, and its run file is closed
+            stop_supervised(launch, END_TIMEOUT_S)  # the launch ends its ranks and closes its run file
             raise
     if launch.returncode == INTERRUPTED:
         raise KeyboardInterrupt
@@ -310,7 +313,7 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
         name, advice = signal.Signals(-launch.returncode).name, f"earlier launches are in {out}"
         raise UserError(f"{side.text()}: launch killed by {name} (SIGKILL: out of memory?); {advice}")
     if launch.returncode in (USER_ERROR, UNFORESEEN) or not set(folder.rglob("*.jsonl")) - earlier_files:
-        # The last message with all of its lines, or the last line of other output.
+        # The last message with all lines of the message, or the last line of other output.
         _, prefix, message = f"\n{output}".rpartition("\ndistbench: ")
         last = message if prefix else output.rpartition("\n")[2]
         last = last or f"exit code {launch.returncode}, without a run file or message"
@@ -319,7 +322,8 @@ def _launch_once(side: Side, run_arguments: Sequence[str], out: Path) -> float:
 
 
 def launch_unchanged(run_arguments: Sequence[str], num_launches: int, out: Path, show: Callable[[str], None]) -> Path:
-    """Launch the working tree `num_launches` times; return the folder of the run files. Raises as `run_pairs`."""
+    """Launch the working tree `num_launches` times; return the folder of the run files. Raise the errors of
+    `run_pairs`."""
     side = Side("unchanged", WORKING_TREE, Path.cwd())
     with stopped_as_interrupt():
         for number in range(1, num_launches + 1):

@@ -1,4 +1,5 @@
-"""Communication signatures: a scenario's communication as text for git, the differences, and the exact gate.
+"""Communication signatures: a scenario's communication as text for git, the comparison of signatures, and the exact
+gate.
 
 A path is a kind of communication in a step: phase, source, kind, mesh dim, group size, dtype, payload, owner and
 redistribution. Layers of one stack are one owner (`layers.*.attention`). A path's count is the number of its
@@ -34,7 +35,7 @@ FIRST_LINE = "distbench signature, version"
 PHASES = ("forward", "backward", "optimizer", "other", "save", "load", "call")
 PEAK = "predicted peak memory"
 HEAD, HEAD_LINES = ("scenario", "mesh", "torch"), 4
-_NUMBER = r"[0-9]{1,18}"  # no count of bytes has more digits
+_NUMBER = r"[0-9]{1,18}"  # a number of bytes has at most this many digits
 PEAK_LINE = re.compile(rf"{PEAK} ({_NUMBER}) B")
 ROOT, UNKNOWN_OWNER = "(root)", "(unknown)"
 LINE = re.compile(
@@ -46,7 +47,7 @@ LINE = re.compile(
 
 @dataclass(frozen=True)
 class CommunicationPath:
-    """One path; the fields of `observe.module_attribution.Communication`, with the layers of a stack folded."""
+    """One path: the fields of `observe.module_attribution.Communication`; all layers of a stack share one owner."""
 
     phase: str
     source: str
@@ -66,7 +67,7 @@ class CommunicationPath:
 
     @property
     def cause(self) -> str:
-        """The redistribution that it is part of, `, implicit S(1)->R`, or ""."""
+        """The redistribution that contains the path, as in `, implicit S(1)->R`, or ""."""
         return f", {'explicit' if self.explicit else 'implicit'} {self.redistribution}" if self.redistribution else ""
 
 
@@ -76,10 +77,10 @@ class Signature:
 
     Args:
         mesh: mesh dim names to ranks, outermost first.
-        torch: torch's version; shown, never compared.
+        torch: torch's version, which is shown but not compared.
         cases: case id to the count of each path.
-        peaks: case id to the predicted peak of all tensors alive, bytes; cases without a model have none.
-        has_peaks: whether peaks were predicted; the measured peaks of a run file are not comparable.
+        peaks: case id to the predicted peak of tensor memory, bytes; only for cases with a model.
+        has_peaks: whether peaks were predicted; measured peaks (of a run file) are not comparable with predicted peaks.
     """
 
     scenario: str
@@ -114,10 +115,11 @@ def counted(communications: list[dict[str, Any]], fold_layers: bool = True) -> C
 
 
 def parse(text: str, where: str) -> Signature:
-    """Read the text of `Signature.to_text`; a UserError that begins with `where` for other text or a newer version."""
+    """Read the text of `Signature.to_text`. Raise UserError, with a message that begins with `where`, for other text or
+    a newer version."""
     lines = text.replace("\r\n", "\n").split("\n")
     if not lines[0].startswith(FIRST_LINE):
-        raise UserError(f"{where} is not a signature; write one with distbench signature SCENARIO -o {where}")
+        raise UserError(f"{where} is not a signature; write a signature with distbench signature SCENARIO -o {where}")
     version = lines[0].removeprefix(FIRST_LINE).strip()
     if version != str(VERSION):
         wrong = f"{where} has signature version {shown(version)}; this distbench reads version {VERSION}"
@@ -128,7 +130,7 @@ def parse(text: str, where: str) -> Signature:
     try:
         mesh = parse_mesh(head["mesh"])
     except UserError as error:
-        raise UserError(f"{where}: its line 'mesh' is not valid: {error}; write the file again") from error
+        raise UserError(f"{where}: line 'mesh' is not valid: {error}; write the file again") from error
     cases: dict[str, dict[CommunicationPath, int]] = {}
     peaks: dict[str, int] = {}
     for number, line in enumerate(lines[HEAD_LINES:], start=HEAD_LINES + 1):
@@ -139,7 +141,7 @@ def parse(text: str, where: str) -> Signature:
 
 
 def _is_read(line: str, cases: dict[str, dict[CommunicationPath, int]], peaks: dict[str, int]) -> bool:
-    """Begin a case, or add a line to the last case; False for an invalid or repeated line."""
+    """Begin a case or add the line to the last case; return False for an invalid or repeated line."""
     if line.startswith("[") and line.endswith("]") and line.isprintable() and line[1:-1] not in cases:
         cases[line[1:-1]] = {}
         return True
@@ -162,12 +164,13 @@ def _is_read(line: str, cases: dict[str, dict[CommunicationPath, int]], peaks: d
 
 
 def load(file: Path) -> Signature:
-    """The signature of a signature file or run file (*.jsonl); UserError for other files, or without a trace."""
+    """Return the signature of a signature file or run file (*.jsonl). Raise UserError for other files, or without a
+    trace."""
     return of_run_file(file) if file.suffix == ".jsonl" else parse(read_text(file, "signature"), f"signature {file}")
 
 
 def of_run_file(file: Path) -> Signature:
-    """The signature of a run's traced or simulated steps: the first step of the lowest rank of each."""
+    """The signature of a run's traced or simulated steps: in each trace, the first step of the lowest rank."""
     run = read_run(file)
     traces = {str(trace["case_id"]): _collectives(trace) for trace in run.traces if not trace.get("error")}
     if not traces:
@@ -186,7 +189,7 @@ def _collectives(trace: Record) -> list[Record]:
     rows = [dict(zip(trace["columns"], row, strict=True)) for row in trace["rows"]]
     first = min(((row.get("rank", 0), row.get("step", 0)) for row in rows), default=(0, 0))
     first_rows = [row for row in rows if (row.get("rank", 0), row.get("step", 0)) == first]
-    # A signature has no null.
+    # A signature contains no null.
     return [{**row, "owner": row["owner"] or "", "redistribution": row["redistribution"] or ""} for row in first_rows]
 
 
@@ -200,9 +203,9 @@ def incomparable(base: Signature, new: Signature) -> str | None:
 
 
 def differences(base: Signature, new: Signature) -> list[str]:
-    """One sentence per path whose count differs, and per case that only one side has.
+    """Return one sentence per path with a different count, and one sentence per case that is on one side only.
 
-    Sentences contain module, collective, mesh dim and bytes. A path that differs only in its payload has one sentence.
+    A sentence contains module, collective, mesh dim and bytes. Paths that differ only in payload share one sentence.
     """
     sentences = []
     for case in sorted({*base.cases, *new.cases}):
@@ -259,10 +262,10 @@ class SignatureComparison:
 
     Args:
         changed: file name to its differences, one sentence per path.
-        uncompared: sentences on files that are not comparable, or that only one side has.
+        uncompared: sentences on files that are not comparable, or that are on one side only.
         same: names of the files without a difference.
-        num_paths: in all files compared; 0 means that nothing was compared.
-        shown: differences that are not compared.
+        num_paths: number of paths in all compared files; 0 if nothing was compared.
+        shown: differences that do not affect the outcome.
     """
 
     changed: dict[str, list[str]] = field(default_factory=dict)
@@ -273,7 +276,8 @@ class SignatureComparison:
 
     @property
     def exit_code(self) -> int:
-        """0: no difference; 1: a difference; 4: not comparable, missing or nothing compared."""
+        """The exit code: 0 no difference, 1 a difference, 4 a file that is missing or not comparable, or no path
+        compared."""
         if self.changed:
             return 1
         return 4 if self.uncompared or not self.num_paths else 0
@@ -290,19 +294,19 @@ def compare(base: Path, new: Path) -> SignatureComparison:
     """Compare two signature files or run files, or two folders of `*.signature` files by name.
 
     Raises:
-        UserError: other files or folders.
+        UserError: the inputs are not two such files or two such folders.
     """
     if base.is_dir() != new.is_dir():
         raise UserError(f"{base} and {new}: give two signature files, or two folders of *{SUFFIX} files")
     if not base.is_dir():
         return compare_with_stored(base, load(new), new.name)
-    # Names without a torch version.
+    # File names without their torch version.
     before_names, after_names = (
         sorted({OF_TORCH.sub(rf"\g<name>{SUFFIX}", path.name) for path in side.glob(f"*{SUFFIX}")})
         for side in (base, new)
     )
     if not before_names and not after_names:
-        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write some with signature write --output-dir")
+        raise UserError(f"{base} and {new} contain no *{SUFFIX} file; write them with signature write --output-dir")
     alone = [f"{name}: missing in {new}" for name in before_names if name not in after_names]
     alone += [f"{name}: not in {base}; signature update adds it" for name in after_names if name not in before_names]
     afters = {name: load(new / name) for name in before_names if name in after_names}
@@ -311,13 +315,13 @@ def compare(base: Path, new: Path) -> SignatureComparison:
 
 
 def compare_with_stored(base: Path, new: Signature, name: str = "") -> SignatureComparison:
-    """Compare with the file of `base` that is for this torch version. Raise UserError if it is not a signature."""
+    """Compare `new` with the stored file for its torch version. Raise UserError if that file is not a signature."""
     return _compared({name or base.name: (load(stored_for(base, new.torch)), new)}, [])
 
 
 def stored_for(base: Path, torch: str) -> Path:
-    """The file for a torch version: the newest of `base` and NAME.torch-X.Y.signature in its folder that is not newer
-    than that version; `base` where all are newer."""
+    """Return the stored file for a torch version. Candidates are `base` and each NAME.torch-X.Y.signature in its
+    folder. The newest candidate that is not newer than `torch` is returned, or `base` if all are newer."""
     paths = base.parent.glob(f"{glob.escape(base.stem)}.torch-*{SUFFIX}")
     versions = {release(match["release"]): path for path in paths if (match := OF_TORCH.fullmatch(path.name))}
     if not versions or not IS_VERSION.match(torch):
@@ -330,7 +334,7 @@ def stored_for(base: Path, torch: str) -> Path:
 
 
 def _of_other_torch(before: Signature, after: Signature) -> bool:
-    """Whether the two were written by torch versions that differ by more than a patch."""
+    """Whether the torch versions of two signatures differ by more than the patch number."""
     return before.torch.split(".")[:2] != after.torch.split(".")[:2]
 
 
@@ -358,7 +362,8 @@ def _compared(pairs: dict[str, tuple[Signature, Signature]], alone: list[str]) -
 
 
 def update(base: Path, new: Path) -> list[Path]:
-    """Replace the baseline by `new`; return the files written. UserError: not a signature, or not writable."""
+    """Replace the baseline by `new`; return the written files. Raise UserError for a file that is not a signature or
+    not writable."""
     targets = [(base, new)]
     if new.is_dir():
         targets = [(base / path.name, path) for path in sorted(new.glob(f"*{SUFFIX}"))]
@@ -366,7 +371,7 @@ def update(base: Path, new: Path) -> list[Path]:
     for stored, source in targets:
         after = load(source)
         target, text = stored_for(stored, after.torch), after.to_text()
-        with contextlib.suppress(UserError):  # a file that is not a signature is replaced
+        with contextlib.suppress(UserError):  # replace a file that is not a signature
             before = load(target)
             if _of_other_torch(before, after):
                 if not differences(before, after):
@@ -432,7 +437,8 @@ def json_text(comparison: SignatureComparison) -> str:
 
 
 def junit_text(comparison: SignatureComparison) -> str:
-    """JUnit XML: one test case per file; a changed file is a failure, a file that is not comparable an error."""
+    """JUnit XML: one test case per file, with a failure for a changed file and an error for a file that is not
+    comparable."""
     outcomes: list[tuple[str, str, str | None]]
     outcomes = [(name, "\n".join(texts), "failure") for name, texts in comparison.changed.items()]
     outcomes += [(sentence.partition(":")[0], sentence, "error") for sentence in comparison.uncompared]
@@ -450,7 +456,7 @@ def github(comparison: SignatureComparison) -> str:
     return "\n".join(lines if comparison.num_paths else [annotation("error", TOOL, comparison.headline), *lines])
 
 
-# Names of `--format`; judge/gate_text.py has those of the timing gate.
+# Names of `--format`; judge/gate_text.py has the names of the timing gate.
 FORMS: dict[str, Callable[[SignatureComparison], str]] = {
     **{"table": text, "markdown": markdown},
     **{"json": json_text, "junit": junit_text, "github": github},
@@ -458,7 +464,8 @@ FORMS: dict[str, Callable[[SignatureComparison], str]] = {
 
 
 def signatures_of(jobs: Sequence[Job], timeout_s: float = 600.0) -> list[tuple[Signature, dict[str, str]] | str]:
-    """Return the signature of each job and its cases that cannot run (case id to the error), or a reason instead.
+    """Return per job its signature and the errors of cases that cannot run (by case id), or the reason why it has no
+    signature.
 
     A child process runs each case once on a fake process group.
 

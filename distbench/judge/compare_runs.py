@@ -1,7 +1,7 @@
-"""`distbench compare`: compare two sides of ordinary or simulated runs, case by case.
+"""`distbench compare`: compare two sides, measured or simulated, case by case.
 
-Where both sides have several launches, the gate's engine gives verdicts without a tolerance. Two single launches are
-shown with the intervals of their own passes and without a verdict, since times differ between launches.
+If both sides have several launches, the gate's engine gives verdicts without a tolerance. Two single launches get no
+verdict, since times differ between launches; their intervals cover only the passes within a launch.
 """
 
 import math
@@ -61,18 +61,18 @@ Key = tuple[str, str]  # scenario, case id
 
 @dataclass(frozen=True)
 class ComparedCase:
-    """One case.
+    """The comparison of one case.
 
     Args:
         verdict: "slower", "faster" (b than a), "within noise" or NOT_DECIDED; without a ratio "only in A", "only in B",
             "invalid", "missing" or "incomparable".
         why: one sentence, for a verdict that does not depend on times.
-        of: "median" for one launch per side, else the mean or 10th percentile over launches; "predicted" for a
-            simulated side.
-        a: column of LAUNCH_COLUMNS to seconds, for one launch per side; likewise `b`. None with several launches.
-        a_s: seconds, nan without a time; likewise `b_s`.
-        ratio: b over a; between `ratio_low` and `ratio_high` (95 %), which need several launches per side.
-        num_launches: pairs, or launches of the smaller side.
+        of: the compared statistic: "median" for one launch per side, "predicted" for a simulated side, else the gate's
+            metric.
+        a: column of LAUNCH_COLUMNS to seconds; None with several launches per side. Likewise `b`.
+        a_s: time of side a in seconds, nan without a time; likewise `b_s`.
+        ratio: b over a. Its 95 % interval is `ratio_low` to `ratio_high`, or nan for one launch per side.
+        num_launches: number of pairs, or of launches on the smaller side.
     """
 
     scenario: str
@@ -92,13 +92,13 @@ class ComparedCase:
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Two sides.
+    """The comparison of two sides.
 
     Args:
         names: the user's names of the sides.
         cases: in the order in which they were measured.
         gated: the outcome of the gate's engine, with designs, differences of the environment and warnings.
-        load: a sentence where other processes used more CPU time on one side, or "".
+        load: a sentence if other processes used more CPU time on one side, or "".
     """
 
     names: tuple[str, str]
@@ -123,7 +123,7 @@ class SideBySide:
 
     @property
     def frame(self) -> "pd.DataFrame":
-        """One row per case: FRAME_COLUMNS, times in seconds."""
+        """A frame with FRAME_COLUMNS and one row per case; times in seconds."""
         import pandas as pd
 
         rows = []
@@ -150,10 +150,10 @@ def side_by_side(
     Args:
         a: the runs of the first side, one per launch and scenario; likewise `b`.
         names: the sides' names in messages.
-        options: its tolerances are not used.
+        options: options of the gate; tolerances are ignored.
 
     Raises:
-        UserError: the sides have no comparable cases, or share a run.
+        UserError: the sides have no comparable case, or a run is on both sides.
     """
     left, right = ([launch_of(run) for run in side] for side in (a, b))
     gated = gate(left, right, replace(options, tolerances=dict.fromkeys(METRICS, 0.0)), warnings)
@@ -186,7 +186,7 @@ def _computes_of(frame: "pd.DataFrame") -> dict[Key, str]:
 
 
 def _key_of(case: CaseVerdict) -> Key:
-    # After the name come the fields in which groups of launches of one scenario differ.
+    # The scenario's name precedes the fields in which groups of its launches differ.
     return case.scenario.partition(" (")[0], case.case_id
 
 
@@ -238,7 +238,7 @@ def _nothing_to_compare(cases: Sequence[ComparedCase], names: tuple[str, str]) -
 def predicted_side_by_side(
     a: Sequence[Run], b: Sequence[Run], names: tuple[str, str], options: Options, warnings: Sequence[str] = ()
 ) -> SideBySide:
-    """Compare two sides by predicted times, and by medians where a side was measured; otherwise as `side_by_side`.
+    """Compare predicted times, and medians of measured sides, with the parameters of `side_by_side`.
 
     Raises:
         UserError: no case is on both sides.
@@ -246,7 +246,7 @@ def predicted_side_by_side(
     sides = [_times(runs) for runs in (a, b)]
     if not sides[0].keys() & sides[1].keys():
         step_texts = [listed([name for _, name in times], MAX_LISTED) or "no step" for times in sides]
-        why = f"they have no step in common: the first has {step_texts[0]}, the second {step_texts[1]}"
+        why = f"the sides share no step: the first has {step_texts[0]}, the second has {step_texts[1]}"
         raise UserError(f"{names[0]} and {names[1]} are not comparable: {why}; simulate both with the same inputs")
     cases = [_predicted_case(key, *sides) for key in dict.fromkeys((*sides[0], *sides[1]))]
     gated = Gated([], options, len(a), len(b), warnings=[*warnings, *_origins(a, b)])
@@ -254,7 +254,7 @@ def predicted_side_by_side(
 
 
 def _times(runs: Sequence[Run]) -> dict[Key, float]:
-    """Seconds of each step: predicted for a simulated step, else the median of all samples."""
+    """The time of each step in seconds: predicted for a simulated step, else the median of all samples."""
     times_by_step: dict[Key, list[float]] = {}
     for run in runs:
         for case in run.cases:
@@ -411,6 +411,6 @@ def _repeated(comparison: SideBySide) -> Table:
         ("<verdict", lambda case: UNDECIDED if case.verdict == NOT_DECIDED else case.verdict),
     )
     columns: TableColumns = (CASE, of, A, B, RATIO, ("95 % interval", interval), verdict)
-    notes = ["B compared with A; 5 % chance of any false verdict in the table"]
+    notes = ["B compared with A; the chance of any false verdict in the table is 5 %"]
     optional = "of", "A", "B", "95 % interval"
     return _table("several launches per side:", columns, comparison.repeated, notes, *optional)

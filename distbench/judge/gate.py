@@ -1,4 +1,4 @@
-"""The gate: verdicts and an exit code for a baseline and a candidate, without reading files or printing."""
+"""The gate: verdicts and an exit code for a baseline and a candidate. This module does not read files or print."""
 
 import math
 from collections import Counter
@@ -46,16 +46,16 @@ from distbench.statistics.verdicts import (
 
 @dataclass(frozen=True)
 class MetricVerdict:
-    """One metric of one case; a figure is None with too few launches.
+    """The verdict on one metric of one case; figures are None with too few launches.
 
     Args:
         verdict: "regression", "inconclusive", "improvement" or "pass".
-        baseline_s: geometric mean over launches, seconds; likewise `candidate_s`.
-        change: candidate over baseline, minus one; between `low` and `high`.
-        p: p value of the hypothesis "not slower", adjusted over the whole family.
+        baseline_s: geometric mean over the baseline's launches, seconds; likewise `candidate_s`.
+        change: candidate over baseline, minus one; its confidence interval is `low` to `high`.
+        p: p value of the hypothesis "not slower", adjusted for all tests of the comparison.
         tolerance: the largest change that is not a regression, including the floor in seconds.
         detectable: the smallest true slowdown that is detected four times in five.
-        num_launches: pairs, or launches of the smaller side.
+        num_launches: number of pairs, or of launches on the smaller side.
         num_more: further pairs, or launches per side, to decide an inconclusive metric; None if decided or unreachable.
         suspected: a measured "regression" or "improvement" that is in doubt, or None.
     """
@@ -77,13 +77,13 @@ class MetricVerdict:
 
 @dataclass(frozen=True)
 class CaseVerdict:
-    """One case.
+    """The verdict on one case.
 
     Args:
-        scenario: the scenario, and the distinguishing fields where it has several groups of launches.
+        scenario: the scenario; if it has several groups of launches, also the fields in which they differ.
         verdict: one of VERDICTS.
         paired: whether launches were compared in pairs.
-        metrics: one per metric, the deciding metric first; empty where nothing was compared.
+        metrics: one verdict per metric, the deciding metric first; empty if nothing was compared.
     """
 
     scenario: str
@@ -96,33 +96,35 @@ class CaseVerdict:
 
     @property
     def suspected(self) -> str | None:
-        """A measured change that is in doubt, the worst of all metrics."""
+        """The worst measured change that is in doubt, over all metrics."""
         verdicts = {metric.suspected for metric in self.metrics}
         return REGRESSION if REGRESSION in verdicts else IMPROVEMENT if IMPROVEMENT in verdicts else None
 
     @property
     def excess(self) -> float:
-        """The measured slowdown above the tolerance, as a share; the largest of all metrics."""
+        """The largest excess of a measured slowdown over the tolerance, over all metrics, as a share of the
+        baseline."""
         return max((metric.change - metric.tolerance for metric in self.metrics), default=0.0)
 
     @property
     def change(self) -> float:
-        """The deciding metric's change; 0 where nothing was compared."""
+        """The deciding metric's change; 0 if nothing was compared."""
         return self.metrics[0].change if self.metrics else 0.0
 
 
 @dataclass(frozen=True)
 class Gated:
-    """One comparison.
+    """The outcome of one comparison.
 
     Args:
-        cases: the worst first.
-        num_baseline: launches; likewise `num_candidate`.
-        num_tests: in the family.
-        num_not_run: cases that neither side ran (skipped or unsupported).
-        num_too_few: cases with too few launches for a verdict.
-        designs: sentences on the comparison of each scenario's launches.
-        stamps: fields that differ and may differ; `shown`: other differing fields.
+        cases: verdicts, the worst first.
+        num_baseline: number of launches of the baseline; likewise `num_candidate`.
+        num_tests: number of statistical tests.
+        num_not_run: number of cases that neither side ran (skipped or unsupported).
+        num_too_few: number of cases with too few launches for a verdict.
+        designs: sentences on the method of comparison of each scenario's launches.
+        stamps: differences in fields that may differ.
+        shown: differences in fields that are never compared.
         warnings: sentences about files and launches.
     """
 
@@ -140,17 +142,18 @@ class Gated:
 
     @property
     def counts(self) -> dict[str, int]:
-        """Cases by verdict, the worst first; only verdicts that occur."""
+        """The number of cases per verdict that occurs, the worst verdict first."""
         counts = Counter(case.verdict for case in self.cases)
         return {verdict: counts[verdict] for verdict in VERDICTS if counts[verdict]}
 
     @property
     def num_judged(self) -> int:
-        """Cases with enough launches for a verdict."""
+        """The number of cases with enough launches for a verdict."""
         return sum(case.verdict in JUDGED for case in self.cases) - self.num_too_few
 
     def exit_code(self, strict: bool = False) -> int:
-        """0: pass; 1: regression; 3: inconclusive under `strict`; 4: incomparable, missing, invalid or not judged."""
+        """The exit code: 0 pass, 1 regression, 3 inconclusive (with `strict`), 4 incomparable, missing, invalid or not
+        judged."""
         counts = self.counts
         if counts.get(REGRESSION):
             return 1
@@ -166,14 +169,14 @@ class Gated:
 
     @property
     def is_open(self) -> bool:
-        """Whether this is neither a failure nor a pass: no case is decided, or an undecided one looks slower."""
+        """Whether the outcome is neither FAIL nor PASS: no case is decided, or an undecided case looks slower."""
         if self.exit_code(strict=True) != 3:
             return False
         return bool(self.look_slower) or not any(self.counts.get(verdict) for verdict in (PASS, IMPROVEMENT))
 
     @property
     def why_nothing(self) -> str:
-        """The reason why no case has a verdict; "" where a case has one."""
+        """The reason why no case has a verdict; "" if a case has a verdict."""
         if self.num_judged:
             return ""
         compared = [case for case in self.cases if case.metrics]
@@ -203,7 +206,7 @@ class CaseTable:
 
     Args:
         values: case id to its value in each launch; None where the launch lacks the case.
-        expected: case id to the number of launches that should have it: launches whose parameters include the case.
+        expected: case id to the number of launches whose parameters include the case.
     """
 
     launches: Sequence[Launch]
@@ -212,7 +215,7 @@ class CaseTable:
 
     @classmethod
     def of(cls, launches: Sequence[Launch]) -> "CaseTable":
-        """Return the table of these launches."""
+        """Build the table of the given launches."""
         values: dict[str, list[Value | None]] = {}
         seen_under: dict[str, set[str]] = {}
         for column, launch in enumerate(launches):
@@ -224,20 +227,20 @@ class CaseTable:
         return cls(launches, values, expected)
 
     def failed(self, case_id: str) -> list[Value]:
-        """The case's values with status wrong, raised, timed out or aborted."""
+        """The values of a case with status wrong, raised, timed out or aborted."""
         return [value for value in self._of(case_id) if value.status in FAILED]
 
     def num_ok(self, case_id: str) -> int:
-        """Launches that measured the case."""
+        """The number of launches that measured a case."""
         return sum(value.status == "ok" for value in self._of(case_id))
 
     def num_lacking(self, case_id: str) -> int:
-        """Launches that should have the case and lack it, skipped it or could not run it."""
+        """The number of launches that should have measured a case, but lack it, skipped it or could not run it."""
         values = self._of(case_id)
         return self.expected.get(case_id, 0) - len(values) + sum(value.status in NOT_RUN for value in values)
 
     def logarithms(self, case_ids: Sequence[str], metric: str) -> Floats:
-        """One metric's logarithms, [cases, launches], nan where a launch did not measure the case."""
+        """Logarithms of one metric, shape [cases, launches]; nan if a launch did not measure the case."""
         rows = (self.values[case_id] for case_id in case_ids)
         table = [
             [getattr(value, f"{metric}_s") if value and value.status == "ok" else math.nan for value in row]
@@ -260,14 +263,14 @@ REASONS = {
 
 @dataclass(frozen=True)
 class MeasuredCases:
-    """One group's cases that both sides measured, and their differences.
+    """The cases of one group that both sides measured, with the differences between the sides.
 
     Args:
-        differences: by metric, one row per case.
+        differences: metric to its differences, one row per case.
         notes: case id to sentences.
-        doubt: the reason why no change of this group counts, or "".
-        may_pass: False where foreign load differed, which also prevents a pass.
-        left_out: sentences on pairs of launches that differ too much for a comparison.
+        doubt: the reason why the changes of this group give no verdict, or "".
+        may_pass: False if foreign load differed, which also prevents a pass.
+        left_out: sentences on pairs of launches that were left out as outliers.
     """
 
     group: Group
@@ -288,7 +291,7 @@ def _measured(
     spans: Mapping[str, Span],
     options: Options,
 ) -> MeasuredCases:
-    """The differences of one group in these cases, and reasons to doubt the differences; `spans`: by run id."""
+    """The differences of one group in these cases, and the reason to doubt them. `spans`: run id to its time span."""
     pairing = pairing_of(*([spans[launch.run_id] for launch in side] for side in (group.baseline, group.candidate)))
     logs = {metric: [side.logarithms(case_ids, metric) for side in sides] for metric in METRICS}
     left_out = _leave_out(group, logs, pairing, options) if pairing.interleaved and case_ids else []
@@ -296,7 +299,7 @@ def _measured(
     conflict = load_conflict(group.baseline, group.candidate, pairing, options.load_share)
     doubt = conflict
     if not doubt and pairing.is_disturbed:
-        doubt = f"{pairing.refusal}; run one after the other"
+        doubt = f"{pairing.refusal}; run the launches one after the other"
     elif not doubt and not pairing.interleaved and not options.dedicated:
         doubt = f"{pairing.refusal}; alternate the launches, or give --dedicated"
     return MeasuredCases(group, case_ids, pairing, differences, notes, doubt, not conflict, left_out)
@@ -314,8 +317,8 @@ def _leave_out(group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pair
         times = np.exp(np.nanmedian([difference[:, pair] for difference in differences]))
         first, second = group.baseline[base[pair]].run_id, group.candidate[new[pair]].run_id
         sentences.append(
-            f"left out: launch {second} took {times:.2f}x the time of launch {first} in the median case; "
-            f"the median pair differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
+            f"left out: launch {second} took {times:.2f}x the time of launch {first} (median over cases); "
+            f"the median pair of launches differs by {np.exp(np.nanmedian(sizes[~outlying])):.2f}x"
         )
     return sentences
 
@@ -323,11 +326,12 @@ def _leave_out(group: Group, logs: Mapping[str, Sequence[Floats]], pairing: Pair
 def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairing: Pairing, load_share: float) -> str:
     """One sentence if foreign load differed between the sides by more than `load_share` of the CPUs, else "".
 
-    An idle baseline against a contended candidate makes most unchanged cases look slower, whatever the statistics.
+    If the CPUs were idle in the baseline and busy in the candidate, most unchanged cases look slower, and no
+    statistical test corrects this.
     """
     loads = [np.array([[launch.foreign_load for launch in side]], dtype=float) for side in (baseline, candidate)]
     difference = difference_between(loads, pairing)
-    # nan, where the load of a side is unknown, exceeds nothing.
+    # The difference is nan if the load of a side is unknown; nan is not larger than any share.
     if not abs(difference.estimate[0]) > load_share:
         return ""
     before, after = 100 * difference.baseline[0], 100 * difference.candidate[0]
@@ -335,7 +339,8 @@ def load_conflict(baseline: Sequence[Launch], candidate: Sequence[Launch], pairi
 
 
 def _judged(measured: Sequence[MeasuredCases], options: Options) -> tuple[list[CaseVerdict], int, int]:
-    """Cases with times, judged as one family; the number of its tests, and of cases with too few launches."""
+    """Return the verdicts on cases with times, tested as one family, the number of tests, and the number of cases with
+    too few launches."""
     blocks = [[_block(of_group.differences[metric], metric, options) for metric in METRICS] for of_group in measured]
     results, num_tests = tested(list(chain.from_iterable(blocks)), options)
     remaining, cases, num_too_few = iter(results), list[CaseVerdict](), 0
@@ -358,7 +363,8 @@ def _block(difference: LogDifference, metric: str, options: Options) -> Block:
 
 
 def _case_of(case_id: str, metrics: Sequence[MetricVerdict], measured: MeasuredCases, least: int) -> CaseVerdict:
-    """A case's verdict is that of its worst metric; "improvement" if one metric improved and no other is in doubt."""
+    """Return the case's verdict: the verdict of its worst metric, or "improvement" if a metric improved and no other is
+    in doubt."""
     verdict = next(word for word in JUDGED if word in [metric.verdict for metric in metrics])
     sign = 1 if verdict == IMPROVEMENT else -1
     ordered = sorted(
@@ -410,11 +416,11 @@ def _reason(metric: MetricVerdict, measured: MeasuredCases, least: int) -> str:
     if metric.suspected or not measured.may_pass:
         prefix = {REGRESSION: "slower, but ", IMPROVEMENT: "faster, but "}.get(metric.suspected or "", "")
         return f"{prefix}{measured.doubt}"
-    return "neither a regression nor its absence is certain"
+    return "neither a regression nor a pass is certain"
 
 
 OF_LATENCIES = (
-    "times are latencies of a forward pass. The gate compares each launch's mean and 10th percentile (p10), not its "
+    "times are latencies of a forward pass. The gate compares each launch's mean and 10th percentile (p10), not the "
     "tail: distbench report prints p50, p90 and p99"
 )
 
@@ -429,7 +435,7 @@ def gate(
     """
     if shared_ids := {launch.run_id for launch in baseline} & {launch.run_id for launch in candidate}:
         where = f"run {min(shared_ids)} is in the baseline and in the candidate"
-        raise UserError(f"{where}; give each run to one side only")
+        raise UserError(f"{where}; give each run on one side only")
     cases: list[CaseVerdict] = []
     measured: list[MeasuredCases] = []
     designs: list[str] = []
@@ -483,7 +489,7 @@ def _badness(case: CaseVerdict) -> tuple[int, bool, float, str, str]:
 
 
 def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Options) -> list[str]:
-    """A warning about high load by other processes on both sides, which widens every interval."""
+    """Return a warning if other processes used much CPU time on both sides, which widens every interval."""
     sides = [
         [launch.foreign_load for launch in side if launch.foreign_load is not None] for side in (baseline, candidate)
     ]
@@ -497,7 +503,7 @@ def _busy(baseline: Sequence[Launch], candidate: Sequence[Launch], options: Opti
 
 
 def _designs(group: Group, pairing: Pairing, options: Options) -> tuple[str, list[str]]:
-    """A sentence on the comparison of the group's launches, and a warning where one side always ran second."""
+    """Return a sentence on the method of comparison, and a warning if one side always ran second."""
     if not pairing.interleaved:
         against = count_text(len(group.candidate), "launch", "launches")
         sides = f"{len(group.baseline)} versus {against}, compared unpaired: {pairing.refusal}"
@@ -517,7 +523,8 @@ def _designs(group: Group, pairing: Pairing, options: Options) -> tuple[str, lis
 
 
 def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list[CaseVerdict]:
-    """Every case of a group that has one side only, or whose sides differ in a field that must agree."""
+    """Return verdicts without times: for a group with only one side, or with sides that differ in a field that must
+    agree."""
     if not group.conflicts and not group.baseline:
         return [_alone(group.label, case_id, candidate, "not in the baseline") for case_id in candidate.values]
     ids = dict.fromkeys((*baseline.values, *candidate.values)) or ("(no case)",)
@@ -542,7 +549,8 @@ def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:
 def _settled(
     label: str, baseline: CaseTable, candidate: CaseTable
 ) -> tuple[list[CaseVerdict], list[str], dict[str, tuple[str, ...]]]:
-    """Cases with a verdict that needs no times; cases to compare, and notes on them. Neither side ran the rest."""
+    """Return the cases with a verdict that needs no times, the cases to compare, and notes on them. Neither side ran
+    the other cases."""
     settled_cases: list[CaseVerdict] = []
     timed: list[str] = []
     notes: dict[str, tuple[str, ...]] = {}

@@ -1,8 +1,8 @@
 """The gate's rates of false alarms and of detected slowdowns, on launches of unchanged code.
 
 Each comparison uses a window of consecutive launches, from every possible start. As in `distbench ab`, the order of
-each pair is random. One case gets an artificial slowdown. So the comparisons contain the machine's drift, and the
-effect of each launch on the next. Overlapping windows are not independent, so the number of launches limits the
+each pair is random. One case gets an artificial slowdown. The comparisons therefore contain the machine's drift and the
+effect of each launch on the next launch. Overlapping windows are not independent, so the number of launches limits the
 precision of a rate.
 """
 
@@ -31,10 +31,10 @@ SPOILED_FACTOR = 3.0
 
 
 class Change(NamedTuple):
-    """A change to the launches of a window.
+    """An artificial change of the launches in a window.
 
     Args:
-        factor: multiplies one case's candidate samples; None for a tail.
+        factor: factor for one case's candidate samples; None slows only a random share of the samples (a tail).
         spoils: whether one launch of one side is SPOILED_FACTOR times slower in all cases.
     """
 
@@ -55,7 +55,7 @@ CHANGES = {
 
 
 class TrialVerdicts(NamedTuple):
-    """Each case's verdict, the number of pairs judged, and whether the headline is PASS."""
+    """The outcome of one comparison: verdict of each case, number of pairs used, and whether the headline is PASS."""
 
     verdicts: NDArray[np.str_]
     num_pairs: int
@@ -64,13 +64,15 @@ class TrialVerdicts(NamedTuple):
 
 @dataclass
 class Rates:
-    """One rule's outcomes in many comparisons with one change: numbers of comparisons.
+    """The outcomes of one rule in many comparisons with one change, as numbers of comparisons.
 
     Args:
-        false_jobs: with the verdict "slower" on an unchanged case; `false_verdicts`: slower or faster.
-        detected: with the verdict "slower" on the changed case; `passed`: a pass.
-        headed_pass: with the headline PASS.
-        num_pairs: judged pairs of launches, summed.
+        false_jobs: comparisons with the verdict "slower" on an unchanged case.
+        false_verdicts: comparisons with the verdict "slower" or "faster" on an unchanged case.
+        detected: comparisons with the verdict "slower" on the changed case.
+        passed: comparisons with the verdict "pass" on the changed case.
+        headed_pass: comparisons with the headline PASS.
+        num_pairs: pairs of launches that the rule used, summed over comparisons.
     """
 
     num_comparisons: int = 0
@@ -82,7 +84,7 @@ class Rates:
     num_pairs: int = 0
 
     def add(self, window: "Window", trial: TrialVerdicts) -> None:
-        """Count one comparison."""
+        """Count the outcome of one comparison."""
         verdicts = trial.verdicts
         slower = verdicts == REGRESSION
         is_unchanged = (np.arange(len(slower)) != window.changed) | (window.factor == 1.0)
@@ -100,9 +102,10 @@ class Window:
     """One comparison: the launches of both sides, and the change.
 
     Args:
-        baseline: indexes of launches, in time order; likewise `candidate`, each next to its partner in time.
-        changed: row of the changed case; `factor` multiplies its candidate samples, None for a tail.
-        seed: of the choice of a tail's samples.
+        baseline: indexes of launches, in time order; likewise `candidate`. Launches of a pair are adjacent in time.
+        changed: row of the changed case.
+        factor: factor for the candidate samples of the changed case; None for a tail.
+        seed: seed for the choice of the samples in a tail.
         spoiled: the launch that is SPOILED_FACTOR times slower in all cases, or None.
     """
 
@@ -114,7 +117,7 @@ class Window:
     spoiled: int | None = None
 
     def slowed(self, row: int, launch: int, samples_s: Floats) -> Floats:
-        """A candidate launch's samples of one case, with the change for the changed case."""
+        """Return a candidate launch's samples of one case; samples of the changed case are slowed."""
         if row != self.changed or self.factor == 1.0:
             return samples_s
         if self.factor is not None:
@@ -129,9 +132,9 @@ class RecordedSeries:
 
     Args:
         case_ids: the cases that every launch measured.
-        samples_s: seconds, [case][launch] to that launch's samples; empty for a stored baseline.
+        samples_s: samples of each case and launch, `[case][launch]`, in seconds; empty for a stored baseline.
         origin: machine, CPUs, torch, scheduler and commit, as JSON.
-        values: [case][launch]; by default those of `samples_s`.
+        values: statistics of each case and launch, `[case][launch]`; by default those of `samples_s`.
     """
 
     name: str
@@ -153,9 +156,10 @@ class RecordedSeries:
         return max(self.num_launches - 2 * num_pairs + 1, 0)
 
     def window(self, number: int, num_pairs: int, change: Change, draw: np.random.Generator) -> Window:
-        """The window with a number (modulo the number of starts), with random orders and a random changed case."""
+        """Return the window with this number (modulo the number of starts), with random orders and a random changed
+        case."""
         first = number % self.num_starts(num_pairs) + 2 * np.arange(num_pairs)
-        is_second = draw.integers(2, size=num_pairs)  # the candidate
+        is_second = draw.integers(2, size=num_pairs)  # the launch of the candidate
         changed = int(draw.integers(len(self.case_ids)))
         seed = int(draw.integers(1 << 30))
         sides = (first + 1 - is_second).tolist(), (first + is_second).tolist()
@@ -163,7 +167,7 @@ class RecordedSeries:
         return Window(*sides, changed, change.factor, seed, spoiled)
 
     def sides(self, window: Window) -> tuple[list[Launch], list[Launch]]:
-        """Baseline and candidate of a window, as input of the gate."""
+        """Return baseline and candidate of a window, as input of the gate."""
         baseline = [self._launch(window, index, False) for index in window.baseline]
         return baseline, [self._launch(window, index, True) for index in window.candidate]
 
@@ -181,16 +185,16 @@ class RecordedSeries:
         return Launch(f"launch-{index}", "", self.name, 1.0 + index, 1.5 + index, "", Header().facts, None, True, cases)
 
     def judged(self, gated: Gated) -> TrialVerdicts:
-        """A comparison's verdicts in the order of the series' cases, and its pairs."""
+        """Return a comparison's verdicts, in the order of the series' cases, and its number of pairs."""
         verdicts = {case.case_id: case.verdict for case in gated.cases}
         in_order = np.array([verdicts[case_id] for case_id in self.case_ids])
         return TrialVerdicts(in_order, gated.num_baseline, gated.exit_code() == 0 and not gated.is_open)
 
 
 def recorded(folder: Path) -> RecordedSeries:
-    """The finished launches below a folder, in time order, with the cases that all launches measured.
+    """Return the finished launches below a folder, in time order, with the cases that all launches measured.
 
-    Run files of one `distbench run` are one launch.
+    The run files of one `distbench run` count as one launch.
 
     Raises:
         UserError: fewer than MIN_LAUNCHES launches, or no case that all launches measured.

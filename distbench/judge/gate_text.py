@@ -39,7 +39,7 @@ PROVENANCE = ("git_commit", "torch", "nccl", "python")
 
 
 def baseline_page(path: Path) -> str:
-    """A stored baseline: provenance, and per case its mean and 10th percentile with their spread over launches."""
+    """A stored baseline: provenance, and the mean and 10th percentile of each case, with the spread over launches."""
     baseline = load_baseline(path)
     launches, facts = launches_of(baseline, str(path)), baseline.facts
     facts_text = [f"{name} {facts[name]}" for name in (*PROVENANCE, *MUST_AGREE) if facts.get(name) is not None]
@@ -49,9 +49,7 @@ def baseline_page(path: Path) -> str:
         for case_id, value in launch.cases.items():
             values.setdefault(case_id, []).append(value)
     rows = [(case_id, *_baseline_cells(of_case)) for case_id, of_case in values.items()]
-    note = (
-        "mean, p10 (10th percentile): geometric mean over launches, and its logarithm's standard deviation between them"
-    )
+    note = "mean, p10 (10th percentile): geometric mean over launches, and standard deviation of the logarithms"
     title, columns = f"{count_text(len(rows), 'case')}:", ("<case", "launches", "mean", "p10")
     table = Table(title, columns, rows, [note], optional=("launches",))
     return text_of([Heading(f"baseline {baseline.scenario}", 1), Lines(lines), table])
@@ -71,11 +69,11 @@ def _over_launches(times: Sequence[float]) -> str:
 
 
 MAX_ROWS = 40
-MAX_PASSES = 10  # where all is well
+MAX_PASSES = 10  # number of rows if every case passed
 MAX_NAMED = 20
 MAX_MARKDOWN_BYTES = 1 << 20  # of a GitHub step summary
 MORE, MORE_LINES = "more: --format json", "... {} more such lines: --format json"
-SCENARIO = ("<scenario",)  # where there are several
+SCENARIO = ("<scenario",)  # column for several scenarios
 OPTIONAL = ("pairs needed", "scenario", "metric", "detectable", "baseline")
 COLUMNS = (
     *("<verdict", "<case", "<metric", "baseline", "candidate", "change", "95 % interval", "detectable"),
@@ -90,7 +88,7 @@ NOTES = (
 
 
 def text(gated: Gated, strict: bool = False) -> str:
-    """The comparison as text; the answer is at the end."""
+    """The comparison as text, with the answer at the end."""
     title = Heading(f"gate: {_sides(gated)}", 1)
     table_notes = [f"note: {note}" for note in NOTES] if any(case.metrics for case in gated.cases) else []
     notes = Notes((*_notes(gated), *table_notes))
@@ -161,7 +159,7 @@ def _ratio(case: CaseVerdict) -> str:
 
 
 def markdown(gated: Gated, strict: bool = False) -> str:
-    """The comparison as GitHub Markdown of at most 1 MiB: the worst first, everything else folded."""
+    """The comparison as GitHub Markdown of at most 1 MiB: the worst cases first, the full list folded."""
     finding, next_command = answer(gated, strict)
     blocks: list[Block] = [Heading(f"gate: {finding}", 1), Lines((next_command, _sides(gated), *_notes(gated)))]
     page = markdown_of([*blocks, *_tables(gated), *_bottom(gated), Lines(NOTES)])
@@ -223,7 +221,7 @@ def _row(case: CaseVerdict, several: bool) -> tuple[str, ...]:
     change = f"{100 * first.change:+.1f} %", _interval_text(first)
     more = "> 1000" if first.num_more is None else f"+{first.num_more}"
     if first.verdict != INCONCLUSIVE or first.suspected:
-        more = NOTHING if first.verdict == INCONCLUSIVE else ""  # more launches would not settle a suspected change
+        more = NOTHING if first.verdict == INCONCLUSIVE else ""  # more launches cannot decide a suspected change
     return verdict, *names, first.metric, *times, *change, detectable, more
 
 
@@ -235,7 +233,7 @@ def _interval_text(metric: MetricVerdict) -> str:
 
 
 def _bottom(gated: Gated) -> list[Block]:
-    """The reasons of inconclusive cases, and the numbers of passed and skipped cases."""
+    """The reasons for inconclusive verdicts, and the numbers of passed and skipped cases."""
     counts = Counter(case.reason for case in gated.cases if case.verdict == INCONCLUSIVE)
     lines = [f"inconclusive ({count}): {reason}" for reason, count in counts.items()]
     passed = [case for case in gated.cases if case.verdict == PASS]
@@ -288,7 +286,8 @@ def json_text(gated: Gated, strict: bool = False) -> str:
 
 
 def junit_text(gated: Gated, _: bool = False) -> str:
-    """JUnit XML: a regression is a failure; missing, invalid and incomparable are errors; inconclusive is skipped."""
+    """JUnit XML: regressions are failures, missing, invalid and incomparable cases are errors, other cases without
+    verdict are skipped."""
     outcomes = [
         CiOutcome(case.scenario, case.case_id, f"{case.verdict}: {_sentence(case)}", JUNIT_TAGS.get(case.verdict))
         for case in gated.cases
@@ -301,7 +300,8 @@ def junit_text(gated: Gated, _: bool = False) -> str:
 
 
 def annotations(gated: Gated, strict: bool = False) -> str:
-    """GitHub's workflow commands, one per line, the worst first; the last of a severity counts those left out."""
+    """GitHub's workflow commands, one per line, the worst first. The last line of a severity counts the omitted
+    commands."""
     levels: dict[str, list[tuple[str, str]]] = {"error": [], "warning": []}
     level_of = {**dict.fromkeys((REGRESSION, *BROKEN), "error"), INCONCLUSIVE: "error" if strict else "warning"}
     if gated.is_open:
@@ -315,7 +315,7 @@ def annotations(gated: Gated, strict: bool = False) -> str:
     return "\n".join(lines)
 
 
-# Names of `--format`; judge/communication_signature.py has those of the exact gate.
+# Names of `--format`; judge/communication_signature.py has the names of the exact gate.
 FORMS: dict[str, Callable[[Gated, bool], str]] = {
     **{"table": text, "markdown": markdown},
     **{"json": json_text, "junit": junit_text, "github": annotations},

@@ -56,7 +56,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Level:
-    """Launches between two changes: indexes of the first point and past the last point, and their median seconds."""
+    """The launches between two changes: the range of indexes `start:stop` of the points, and the median in seconds."""
 
     start: int
     stop: int
@@ -65,12 +65,12 @@ class Level:
 
 @dataclass(frozen=True)
 class Series:
-    """One case on one machine.
+    """The launches of one case on one machine.
 
     Args:
         points: oldest first.
-        levels: the segments of the points between changes, in order.
-        is_tested: whether the launches suffice to detect a change.
+        levels: the launches between changes, in order.
+        is_tested: whether the number of launches suffices to detect a change.
     """
 
     scenario: str
@@ -81,19 +81,19 @@ class Series:
 
     @property
     def changes(self) -> list[tuple[Point, float]]:
-        """The first point after each change, and the change as a share (above 0: slower)."""
+        """The first point after each change, and the relative change (positive: slower)."""
         return [
             (self.points[after.start], after.seconds / before.seconds - 1) for before, after in pairwise(self.levels)
         ]
 
 
 def series_of(launches: Iterable[Launch], pattern: str) -> tuple[list[Series], list[str]]:
-    """A series for each case whose id or scenario matches the glob.
+    """Return a series for each case whose id or scenario matches the glob.
 
-    A scenario's launches are those that are comparable with its newest launch.
+    Only launches that are comparable with the scenario's newest launch are used.
 
     Returns:
-        The series, those with the largest change first, and sentences on launches that were left out.
+        The series, largest change first, and sentences on omitted launches.
     """
     ordered = sorted(launches, key=lambda launch: launch.started_at)
     newest = {launch.scenario: launch for launch in ordered}
@@ -124,7 +124,7 @@ def _matches(scenario: str, case_id: str, pattern: str) -> bool:
 
 
 def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
-    """Launches by time, with those of a commit together, since `ab` alternates between commits."""
+    """The launches by time, but all launches of a commit together, since `ab` alternates between commits."""
     together: dict[tuple[Any, ...], list[Launch]] = {}
     for index, launch in enumerate(launches):
         commit = launch.facts.get("git_commit")
@@ -134,7 +134,7 @@ def _by_commit(launches: Sequence[Launch]) -> list[Launch]:
 
 
 def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tuple[list[Series], list[str]]:
-    """The series of a scenario's matching cases, and the penalty of a change in words."""
+    """Return the series of a scenario's matching cases, and sentences on the penalty for a change."""
     ids = list(dict.fromkeys(name for launch in launches for name, case in launch.cases.items() if case.status == "ok"))
     if not any(_matches(scenario, case_id, pattern) for case_id in ids):
         return [], []
@@ -160,15 +160,15 @@ def _of_scenario(scenario: str, launches: Sequence[Launch], pattern: str) -> tup
 
 
 def _rule(points: ChangePoints, num_cases: int, num_launches: int) -> list[str]:
-    """Sentences on the penalty: the share of variation that a split must explain to be a change."""
+    """Return sentences on the penalty: the share of the variation that a split must explain to count as a change."""
     alone, shared = num_cases < MIN_CASES, points.shared_share
     few = f"{num_launches} launches cannot separate {{}} from the machine's drift; {MIN_BLOCKS * BLOCK} are needed"
     if math.isnan(points.own_share):
         least = f"{num_launches} launches are too few to detect a change; {2 * MIN_LAUNCHES} are needed"
         return [few.format("a change") if alone and num_launches >= 2 * MIN_LAUNCHES else least]
-    of_all = "" if math.isnan(shared) else f", or over {100 * shared:.0f} % of that of the median of all cases"
+    of_all = "" if math.isnan(shared) else f" ({100 * shared:.0f} % for the median of all cases)"
     rule = f"penalty: a split is a change if it explains over {100 * points.own_share:.0f} % of a case's sum of squares"
-    chance = f"{100 * LEVEL:g} % of permutations of the launches exceed that, over all cases together"
+    chance = f"{100 * LEVEL:g} % of permutations of the launches exceed this limit in at least one case"
     drift = [few.format("a change of all cases together")] if not alone and math.isnan(shared) else []
     return [f"{rule}{of_all}; {chance}", *drift]
 
@@ -181,7 +181,7 @@ def _series(
     launches: Sequence[Launch],
     is_tested: bool,
 ) -> Series:
-    """One case's points and levels; `cuts` are the columns of `logs` at which a level begins."""
+    """Return one case's points and levels. `cuts` are the columns of `logs` at which a level begins."""
     is_known = np.isfinite(logs)
     points = tuple(
         Point(
@@ -194,7 +194,7 @@ def _series(
         for launch, log in zip(launches, logs.tolist(), strict=True)
         if math.isfinite(log)
     )
-    # Columns to points: the number of measured values before each column.
+    # Convert columns to points: count the measured values before each column.
     bounds = [0, *(int(is_known[:cut].sum()) for cut in cuts), len(points)]
     seconds = [point.seconds for point in points]
     levels = (Level(*ends, float(np.exp(np.median(np.log(seconds[slice(*ends)]))))) for ends in pairwise(bounds))
@@ -208,7 +208,7 @@ STEADY_COLUMNS = ("<scenario", "<case", "launches", "median of p10", "<from", "<
 
 
 def text(series: Sequence[Series], notes: Sequence[str]) -> str:
-    """The cases whose time changed, the largest change first; the other cases, one line each; the answer."""
+    """The history as text: cases with a change (the largest first), one line per other case, and the answer."""
     changed = [case_series for case_series in series if case_series.changes]
     steady = [case_series for case_series in series if not case_series.changes]
     blocks: list[Block] = [Heading(f"history: {count_text(len(series), 'case')}", 1)]
@@ -273,12 +273,12 @@ def _origin(point: Point) -> tuple[str, str]:
 
 
 def commit_text(point: Point) -> str:
-    """`1a2b3c4d`, followed by `+` where files differed from the commit; `-` for an unknown commit."""
+    """`1a2b3c4d`, followed by `+` if files differed from the commit; `-` for an unknown commit."""
     return "-" if point.commit is None else point.commit[:SHORT_HASH] + ("+" if point.dirty else "")
 
 
 def draw(series: Sequence[Series], folder: Path) -> list[Path]:
-    """Write one figure per case; return the paths. OSError where the folder cannot be written."""
+    """Write one figure per case; return the paths. Raise OSError if the folder cannot be written."""
     folder.mkdir(parents=True, exist_ok=True)
     with styled():
         path_lists = [
@@ -288,7 +288,7 @@ def draw(series: Sequence[Series], folder: Path) -> list[Path]:
 
 
 def figure_of(series: Series) -> "Figure":
-    """A case's series: one point per launch, one line per level."""
+    """Draw a case's series: one point per launch, one line per level."""
     figure, [axes] = new_figure(1, 9, 3.6)
     axes.plot(range(len(series.points)), [point.seconds for point in series.points], "o", color=GREY, markersize=4)
     for level in series.levels:

@@ -1,8 +1,8 @@
-"""Pairing of launches whose environments agree: neighbours in time form pairs if the launches alternated. Otherwise all
-launches of one side are compared with all of the other.
+"""Pairing of launches with equal environments: neighbours in time form pairs if the launches alternated. Otherwise all
+launches of one side are compared with all launches of the other side.
 
-Machines drift, over half an hour more than most regressions. Alternating launches have the same drift, so the
-difference within a pair does not contain it. Start and end times show whether launches alternated.
+The speed of a machine drifts: over half an hour, by more than most regressions. Alternating launches have the same
+drift, so the difference within a pair does not contain the drift. Start and end times show whether launches alternated.
 """
 
 import re
@@ -25,10 +25,10 @@ MAX_LISTED = 3
 
 @dataclass(frozen=True)
 class Group:
-    """Launches of one scenario, oldest first, that are compared with each other.
+    """The launches of one scenario that are compared with each other, oldest first.
 
     Args:
-        label: the scenario's name, and the fields that differ from the scenario's other groups.
+        label: the scenario's name, and the fields in which its groups differ.
         conflicts: sentences on fields that prevent the comparison; empty without a conflict.
     """
 
@@ -39,7 +39,8 @@ class Group:
 
 
 def check_allowed(fields: Iterable[str]) -> tuple[str, ...]:
-    """The fields that may differ, without duplicates; UserError for a name neither in MUST_AGREE nor "dtype"."""
+    """Return the fields that may differ, without duplicates. Raise UserError for a name neither in MUST_AGREE nor
+    "dtype"."""
     names = (*MUST_AGREE, DTYPE)
     for name in fields:
         if name not in names:
@@ -56,8 +57,8 @@ def groups_of(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: 
     fields = [name for name in MUST_AGREE if name not in allowed]
     for scenario in dict.fromkeys(launch.scenario for launch in (*baseline, *candidate)):
         sides = [[launch for launch in side if launch.scenario == scenario] for side in (baseline, candidate)]
-        # Launches with the same parameters have the same cases and are paired. A scenario with a new parameter is
-        # still compared.
+        # If both sides have the same sets of parameters, pair launches with equal parameters. Otherwise ignore
+        # parameters, so that a scenario with a new parameter is still compared.
         by_variants = {launch.variants for launch in sides[0]} == {launch.variants for launch in sides[1]}
         left: dict[tuple[str, ...], list[Launch]] = {}
         right: dict[tuple[str, ...], list[Launch]] = {}
@@ -75,7 +76,7 @@ def groups_of(baseline: Sequence[Launch], candidate: Sequence[Launch], allowed: 
         conflicts = []
         if lone_left and lone_right:
             conflicts = differences(lone_left, lone_right, fields)
-            conflicts = conflicts or ["no launch of one side agrees with one of the other in every field"]
+            conflicts = conflicts or ["no two launches of different sides agree in every field"]
         if lone_left or lone_right:
             groups.append(Group(scenario, lone_left, lone_right, tuple(conflicts)))
     return groups
@@ -106,16 +107,16 @@ def _text(value: Any) -> str:
 
 
 def without_dtype(case_id: str) -> tuple[str, str | None]:
-    """The id without its dtype, and the dtype: `collective/?[256]/x` and `f32` for `collective/f32[256]/x`."""
+    """Return the id without its dtype, and the dtype: `collective/?[256]/x` and `f32` for `collective/f32[256]/x`."""
     match = _DTYPE_IN_ID.search(case_id)
     return (_DTYPE_IN_ID.sub("?", case_id, count=1), match[1]) if match else (case_id, None)
 
 
-INTERLEAVED_SHARE = 0.75  # of the smaller side's launches must have a neighbour on the other side
-# The gap within a pair may include a build, but not more drift than during the launches themselves.
+INTERLEAVED_SHARE = 0.75  # of the smaller side's launches that must have a neighbour on the other side
+# The gap between the launches of a pair may contain a build, but no more drift than the launches.
 MAX_GAP_S = 600.0
 MAX_GAP_LAUNCHES = 3.0  # or this multiple of the longer launch
-CLOCK_S = 1.0  # shorter overlaps do not count: clocks are set back, and some tools write whole seconds
+CLOCK_S = 1.0  # shorter overlaps are ignored: clocks are corrected, and some tools record whole seconds
 NOT_ALTERNATING = "the launches did not alternate, and machines drift"
 
 
@@ -124,8 +125,8 @@ class Span:
     """The time span of one launch.
 
     Args:
-        name: of the launch.
-        start: seconds since the epoch, 0 where unknown; likewise `end`.
+        name: the launch's name.
+        start: seconds since the epoch, 0 if unknown; likewise `end`.
     """
 
     name: str
@@ -139,7 +140,7 @@ class Span:
 
 
 def spans_of(launches: Sequence[Launch]) -> dict[str, Span]:
-    """The time span of each launch of one side, by run id; one command with several scenarios counts as one launch."""
+    """Return the time span of each launch of one side, by run id; a command with several scenarios is one launch."""
     together: dict[str, list[Launch]] = {}
     for launch in launches:
         together.setdefault(launch.invocation_id or launch.run_id, []).append(launch)
@@ -155,10 +156,10 @@ class Pairing:
     """The pairs of two sides' launches.
 
     Args:
-        baseline: indexes of the baseline's launches, one per pair, or all of them.
-        candidate: likewise, in the same order.
-        num_left_out: launches without a neighbour on the other side, which are in no pair.
-        refusal: why launches are compared unpaired; "" where they alternated.
+        baseline: indexes of the baseline's launches: one per pair, or all launches if unpaired.
+        candidate: likewise for the candidate; pairs in the same order.
+        num_left_out: number of launches in no pair, since they have no neighbour on the other side.
+        refusal: the reason why launches are compared unpaired; "" if they alternated.
         is_disturbed: whether two launches of different sides ran at the same time.
     """
 
@@ -175,22 +176,22 @@ class Pairing:
 
 
 def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
-    """Neighbours in time as pairs, where the launches alternated."""
+    """Return neighbours in time as pairs if the launches alternated, else all launches unpaired."""
     sides = (baseline, candidate)
-    # A killed launch has no end, so its disturbance is unknown: no pair contains it.
+    # A killed launch has no end time and is in no pair, since its overlap with other launches is unknown.
     timeline = sorted(
         (span.start, side, index) for side in (0, 1) for index, span in enumerate(sides[side]) if span.is_known
     )
     overlap = _overlap(*([span for span in side if span.is_known] for side in sides))
     pairs, far = _neighbours(sides, timeline)
-    # A single pair also occurs between two blocks, all of A and then all of B.
+    # A single pair also occurs between two blocks: all launches of A, then all launches of B.
     least = max(2, INTERLEAVED_SHARE * min(map(len, sides)))
     if overlap is None and len(pairs) >= least:
         left, right = zip(*pairs, strict=True)
         return Pairing(left, right, len(baseline) + len(candidate) - 2 * len(pairs))
     refusal = overlap or NOT_ALTERNATING
     if overlap is None and len(pairs) + len(far) >= least:
-        refusal = f"at least {min(far) / 60:.0f} min lie between launches of the two sides, and machines drift"
+        refusal = f"at least {min(far) / 60:.0f} min passed between launches of the two sides, and machines drift"
     elif overlap is None and len(timeline) < len(baseline) + len(candidate):
         refusal = "some launches have no recorded start or end, so they cannot be paired"
     everyone = tuple(range(len(baseline))), tuple(range(len(candidate)))
@@ -200,7 +201,8 @@ def pairing_of(baseline: Sequence[Span], candidate: Sequence[Span]) -> Pairing:
 def _neighbours(
     sides: Sequence[Sequence[Span]], timeline: Sequence[tuple[float, int, int]]
 ) -> tuple[list[tuple[int, int]], list[float]]:
-    """Pairs of neighbours as (baseline's index, candidate's), and the seconds between neighbours too far apart."""
+    """Return pairs of neighbours as (baseline's index, candidate's index), and the gaps of too distant neighbours in
+    seconds."""
     pairs, far, position = [], [], 0
     while position + 1 < len(timeline):
         (_, side, index), (_, next_side, next_index) = timeline[position], timeline[position + 1]
@@ -219,7 +221,7 @@ def _neighbours(
 
 
 def _overlap(baseline: Sequence[Span], candidate: Sequence[Span]) -> str | None:
-    """One sentence on the first two launches of different sides that ran at the same time, else None."""
+    """Return a sentence on the first two launches of different sides that ran at the same time, else None."""
     for left, right in product(baseline, candidate):
         shared_s = min(left.end, right.end) - max(left.start, right.start)
         if left.start == right.start or shared_s > CLOCK_S:
@@ -228,9 +230,9 @@ def _overlap(baseline: Sequence[Span], candidate: Sequence[Span]) -> str | None:
 
 
 def difference_between(sides: Sequence[Floats], pairing: Pairing) -> LogDifference:
-    """The difference within pairs where launches alternated, else the difference of two independent samples.
+    """Return the difference within pairs if launches alternated, else the difference of two independent samples.
 
-    The sides are logarithms, each [tests, launches]; nan where a launch lacks the value.
+    The sides are logarithms of shape [tests, launches], with nan if a launch lacks the value.
     """
     left, right = sides[0][:, list(pairing.baseline)], sides[1][:, list(pairing.candidate)]
     return paired_difference(left, right) if pairing.interleaved else unpaired_difference(left, right)

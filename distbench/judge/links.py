@@ -1,4 +1,4 @@
-"""Detection of slow ranks, hosts and links: each is compared with the median of comparable ones, pass by pass."""
+"""Detection of slow ranks, hosts and links: each item is compared with the median of comparable items, pass by pass."""
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,21 +17,21 @@ from distbench.statistics.intervals import Floats
 from distbench.statistics.significance import POWER, PRIOR_FREEDOM, detectable_effect, holm, moderated_variance
 
 LATENCY, BANDWIDTH, GROUPS, COMPUTE = "latency", "bandwidth", "all_reduce", "compute"
-SMALL_BYTES = 4096  # messages up to this size show latency
+SMALL_BYTES = 4096  # the time of messages up to this size is latency
 MIN_LIKE = 4  # an outlier needs at least this many comparable items
 Ranks = tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class ComparisonGroup:
-    """Ranks, pairs or groups that should take equally long.
+    """Ranks, pairs or groups that take equally long on a healthy machine.
 
     Args:
         quantity: LATENCY, BANDWIDTH, GROUPS or COMPUTE.
-        level: the location of a pair's ranks, or a group's mesh dim.
-        members: the ranks of each member.
-        times_s: shape (passes, members).
-        size_bytes: size of a message; 0 for computing.
+        level: the location of a pair's two ranks, such as the same host, or the mesh dim of a group.
+        members: the ranks of each member (rank, pair or group).
+        times_s: times in seconds, shape (passes, members).
+        size_bytes: message size; 0 for COMPUTE.
     """
 
     quantity: str
@@ -53,9 +53,9 @@ class LinkRun:
     Args:
         hosts: each rank's host, in rank order.
         groups: the measured times, by quantity, level and size.
-        devices: each rank's accelerator, its type and number; empty for CPUs, and for runs without this record.
-        is_relative: whether times are divided by those of an earlier run.
-        segments: host and interface to the TCP segments sent by its ranks in the first pass, and those sent again.
+        devices: type and number of each rank's accelerator; empty for CPUs and if not recorded.
+        is_relative: whether times are divided by the times of an earlier run.
+        segments: (host, interface) to the numbers of TCP segments sent and retransmitted in the first pass.
     """
 
     hosts: tuple[str, ...]
@@ -66,7 +66,7 @@ class LinkRun:
 
 
 def link_run_of(run: Run) -> LinkRun | None:
-    """The links that a run measured; None without enough links to compare."""
+    """Return the links that a run measured; None without links to compare."""
     cases = [case for case in run.cases if case["case"].get("kind") == "links" and case["status"] == "ok"]
     timed_cases = [(case["case"].get("params") or {}, _by_pass(case)) for case in cases]
     complete_cases = [
@@ -94,7 +94,7 @@ def link_run_of(run: Run) -> LinkRun | None:
 
 
 def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> dict[tuple[str, str], tuple[int, int]]:
-    """The segments of each host's interfaces, summed over its ranks and over all cases."""
+    """The TCP segments of each host's interfaces, summed over the host's ranks and all cases."""
     totals: dict[tuple[str, str], tuple[int, int]] = {}
     for case in cases:
         by_rank = (case.get("counters") or {}).get("tcp_segments") or []
@@ -106,12 +106,12 @@ def _segments_of(cases: Sequence[Mapping[str, Any]], hosts: Sequence[str]) -> di
 
 
 def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
-    """Times divided by those of an earlier run; these ratios should agree even between links of different speed.
+    """Divide times by the times of an earlier run; the ratios are comparable even between links of different speed.
 
-    Items that only one of the runs has are left out.
+    Items that are in only one of the runs are omitted.
 
     Raises:
-        UserError: the runs have other ranks on their hosts, or nothing in common.
+        UserError: the runs have different ranks per host, or no common item.
     """
     places = [[hosts.index(host) for host in hosts] for hosts in (links.hosts, earlier.hosts)]
     if places[0] != places[1]:
@@ -129,7 +129,7 @@ def relative_to(links: LinkRun, earlier: LinkRun) -> LinkRun:
 
 
 def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup]:
-    """Join pairs of all levels where each level has too few: relative times are comparable across levels."""
+    """Join the pairs of all levels with too few pairs: relative times are comparable across levels."""
     few: dict[tuple[str, int], list[ComparisonGroup]] = {}
     for group in groups:
         if group.quantity in (LATENCY, BANDWIDTH) and len(group.members) < MIN_LIKE:
@@ -142,7 +142,7 @@ def _few_together(groups: Sequence[ComparisonGroup]) -> Iterator[ComparisonGroup
 
 
 def _by_pass(case: Mapping[str, Any]) -> Floats | None:
-    """Each rank's median per pass, seconds, shape (passes, ranks); per product for a burst of products."""
+    """Each rank's median per pass in seconds, shape (passes, ranks); for a burst of matrix products, per product."""
     rows = case.get("ranks_by_pass") or [case.get("rank_median_s") or []]
     if any(not row or len(row) != len(rows[0]) for row in rows):
         return None
@@ -153,7 +153,7 @@ def _by_pass(case: Mapping[str, Any]) -> Floats | None:
 def _columns(
     params: Mapping[str, Any], times: Floats, hosts: Sequence[str]
 ) -> Iterator[tuple[tuple[str, str, int], Ranks, Floats]]:
-    """Each pair, group or rank of a case: (quantity, level, size), its ranks, and their seconds by pass."""
+    """Yield for each pair, group or rank of a case: (quantity, level, size), its ranks, and its seconds per pass."""
     size_bytes, op = int(params.get("size_bytes") or 0), params.get("op")
     name = {"matmul": "ranks", "send_recv": "pairs"}.get(str(op), "groups")
     sets = [params.get(name) or ()] if op == "matmul" else params.get(name) or ()
@@ -164,27 +164,27 @@ def _columns(
             key = GROUPS, str(params.get("mesh_dim") or ""), size_bytes
             yield key, members, times[:, list(members)].max(axis=1)
         elif len(members) == 2:
-            # A round with several levels has no level of its own.
+            # A round of several levels has no common level.
             where = "within a host" if hosts[members[0]] == hosts[members[1]] else "across hosts"
             quantity = LATENCY if size_bytes <= SMALL_BYTES else BANDWIDTH
             key = quantity, str(params.get("level") or where), size_bytes
             yield key, members, times[:, list(members)].max(axis=1)
 
 
-# Hosts, ranks, pairs and groups are compared with the median of comparable ones in each pass.
+# Hosts, ranks, pairs and groups are compared with the median of comparable items in each pass.
 
 MIN_RANKS_OF_HOST, MIN_PAIRS_OF_HOST = 2, 3
 THRESHOLD = 0.2  # smaller slowdowns are not reported
-# In a slow host, or between two slow hosts, this share of ranks and pairs may be as fast as elsewhere.
+# This share of the ranks and pairs of a slow host, or of the pairs between two slow hosts, may have normal speed.
 MAX_LIKE_OTHERS = 0.1
 TO_DEVIATION = 1.4826  # median absolute deviation to standard deviation, of normal values
-# Fit by least absolute deviations: the number of iterations, and the residual that counts as 0.
+# Fit by least absolute deviations: the number of iterations, and the residual that is treated as 0.
 ROUNDS_OF_FIT, LEAST_RESIDUAL, RIDGE = 20, 0.02, 1e-9
 RANK, HOST, HOSTS, LINK, GROUP = "rank", "host", "hosts", "link", "group"
 
 
 class Effects(NamedTuple):
-    """Items of one kind and quantity: logarithms of times over the median of comparable items."""
+    """Effects on items of one kind and quantity: logarithms of the time relative to the median of comparable items."""
 
     kind: str
     quantity: str
@@ -196,7 +196,8 @@ class Effects(NamedTuple):
 
 
 def _of_hosts(links: LinkRun) -> Iterator[Effects]:
-    """Each host by the computing of nearly all its ranks, compared with the median host (of two: the faster one)."""
+    """Compare each host's computing, over nearly all its ranks, with the median host (of two hosts: the faster
+    host)."""
     names = list(dict.fromkeys(links.hosts))
     for group in links.groups:
         places = [[at for at, (rank, *_) in enumerate(group.members) if links.hosts[rank] == name] for name in names]
@@ -207,7 +208,7 @@ def _of_hosts(links: LinkRun) -> Iterator[Effects]:
         middle = np.median(by_host, axis=1) if len(names) > 2 else by_host[:, int(by_host.mean(axis=0).argmin())]
         members = tuple(tuple(group.members[at][0] for at in of_host) for of_host in places)
         effects = _effects_of(HOST, COMPUTE, "", members, by_host - middle[:, None])
-        # The scatter of ranks on one host limits the difference between equally fast hosts.
+        # The scatter of ranks within a host limits the difference between equally fast hosts.
         within = [logs[:, of_host].mean(axis=0).var(ddof=1) / len(of_host) for of_host in places]
         host_offsets = [(logs[:, of_host] - middle[:, None]).mean(axis=0) for of_host in places]
         error = np.sqrt(effects.error**2 + float(np.median(within)))
@@ -215,7 +216,7 @@ def _of_hosts(links: LinkRun) -> Iterator[Effects]:
 
 
 def _of_host_links(links: LinkRun) -> Iterator[Effects]:
-    """Each host by nearly all links within it; relative to an earlier run also each pair of hosts by its links.
+    """Compare hosts by nearly all links within a host; relative to an earlier run, also pairs of hosts by their links.
 
     "Nearly all", since a single slow rank is part of half the links.
     """
@@ -254,12 +255,12 @@ def _of_host_pairs(
 
 
 def _of_nearly_all(parts: Sequence[Floats]) -> Floats:
-    """The slowdown of nearly all parts of each item; a few slow parts do not make the item slow."""
+    """The slowdown that nearly all parts of an item share; a few slow parts do not make an item slow."""
     return np.array([np.quantile(centers, MAX_LIKE_OTHERS, method="lower") for centers in parts])
 
 
 def _of_ranks(links: LinkRun) -> Iterator[Effects]:
-    """Each rank's own speed, and its effect on its pairs."""
+    """Each rank's computing speed, and the rank's effect on its pairs."""
     for group in links.groups:
         if group.quantity == COMPUTE and len(group.members) >= MIN_LIKE:
             yield _effects_of(RANK, COMPUTE, "", group.members, _from_median(group.logs))
@@ -279,13 +280,13 @@ def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ra
     """Return each rank's effect on its pairs' logarithms in each pass, shape (passes, ranks), up to a constant.
 
     A pair's logarithm is the sum of its level's effect and the effects of both ranks. The median of a level is not a
-    valid reference where about half of its pairs have a slow rank, as with one slow rank on each of two hosts. The fit
-    minimises absolute deviations by iterated least squares, with weights from the mean over the passes. So a slow link,
-    and a pair of two slow ranks (as slow as a pair with one), have little weight.
+    valid reference if about half of its pairs contain a slow rank, as with one slow rank on each of two hosts. The fit
+    minimises absolute deviations by iterated least squares, with weights from the mean over the passes. Therefore a
+    slow link, and a pair of two slow ranks (as slow as a pair with one slow rank), have little weight.
 
     Args:
         logs: shape (passes, pairs).
-        pairs, levels: of each column, its ranks and the number of its level.
+        pairs, levels: ranks and number of the level of each column.
         ranks: all ranks.
     """
     # Three unknowns per pair: the effects of its two ranks and of its level.
@@ -298,7 +299,7 @@ def rank_effects(logs: Floats, pairs: Sequence[Ranks], levels: Sequence[int], ra
 
 
 def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Floats:
-    """Return the unknowns of each row by weighted least squares; the minimum-norm solution where underdetermined."""
+    """Return the unknowns of each row by weighted least squares; if underdetermined, the minimum-norm solution."""
     size = int(unknowns.max()) + 1
     normal, right = np.zeros((size, size)), np.zeros((size, len(logs)))
     for column in unknowns.T:
@@ -312,7 +313,7 @@ def _fitted(logs: Floats, unknowns: NDArray[np.int64], weights: Floats) -> Float
 def _of_links(
     group: ComparisonGroup, explained_ranks: set[tuple[int, str]], explained: set[tuple[Ranks, str]]
 ) -> Iterator[Effects]:
-    """Pairs and groups, except those slow because of slow ranks (`explained_ranks`) or hosts (`explained`)."""
+    """Pairs and groups that are not slow because of slow ranks (`explained_ranks`) or hosts (`explained`)."""
     kept = [
         at
         for at, members in enumerate(group.members)
@@ -326,45 +327,46 @@ def _of_links(
 
 
 def _from_median(logs: Floats) -> Floats:
-    """Logarithms over the median of their pass; shape (passes, items)."""
+    """Logarithms minus the median of the pass; shape (passes, items)."""
     return np.asarray(logs - np.median(logs, axis=1)[:, None])
 
 
 def _effects_of(kind: str, quantity: str, level: str, members: tuple[Ranks, ...], against: Floats) -> Effects:
-    """Means over the passes of the logarithms relative to comparable ones, [passes, members], with standard errors."""
+    """Return means over the passes, with standard errors, of logarithms relative to comparable items, shape (passes,
+    members)."""
     num_passes = len(against)
     center = against.mean(axis=0)
     spread = TO_DEVIATION * float(np.median(np.abs(center - np.median(center))))
-    # A variance of few passes is itself uncertain: the variance of comparable items counts as additional passes.
+    # The variance of few passes is uncertain, so the variance of comparable items is used as additional passes.
     variances, freedom = against.var(axis=0, ddof=1), num_passes - 1
     moderated = moderated_variance(freedom * variances, float(np.median(variances)), freedom)
-    # The errors already contain scatter by noise; the scatter of few items has no information.
+    # The errors already contain the scatter due to noise. The scatter of few items contains no information.
     scatter = max(spread**2 - float(np.median(variances)) / num_passes, 0.0) if len(members) >= MIN_LIKE else 0.0
     error = np.sqrt(moderated / num_passes + scatter)
     return Effects(kind, quantity, level, members, center, error, freedom + PRIOR_FREEDOM)
 
 
-# Ranks, hosts and links that are slower than comparable ones, with the slowdown and its significance.
+# Ranks, hosts and links that are slower than comparable items, with the slowdown and its significance.
 #
-# A rank, host or link is compared with the median of comparable ones within each pass: a common slowdown cancels.
-# The logarithm of the ratio is an estimate with two errors: its own over the passes, and the scatter of comparable ones
-# (median absolute deviation). A slowdown is reported if Student's t puts it above the threshold at a family-wise level
-# of 5 % (Holm; hosts, ranks, and links with groups have a third of it each).
+# A rank, host or link is compared with the median of comparable items within each pass, so a common slowdown cancels.
+# The logarithm of the ratio is an estimate with two errors: the standard error over the passes, and the scatter of
+# comparable items (median absolute deviation). A slowdown is reported if Student's t test finds it above the threshold
+# at a family-wise level of 5 % (Holm; a third of the level each for hosts, for ranks, and for links with groups).
 
 LEVEL, NUM_FAMILIES, MIN_PASSES = 0.05, 3, 4
 
 
 @dataclass(frozen=True)
 class Outlier:
-    """A rank, host, link or group that is slower than comparable ones.
+    """A rank, host, link or group that is slower than comparable items.
 
     Args:
-        kind: RANK, HOST, HOSTS (the links between two), LINK or GROUP.
-        ranks: its ranks.
-        host: their host, or hosts.
+        kind: RANK, HOST, HOSTS (the links between two hosts), LINK or GROUP.
+        ranks: the ranks of the outlier.
+        host: the ranks' host or hosts.
         quantity: the slow quantity.
-        slowdown, low, high: ratio to comparable ones, with the bounds of its 95 % interval.
-        level: the location of its pairs' ranks.
+        slowdown, low, high: time over the time of comparable items, and its 95 % interval.
+        level: the level of the outlier's comparison group.
     """
 
     kind: str
@@ -384,10 +386,10 @@ class LinkVerdict:
     Args:
         outliers: slowest first.
         num_compared: number of compared ranks, links and groups.
-        num_passes: of the run.
+        num_passes: number of passes of the run.
         detectable: by quantity, the slowdown that is detected four times in five, as a ratio.
-        why_not: the reason without a comparison, or "".
-        too_few: links left out, since their kind has too few: their number and location.
+        why_not: the reason why nothing was compared, or "".
+        too_few: number and location of links that were omitted, since fewer than MIN_LIKE have this location.
     """
 
     outliers: tuple[Outlier, ...]
@@ -399,7 +401,7 @@ class LinkVerdict:
 
 
 def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
-    """Return items that are slower than comparable ones by more than `threshold` (0.2: 1.2x slower)."""
+    """Return items that are slower than comparable items by more than `threshold` (0.2: 1.2x slower)."""
     num_passes, why = min(len(group.times_s) for group in links.groups), ""
     if num_passes < MIN_PASSES:
         few = f"{count_text(num_passes, 'pass', 'passes')} {'is' if num_passes == 1 else 'are'} too few"
@@ -422,7 +424,7 @@ def verdict_of(links: LinkRun, threshold: float = THRESHOLD) -> LinkVerdict:
     explained_ranks = {
         (outlier.ranks[0], quantity)
         for outlier in slow_ranks
-        # A rank with slow computing or sending makes all of its links and groups slow.
+        # A rank with slow computing or sending makes all its links and groups slow.
         for quantity in (
             (LATENCY, BANDWIDTH, GROUPS) if outlier.quantity in (COMPUTE, BANDWIDTH) else (outlier.quantity,)
         )
@@ -456,7 +458,7 @@ def _pairs_of(slow: Outlier, links: LinkRun) -> list[Ranks]:
 
 
 def _named(family: Sequence[Effects], threshold: float, links: LinkRun) -> list[Outlier]:
-    """Items of these kinds that are significantly above the threshold, by Holm's correction."""
+    """Return items with a slowdown significantly above the threshold, with Holm's correction."""
     tests = [(effects, at) for effects in family for at in range(len(effects.members))]
     p = [
         stdtr(effects.freedom, (np.log1p(threshold) - effects.center) / np.maximum(effects.error, 1e-12))

@@ -64,7 +64,8 @@ def _name_of(outlier: Outlier, links: LinkRun) -> str:
 
 
 class LinksVerdict(NamedTuple):
-    """The verdict in sentences, whether anything is slow, whether the check is conclusive, and the next command."""
+    """The verdict as sentences, whether a rank or link is slow, whether the check is conclusive, and the next
+    command."""
 
     lines: tuple[str, ...]
     is_slow: bool
@@ -73,7 +74,7 @@ class LinksVerdict(NamedTuple):
 
 
 def link_lines(run: Run) -> Iterator[str]:
-    """The verdict for the first screen; empty for a run without links."""
+    """Yield the verdict for the first screen; no line for a run without links."""
     if verdict := judged(run):
         yield from loss_lines(run)
         yield from verdict.lines
@@ -81,7 +82,7 @@ def link_lines(run: Run) -> Iterator[str]:
 
 
 def loss_lines(run: Run) -> Iterator[str]:
-    """Warnings about hosts that lose packets: TCP retransmits packets, so a lossy link may look fast."""
+    """Yield warnings about hosts that lose packets. TCP retransmits packets, so a lossy link may look fast."""
     links = link_run_of(run)
     for (host, interface), (sent, again) in links.segments.items() if links else ():
         if again >= LEAST_AGAIN and again > MAX_LOSS * sent:
@@ -93,10 +94,10 @@ def loss_lines(run: Run) -> Iterator[str]:
 
 
 def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
-    """The verdict, or the verdict on changes since an earlier run; None for a run without links.
+    """Return the verdict, on changes if an earlier run is given; None for a run without links.
 
     Raises:
-        UserError: the earlier run measured no links, or other links.
+        UserError: the earlier run measured no links or different links.
     """
     if (links := link_run_of(run)) is None:
         return None
@@ -126,11 +127,12 @@ def judged(run: Run, earlier: Run | None = None) -> LinksVerdict | None:
 
 
 def link_hosts_note(run: Run, earlier: Run) -> Iterator[str]:
-    """Warnings about different hosts, versions or drivers of the earlier run; ranks are compared by number."""
+    """Yield warnings about different hosts, versions or drivers of the earlier run, since ranks are compared by
+    number."""
     names = [list(dict.fromkeys(links.hosts)) if (links := link_run_of(side)) else [] for side in (earlier, run)]
     if names[0] != names[1]:
         then, now = (f"host{'s' * (len(hosts) > 1)} {listed(hosts, MAX_NAMED)}" for hosts in names)
-        yield f"warning: the earlier run is of {then}, this run of {now}: the hardware may differ"
+        yield f"warning: the earlier run used {then}, this run uses {now}; the hardware may differ"
     for name in DRIVEN_BY:
         was, is_now = (getattr(side.about.environment, name, None) for side in (earlier, run))
         if was and is_now and was != is_now:
@@ -160,7 +162,7 @@ def _detectable(verdict: LinkVerdict) -> str:
 
 
 def link_tables(run: Run) -> list[Table]:
-    """The result of each pair, and the ranking with the verdict."""
+    """Return the tables of all pairs, and the ranking with the verdict."""
     if (links := link_run_of(run)) is None or (judgement := judged(run)) is None:
         return []
     verdict = verdict_of(links)
@@ -175,7 +177,7 @@ def link_tables(run: Run) -> list[Table]:
 
 
 def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
-    """Each pair's median as a matrix of ranks, if it fits a screen; slow links have a mark."""
+    """Yield each pair's median as a matrix of ranks, if the matrix fits a screen; slow links have a mark."""
     if len(links.hosts) > MAX_MATRIX:
         return
     for quantity, title in ((BANDWIDTH, "algbw each way, GB/s"), (LATENCY, "time of a small message each way")):
@@ -197,8 +199,8 @@ def _matrices(links: LinkRun, verdict: LinkVerdict) -> Iterator[Table]:
 
 
 def _pair_values(links: LinkRun, quantity: str, is_relative: bool = False) -> dict[Pair, float]:
-    """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds; or the logarithm of its time over
-    the median of comparable pairs."""
+    """Each pair's median over the passes: GB/s each way for BANDWIDTH, else seconds. With `is_relative`, the logarithm
+    of the pair's time over the median of comparable pairs."""
     values: dict[Pair, float] = {}
     for group in links.groups:
         if group.quantity == quantity:
@@ -212,7 +214,7 @@ def _pair_values(links: LinkRun, quantity: str, is_relative: bool = False) -> di
 
 
 def _slow_pairs(verdict: LinkVerdict, quantity: str) -> set[Pair]:
-    """Links that are outliers by themselves, not through a slow rank or host."""
+    """Links that are outliers, without links that are slow because of a slow rank or host."""
     of = [outlier.ranks for outlier in verdict.outliers if outlier.kind == LINK and outlier.quantity == quantity]
     return {(first, second) for first, second in of}
 
@@ -220,14 +222,14 @@ def _slow_pairs(verdict: LinkVerdict, quantity: str) -> set[Pair]:
 # Units for values in seconds or GB/s: name and factor.
 UNITS = {BANDWIDTH: (("GB/s", 1.0), ("MB/s", 1e3)), LATENCY: (("ms", 1e3), ("\u00b5s", 1e6))}
 WHAT = {BANDWIDTH: "Large messages: algbw each way", LATENCY: "Small messages: time each way"}
-# Ratios to comparable links at which the colour begins and is full.
+# Ratios to comparable links with the palest and the darkest colour.
 PALEST, DARKEST = 1.0, 3.0
 PALE = 0.4  # opacity of links without a significant difference
-MAX_HOSTS = 16  # the names of more hosts do not fit next to an axis
+MAX_HOSTS = 16  # the names of this many hosts fit next to an axis
 
 
 def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
-    """(name, figure) of a run's links; empty for a run without links."""
+    """Yield (name, figure) for a run's links; nothing for a run without links."""
     links = link_run_of(run)
     if links is None:
         return
@@ -246,12 +248,12 @@ def link_figures(run: Run) -> "Iterator[tuple[str, Figure]]":
     bar.outline.set_visible(False)  # type: ignore[operator]
     style.title(figure, f"{run.scenario}: {verdict.why_not or _found(verdict, links)}")
     numbers = f"numbers: medians of {count_text(verdict.num_passes, 'pass', 'passes')}"
-    style.caption(figure, f"{numbers}; framed: significantly slower than others; pale: may be chance")
+    style.caption(figure, f"{numbers}; framed: significantly slower than comparable links; pale: may be chance")
     yield "links", figure
 
 
 def _found(verdict: LinkVerdict, links: LinkRun) -> str:
-    """`slow: rank 5 (on b), 2x in large messages`; only the names of several."""
+    """`slow: rank 5 (on b), 2x in large messages`; of several outliers, only the names."""
     slow = verdict.outliers
     if not slow:
         return "no slow rank or link"
@@ -273,7 +275,7 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
         ratios, cmap=colors, vmin=np.log(PALEST), vmax=np.log(DARKEST), aspect="equal", alpha=opaque.tolist()
     )
     _frames(axes, links, verdict, quantity)
-    # The unit in which the median pair's value is at least 1.
+    # The first unit in which the value of the median pair is at least 1.
     middle = float(np.median(list(pairs.values())))
     unit, scale = next(((name, by) for name, by in UNITS[quantity] if middle * by >= 1), UNITS[quantity][-1])
     axes.set_title(f"{WHAT[quantity]} ({unit})", fontweight="normal", pad=24 if len(set(links.hosts)) > 1 else 6)
@@ -288,7 +290,7 @@ def _panel(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) ->
 
 
 def _square(pairs: dict[Pair, float], count: int) -> Floats:
-    """Values by row and column; each pair's value is in both of its cells."""
+    """Values by row and column; a pair's value is in both cells of the pair."""
     values = np.full((count, count), np.nan)
     for (first, second), value in pairs.items():
         values[first, second] = values[second, first] = value
@@ -296,7 +298,7 @@ def _square(pairs: dict[Pair, float], count: int) -> Floats:
 
 
 def _is_named(verdict: LinkVerdict, quantity: str, count: int) -> "np.ndarray[tuple[int, ...], np.dtype[np.bool_]]":
-    """Cells of pairs that are in the verdict, by themselves or by one of their ranks."""
+    """Cells of slow pairs, and of all pairs of slow ranks."""
     mask = np.zeros((count, count), dtype=bool)
     for outlier in (outlier for outlier in verdict.outliers if outlier.quantity == quantity):
         if outlier.kind == RANK:
@@ -328,7 +330,7 @@ def _frames(axes: "Axes", links: LinkRun, verdict: LinkVerdict, quantity: str) -
 
 
 def _name_ranks(axes: "Axes", hosts: Sequence[str]) -> None:
-    """Label both axes with ranks, and next to them with hosts where these fit."""
+    """Label both axes with ranks, and with hosts if their names fit."""
     step = max(len(hosts) // MAX_MATRIX, 1)
     ticks = range(0, len(hosts), step)
     spans = [(name, list(ranks)) for name, ranks in groupby(range(len(hosts)), key=lambda rank: hosts[rank])]

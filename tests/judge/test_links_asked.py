@@ -85,7 +85,7 @@ def test_an_earlier_run_of_other_hosts_is_said() -> None:
     now, then = made_up(1, {}), made_up(2, {}, [*["a"] * 4, *["c"] * 4])
     assert list(link_hosts_note(now, made_up(3, {}))) == []
     (note,) = link_hosts_note(now, then)
-    assert note.startswith("warning: the earlier run is of hosts a, c, this run of hosts a, b")
+    assert note.startswith("warning: the earlier run used hosts a, c, this run uses hosts a, b")
     later, before = (
         replace(run, header={**run.header, "environment": {"device": "cuda", "nccl": nccl}})
         for run, nccl in ((now, "2.27.5"), (then, "2.21.5"))
