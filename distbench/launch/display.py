@@ -1,4 +1,5 @@
-"""Progress while ranks work: a live bar on a terminal, a plain line now and then elsewhere, or nothing."""
+"""Display of progress while ranks work: a live bar on a terminal, otherwise a plain line every few seconds, or
+nothing."""
 
 import contextlib
 import sys
@@ -13,14 +14,14 @@ LONGEST_ID = 120
 
 
 class Display:
-    """Shows the progress of one scenario; this one shows nothing."""
+    """Display of one scenario's progress. This base class shows nothing."""
 
     def event(self, event: dict[str, Any]) -> None:
-        """Show one event of the ranks; records/progress.py lists them."""
+        """Show one event of the ranks; records/progress.py lists the events."""
 
 
 class Plain(Display):
-    """One line every few seconds, for logs; `now` returns seconds, monotonic."""
+    """Display for logs: one line every few seconds. `now` returns seconds of a monotonic clock."""
 
     def __init__(self, scenario: str, stream: TextIO, now: Any = time.monotonic) -> None:
         self._scenario, self._stream, self._now = scenario, stream, now
@@ -28,10 +29,10 @@ class Plain(Display):
         self._done = self._total = 0
 
     def event(self, event: dict[str, Any]) -> None:
-        """Count, and print a line if enough time has passed since the previous line."""
+        """Count the event, and print a line if the previous line is old enough."""
         if event["event"] == "caution":
             self._line(f"caution: {event['text']}")
-        # Ranks that are started again send the same plan.
+        # Relaunched ranks send the same plan again.
         if event["event"] == "plan" and not self._total:
             self._total = event["num_cases"]
             self._start = self._now()
@@ -54,7 +55,7 @@ class Plain(Display):
 
 
 class Live(Display):
-    """A bar over the scenario's cases, the running case and its samples, and the time left."""
+    """Display for terminals: a bar over the scenario's cases, the running case and its samples, and the time left."""
 
     def __init__(self, scenario: str, progress: Any) -> None:
         self._progress, self._scenario = progress, scenario
@@ -62,7 +63,7 @@ class Live(Display):
         self._task = progress.add_task(f"{scenario}: starting ranks", total=None, samples="")
 
     def event(self, event: dict[str, Any]) -> None:
-        """Move the bar."""
+        """Update the bar and the text after it."""
         match event["event"]:
             case "caution":
                 self._progress.console.print(f"caution: {clean(event['text'])}", markup=False, highlight=False)
@@ -81,15 +82,15 @@ class Live(Display):
                 if event["event"] == "done" or self._counts_turns:
                     self._progress.advance(self._task)
             case "end":
-                # Cases that were planned and not needed, or measured before the run was resumed, do not count.
+                # Skipped planned cases, and cases measured before the run was resumed, do not count.
                 took = self._progress.tasks[self._task].completed
                 self._progress.update(self._task, description=self._scenario, samples="", total=took)
 
 
 def progress_on(console: Any) -> Any:
-    """Return a rich Progress on a rich Console, None for standard error: bar, count, time left, then the case.
+    """Return a rich Progress with bar, count, time left and case, on a rich Console, or on standard error for None.
 
-    The text is cut at the screen's edge, so it never replaces the columns before it.
+    The case's name is cut at the screen's edge, so the other columns remain visible.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -107,7 +108,7 @@ def progress_on(console: Any) -> Any:
 
 @contextlib.contextmanager
 def display_for(scenario: str, quiet: bool) -> Iterator[Display]:
-    """The display for this standard error: a bar, lines, or nothing where `quiet`."""
+    """Return the display for this standard error: a bar, lines, or nothing with `quiet`."""
     if quiet or sys.stderr is None:
         yield Display()
     elif not sys.stderr.isatty():

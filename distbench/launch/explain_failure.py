@@ -1,4 +1,4 @@
-"""The cause of a failed launch, from the files of the ranks and of their launcher."""
+"""The cause of a failed launch, from the files that the ranks and the launcher wrote."""
 
 import contextlib
 import re
@@ -19,7 +19,7 @@ MAX_ERROR = 300  # characters
 
 
 class _Failure(Struct):
-    """The record that a rank writes when it fails; `at`: seconds since the epoch."""
+    """The record that a rank writes at a failure; `at`: seconds since the epoch."""
 
     kind: Annotated[str, among(FAILURES)]
     message: str
@@ -29,9 +29,9 @@ class _Failure(Struct):
 
 @dataclass(frozen=True)
 class Cause:
-    """The cause of a failed launch in one sentence, and the rank that failed first, where known.
+    """The cause of a failed launch in one sentence, and the rank that failed first, if known.
 
-    `kind` is one of FAILURES, or "killed" or "hung"; the user can fix "user" and "storage".
+    `kind` is one of FAILURES, "killed" or "hung". The user can fix the kinds "user" and "storage".
     """
 
     kind: str
@@ -40,15 +40,15 @@ class Cause:
 
     @property
     def user_can_fix(self) -> bool:
-        """Whether the user can fix the cause."""
+        """Whether the cause is a user's error or full storage."""
         return self.kind in ("user", "storage")
 
 
 def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
-    """Return the first failure of a launch whose launcher, or only rank, ended with a non-zero exit code.
+    """Return the first failure of a launch. Its launcher, or its only rank, ended with a non-zero exit code.
 
     Args:
-        log: output of that process; by default the launcher's.
+        log: output of the launcher or only rank; by default LAUNCH_LOG.
     """
     log = log or log_dir / LAUNCH_LOG
     failures = []
@@ -64,7 +64,7 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
     text = ""
     with contextlib.suppress(OSError):
         text = log.read_text(encoding="utf-8", errors="replace")
-    # The launcher's log has the first rank that failed.
+    # The launcher's log names the first rank that failed.
     if match := re.search(r"^rank (\d+) ended with exit code (-?\d+)$", text, re.MULTILINE):
         rank = int(match[1])
         return Cause(
@@ -77,7 +77,7 @@ def cause_of(log_dir: Path, exit_code: int, log: Path | None = None) -> Cause:
 
 
 def exit_text(exit_code: int) -> str:
-    """Return how a process ended, such as `was killed by SIGKILL`; a negative code is a signal's."""
+    """Describe a process's end, such as `was killed by SIGKILL`; a negative code is the number of a signal."""
     if exit_code >= 0:
         return f"ended with exit code {exit_code}" + ("" if exit_code else " before its work was done")
     try:

@@ -1,4 +1,4 @@
-"""Requests: checked, and converted to one job per scenario. This module starts no process."""
+"""Checks of a request, and its conversion to one job per scenario. This module starts no process."""
 
 import itertools
 import os
@@ -18,9 +18,9 @@ from distbench.spec.printable_text import count_text
 from distbench.spec.recipes import INSTALLS
 from distbench.spec.versions import installed_torch
 
-# The profile of `distbench calibrate`; scenarios with the tag use it without --profile where it is valid.
+# The profile of `distbench calibrate`; without --profile, scenarios with the tag use this file if it is valid.
 OWN_PROFILE, PROFILE_TAG = Path("profile.json"), "profile"
-# Scenarios that measure the mesh, not a model on it.
+# Scenarios that measure the mesh, without a model.
 MESH_TAGS = {"calibrate", "laboratory"}
 # Scenarios with a model too large for CPUs.
 REAL_SIZE_TAG = "real-size"
@@ -32,18 +32,18 @@ class Request:
 
     Args:
         targets: scenarios by name, file, or file::name.
-        choices: texts of --set.
-        mesh: mesh dim name to size, or None for the scenario's own.
-        device: a name from DEVICES, or None for an accelerator where there is one.
-        quick: quick sizes and settings.
+        choices: values of --set.
+        mesh: mesh dim name to size, or None for the scenario's mesh.
+        device: a name from DEVICES, or None for an accelerator if available, else the CPU.
+        quick: whether quick sizes and settings are used.
         pipelined: iterations timed back to back per sample, or 1.
         passes, budget_s, check: fields of Settings; budget_s is None for the default.
-        log_dir: folder for ranks' logs, or None for one next to each run file.
+        log_dir: folder for ranks' logs, or None for a folder next to each run file.
         timeout_s, started_at, trace_paths, label, chosen: fields of Job.
-        profile: file of a cost profile, for planners that need one and for predictions. None: scenarios tagged
-            "profile" use the current folder's profile.json where it is valid, others use no profile.
-        full_mesh: the scenario's own mesh also with quick sizes, for commands that start no ranks.
-        shapes_only: tensors have no values, so that models of any size work.
+        profile: file of a cost profile, for predictions and for planners that need it. With None, scenarios tagged
+            "profile" use the current folder's profile.json if it is valid; other scenarios use no profile.
+        full_mesh: whether to use the scenario's mesh also with quick sizes, for commands that start no ranks.
+        shapes_only: whether tensors have no values, so that models of any size fit into memory.
     """
 
     targets: tuple[str, ...]
@@ -68,7 +68,7 @@ class Request:
 
 
 def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
-    """Return one job per scenario, all checked before the first is started.
+    """Return one job per scenario. All jobs are checked before the first job starts.
 
     Raises:
         UserError: an unknown scenario, axis or value, or an unsuitable mesh, profile or torch.
@@ -81,13 +81,13 @@ def jobs_of(request: Request, joined: Joined | None) -> list[Job]:
 
 
 def _target(entry: Entry) -> str:
-    """The name under which a user gives it: of a recipe with its configuration."""
+    """Return the target that selects an entry; for a recipe, its name with the configuration."""
     configs = entry.axes.get("config", ())
     return f"{entry.name}:{configs[0]}" if entry.name in INSTALLS and len(configs) == 1 else entry.name
 
 
 def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | None) -> list[Job]:
-    """Return one job per entry, instead of the jobs of the request's targets."""
+    """Return one job per entry; the targets of the request are ignored."""
     installed_torch()
     facts, device = host_facts(), request.device or accelerator_here()[0]
     if is_accelerator(device) and not device_count(device):
@@ -99,7 +99,7 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
         raise UserError(f"{problem}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
     invocation_id, jobs = unique_stem(request.started_at), []
     for entry in entries:
-        # A parameter of --set need not exist in all of the scenarios.
+        # A parameter of --set may exist in only some of the scenarios.
         other_params = {name for other_entry in entries for name in other_entry.params} - set(entry.params)
         choices = tuple(text for text in request.choices if text.partition("=")[0] not in other_params)
         jobs.append(_job(replace(request, device=device, choices=choices), entry, joined, invocation_id, facts))
@@ -146,8 +146,8 @@ def _job(request: Request, entry: Entry, joined: Joined | None, invocation_id: s
 
 
 def _log_folder(request: Request, beside: Path, run_name: str, scenario: str, joined: Joined | None) -> Path:
-    """One folder per run; with another launcher, one per rank in the folder of its launch
-    (`ranks/hosts.py` joins the folders of several names of one launch)."""
+    """Return the log folder of a run. With another launcher, each rank has a folder in the launch's folder (if hosts
+    use several names for a launch, `ranks/hosts.py` joins the folders)."""
     option = "--log-dir" if request.log_dir else "--results"
     alone = _resolved((request.log_dir or beside) / run_name, option)
     if not joined:
@@ -168,7 +168,8 @@ def _resolved(path: Path, option: str) -> Path:
 
 
 def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
-    """Return a name for each rank's host, where known before ranks meet: launchers number ranks host by host."""
+    """Return a name for each rank's host, known before ranks meet, since launchers number ranks host by host; () if
+    unknown."""
     ranks_per_host = {**os.environ, **joined.variables}.get("LOCAL_WORLD_SIZE", "") if joined else str(num_ranks)
     if not (ranks_per_host.isascii() and ranks_per_host.isdigit() and int(ranks_per_host)):
         return ()
@@ -178,7 +179,8 @@ def hosts_of_ranks(num_ranks: int, joined: Joined | None) -> tuple[str, ...]:
 def _profile_for(
     request: Request, entry: Entry, mesh: Mapping[str, int], device: str, hosts: Sequence[str]
 ) -> tuple[Path | None, str]:
-    """The file of --profile, or of the current folder where the scenario uses a profile; and a note for the user."""
+    """Return the file of --profile, else the current folder's profile if the scenario uses profiles, and a note for the
+    user."""
     if request.profile:
         check_profile(request.profile, mesh, device, hosts)
     if request.profile or PROFILE_TAG not in entry.tags:
@@ -197,7 +199,7 @@ def _profile_for(
 
 
 def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Sequence[str]) -> None:
-    """Reject a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
+    """Raise UserError for a profile that cannot be read, or was measured on another backend, mesh or other hosts."""
     from distbench.planning.cost_profile import load_profile, profile_on
 
     profile = load_profile(path)
@@ -212,10 +214,10 @@ def check_profile(path: Path, mesh: Mapping[str, int], device: str, hosts: Seque
 
 
 def mesh_for(entry: Entry, given: Mapping[str, int] | None, device: str, joined: Joined | None) -> dict[str, int]:
-    """Return the mesh of a job: the given mesh if its size matches the ranks, else the scenario's, fitted to them.
+    """Return the mesh of a job: the given mesh, else the scenario's mesh fitted to the number of ranks or devices.
 
-    A mesh dim that the scenario declares and --mesh omits has size 1, since a model's plan uses its name. A scenario
-    that measures the mesh itself omits that mesh dim.
+    A mesh dim that the scenario declares and --mesh omits has size 1, since a model's plan uses its name. Scenarios
+    without a model omit such a mesh dim.
     """
     num_devices = device_count(device) if is_accelerator(device) else 0
     ranks = joined.world_size if joined else num_devices

@@ -18,18 +18,18 @@ from distbench.processes import start_supervised, stop_supervised
 from distbench.spec import UserError
 from distbench.spec.printable_text import cut
 
-END_TIMEOUT_S = 15.0  # for ranks to complete their run files
-# Options by name, with their short form, which --nodes and --ranks-per-node replace.
+END_TIMEOUT_S = 15.0  # time in which ranks complete their run files
+# Options that --nodes and --ranks-per-node replace: long name to short name.
 COUNTS = {
     "torchrun": {"--nnodes": "", "--nproc-per-node": "", "--standalone": ""},
     "slurm": {"--nodes": "-N", "--ntasks": "-n", "--ntasks-per-node": ""},
     "torchx": {"--j": "-j"},
 }
-OWN_COUNTS = "--nodes and --ranks-per-node set the number of nodes and ranks; leave this option out"
+OWN_COUNTS = "--nodes and --ranks-per-node set the number of nodes and ranks; leave out this option"
 PORT = 29500
-# With one of these options torchrun determines this node's rank.
+# torchrun determines this node's rank from one of these options.
 _NODE_OPTIONS = ("node-rank", "rdzv-endpoint")
-# Seconds after which a waiting node prints a line: torchrun itself waits for minutes without any output.
+# Seconds after which a waiting node prints a line, since torchrun waits for minutes without output.
 TOLD_AFTER_S, POLL_S = 20.0, 0.5
 # The first line of Python's traceback; in a rank's traceback the rank's name precedes it.
 _TRACEBACK = "Traceback (most recent call last):"
@@ -42,10 +42,10 @@ class NodeLaunch:
 
     Args:
         arguments: the arguments of `distbench run`, without the options of nodes.
-        num_nodes, ranks_per_node: both at least 1; the mesh multiplies to their product.
-        device: type of device; each rank uses one.
+        num_nodes, ranks_per_node: both at least 1; their product is the size of the mesh.
+        device: type of device; each rank uses one device.
         out: results folder, which all nodes share.
-        name: of the job, from the scenarios.
+        name: the job's name, from its scenarios.
         extra: further arguments for the launcher.
         timeout_s: seconds without progress after which ranks are ended.
     """
@@ -61,12 +61,12 @@ class NodeLaunch:
 
     @property
     def command(self) -> list[str]:
-        """The command of each rank: this Python, and distbench's command."""
+        """The command of each rank: `distbench run` in this Python."""
         return [sys.executable, "-m", "distbench", "run", *self.arguments]
 
 
 def launcher_here() -> str:
-    """Return Slurm where its commands are installed, else torchrun."""
+    """Return "slurm" if Slurm's commands are installed, else "torchrun"."""
     return "slurm" if shutil.which("sbatch") else "torchrun"
 
 
@@ -79,11 +79,11 @@ def require_program(name: str, launcher: str, advice: str, path: str | None = No
 
 
 def refuse_words(options: Mapping[str, str], words: Sequence[str], why: str) -> None:
-    """Reject words of --launcher-args that are one of the options; launchers also accept shortened options.
+    """Reject words of --launcher-args that are one of `options`, also in shortened form.
 
     Args:
         options: long name to short name, empty for none.
-        why: the end of the sentence.
+        why: the end of the error message.
 
     Raises:
         UserError: one of the words is such an option.
@@ -107,9 +107,9 @@ def run_here(
     The launcher's processes end with the launcher, and the launcher ends with this process.
 
     Args:
-        command, environment: of the launcher's process.
-        watch: called with that process, on a thread of its own.
-        stderr: subprocess.PIPE where the watch reads the launcher's standard error; None for this process's.
+        command, environment: command and environment variables of the launcher's process.
+        watch: called with the launcher's process, on a separate thread.
+        stderr: subprocess.PIPE if `watch` reads the launcher's standard error; None for this process's standard error.
 
     Raises:
         UserError: the launcher cannot be started.
@@ -132,7 +132,7 @@ def run_here(
 
 
 def _torchrun_words(launch: NodeLaunch, where: Sequence[str]) -> list[str]:
-    """torchrun's command for one node; `where` has the options for the node's rank and the rendezvous address."""
+    """torchrun's command for one node; `where` contains the options for the node's rank and the rendezvous address."""
     counts = [f"--nnodes={launch.num_nodes}", f"--nproc-per-node={launch.ranks_per_node}"]
     return [launch.command[0], "-m", "torch.distributed.run", *counts, *where, *launch.command[1:]]
 
@@ -160,12 +160,13 @@ def run_by_torchrun(launch: NodeLaunch, say: Callable[[str], None]) -> int:
     rank = options.get("node-rank")
     if rank is not None and not (rank.isascii() and rank.isdecimal() and int(rank) < num_nodes):
         raise UserError(
-            f"--node-rank {rank} is not valid for {num_nodes} nodes; give each its own, 0 to {num_nodes - 1}"
+            f"--node-rank {rank} is not valid for {num_nodes} nodes; "
+            f"give each node a different rank, 0 to {num_nodes - 1}"
         )
     if num_nodes > 1 and not options.keys() & set(_NODE_OPTIONS):
         example = "--launcher-args '--node-rank 0 --master-addr HOST --master-port 29500'"
-        problem = f"torchrun on {num_nodes} nodes needs this node's rank, and is started once on each node"
-        raise UserError(f"{problem}; add {example} with each node's rank, or see --dry-run for the commands")
+        problem = f"torchrun on {num_nodes} nodes needs this node's rank"
+        raise UserError(f"{problem}; start the command on each node with {example} and the node's rank")
     if num_nodes > 1 and not address:
         problem = f"torchrun on {num_nodes} nodes needs the address of node 0"
         raise UserError(f"{problem}; add --master-addr HOST to --launcher-args, with node 0 as HOST")
@@ -181,14 +182,15 @@ def run_by_torchrun(launch: NodeLaunch, say: Callable[[str], None]) -> int:
 
 
 class _Watch:
-    """Reports a node that waits long for the others, since torchrun does not; ends it after the run's timeout."""
+    """Watch of a node that waits for the others: reports a long wait, which torchrun does not, and ends it after the
+    timeout."""
 
     def __init__(self, address: str, launch: NodeLaunch, say: Callable[[str], None]) -> None:
         self.given_up = ""
         self._address, self._launch, self._say = address, launch, say
 
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Return when torchrun has started ranks, which report their own waiting, or has ended."""
+        """Watch torchrun until it ends or starts ranks, which report their own waiting."""
         began, is_shown = time.monotonic(), False
         while process.poll() is None and not _has_children(process.pid):
             waited_s = time.monotonic() - began
@@ -197,21 +199,21 @@ class _Watch:
                 self._say(f"distbench: {self._why(waited_s)}")
             if waited_s >= self._launch.timeout_s:
                 self.given_up = self._why(waited_s)
-                process.kill()  # torchrun has no ranks yet, and would end with a traceback
+                process.kill()  # torchrun has no ranks yet, and at other signals prints a traceback
                 return
             time.sleep(POLL_S)
 
     def _why(self, waited_s: float) -> str:
         waited = f"torchrun has waited {waited_s:.0f} s"
         if why := why_no_answer(self._address):
-            advice = "--master-addr must be the first node, with its port open to the others"
+            advice = "give the first node as --master-addr, and open its port to the other nodes"
             return f"{waited} on this node, and {self._address} does not respond ({why}); {advice}"
         meeting = f"{self._launch.num_nodes} nodes at {self._address}, which responds"
         return f"{waited} on this node for {meeting}; start the command on each node"
 
 
 def _has_children(pid: int) -> bool:
-    """Whether a process has children; True where the system does not list them."""
+    """Whether a process has children; True if the system does not list children."""
     children = []
     with contextlib.suppress(OSError):
         children = [path.read_text() for path in Path(f"/proc/{pid}/task").glob("*/children")]
@@ -219,7 +221,7 @@ def _has_children(pid: int) -> bool:
 
 
 def address_in(words: Sequence[str]) -> str:
-    """Return the `HOST:PORT` of torchrun's rendezvous from its arguments; "" without one."""
+    """Return the `HOST:PORT` of torchrun's rendezvous from torchrun's arguments; "" without an address."""
     options = _options(words)
     host, port = options.get("master-addr", ""), options.get("master-port", "")
     if endpoint := options.get("rdzv-endpoint"):
@@ -229,7 +231,8 @@ def address_in(words: Sequence[str]) -> str:
 
 
 def _options(words: Sequence[str]) -> dict[str, str]:
-    """Values of torchrun's options by name, with hyphens or underscores, or from variables (PET_NODE_RANK ...)."""
+    """Values of torchrun's options by name. Names in arguments have hyphens or underscores; variables are PET_NODE_RANK
+    etc."""
     options = {}
     for name in (*_NODE_OPTIONS, "master-addr", "master-port"):
         if value := os.environ.get(f"PET_{name.replace('-', '_').upper()}"):
@@ -245,7 +248,8 @@ def _options(words: Sequence[str]) -> dict[str, str]:
 
 
 def torchx_words(launch: NodeLaunch) -> list[str]:
-    """Return `torchx run ...`: further words before `--` are for `torchx run`, later ones for dist.ddp.
+    """Return `torchx run ...`. Words of --launcher-args before `--` are for `torchx run`, words after `--` for
+    dist.ddp.
 
     Source: TorchX 0.7, `torchx run --help` and the component dist.ddp.
     """
@@ -261,14 +265,14 @@ def torchx_words(launch: NodeLaunch) -> list[str]:
 
 
 def torchx_line(launch: NodeLaunch) -> str:
-    """Return the command for a shell."""
+    """Return the torchx command, quoted for a shell."""
     return shlex.join(torchx_words(launch))
 
 
 def run_by_torchx(launch: NodeLaunch, say: Callable[[str], None]) -> int:
     """Submit the job and follow its log to the end; return torchx's exit code.
 
-    A scheduler on this host finds torchrun next to this Python, whether or not the shell's path includes it.
+    A scheduler on this host finds torchrun next to this Python, even if the shell's path does not include it.
 
     Raises:
         UserError: torchx is not installed.
@@ -280,7 +284,7 @@ def run_by_torchx(launch: NodeLaunch, say: Callable[[str], None]) -> int:
     code = run_here(torchx_words(launch), {**os.environ, "PATH": path}, complaint.follow, stderr=subprocess.PIPE)
     complaint.is_read.wait(_READ_S)
     if complaint.last:
-        other = "choose another of its schedulers by --launcher-args '--scheduler NAME'"
+        other = "choose another scheduler by --launcher-args '--scheduler NAME'"
         say(f"distbench: torchx failed ({cut(complaint.last)}); {other}, or see --dry-run for the command")
     elif code:
         say(f"torchx ended with exit code {code}; finished cases are in {launch.out}, if the job shares this folder")
@@ -288,14 +292,14 @@ def run_by_torchx(launch: NodeLaunch, say: Callable[[str], None]) -> int:
 
 
 class _Complaint:
-    """Shows torchx's standard error without tracebacks, and keeps the last line of the traceback."""
+    """Display of torchx's standard error without tracebacks; `last` is the last line of the traceback."""
 
     def __init__(self, say: Callable[[str], None]) -> None:
         self.last, self.is_read = "", threading.Event()
         self._say = say
 
     def follow(self, process: "subprocess.Popen[bytes]") -> None:
-        """Read standard error to its end."""
+        """Print standard error to its end, without tracebacks."""
         assert process.stderr is not None
         is_traceback = False
         for raw in process.stderr:

@@ -17,14 +17,14 @@ from distbench.spec.mesh import mesh_size
 class RankProcesses:
     """The rank processes of some jobs, in the order of the jobs.
 
-    Consecutive jobs with the same number of ranks and the same device share a launch. The launcher is started for the
-    first job, and forks the ranks of each further job as soon as that job's file is written. A launch that ends early
-    is started again with the remaining jobs.
+    Consecutive jobs with the same number of ranks and the same device share a launch. The launcher starts with the
+    first job, and forks the ranks of each further job as soon as the job's file is written. If a launch ends early, a
+    new launch runs the remaining jobs.
 
     Args:
         jobs: all jobs; their log folders must not change except for a relaunch.
-        joined: the launch that this process is a rank of, or None to start the ranks on this host.
-        module: the program of a rank: a Python file, or -m and a module (tests pass a mutant).
+        joined: the other launcher's launch that started this process as a rank; None to start the ranks on this host.
+        module: the program of a rank: a Python file, or -m and a module. Tests give other programs.
     """
 
     def __init__(self, jobs: Sequence[Job], joined: Joined | None, module: tuple[str, ...]) -> None:
@@ -47,16 +47,16 @@ class RankProcesses:
 
     @property
     def exit_code(self) -> int | None:
-        """The exit code of the launcher, or of the only rank on this host; None while any process of it runs."""
+        """The exit code of the launcher, or of the only rank on this host; None while a process of the launch runs."""
         return self._process.poll() if self._process else None
 
     @property
     def are_kept(self) -> bool:
-        """Whether the ranks wait for another job after this one."""
+        """Whether the ranks wait for another job after the current job."""
         return bool(self._expected)
 
     def begin(self, job: Job) -> None:
-        """Run a job, whose file is written, on waiting ranks or new ones.
+        """Run a job on waiting ranks or new ranks. The job's file already exists.
 
         Raises:
             UserError: the machine's limit on processes is reached.
@@ -72,7 +72,7 @@ class RankProcesses:
         self._start(job, [path, *self._expected])
 
     def after(self, job: Job) -> list[Job]:
-        """The jobs after this one that share its launch."""
+        """The later jobs that share the launch of a job."""
         if self.joined:
             return []
         place = next(number for number, other_job in enumerate(self._jobs) if other_job.run_id == job.run_id)
@@ -80,7 +80,7 @@ class RankProcesses:
         return list(takewhile(lambda other: (mesh_size(other.mesh), other.device) == needs, self._jobs[place + 1 :]))
 
     def _start(self, job: Job, paths: Sequence[Path]) -> None:
-        """Start the launcher, or the only rank on this host."""
+        """Start the launcher, or this process's rank if another launcher started it."""
         log_dir, joined = Path(job.log_dir), self.joined
         if joined:
             command = [sys.executable, *self._module, *map(str, paths)]
@@ -98,7 +98,7 @@ class RankProcesses:
                 )
             except OSError as error:
                 problem = f"the ranks cannot be started ({error})"
-                raise UserError(f"{problem}; see `ulimit -a` for this shell's limits") from error
+                raise UserError(f"{problem}; `ulimit -a` shows the limits of this shell") from error
 
     def stop(self) -> None:
         """End the launch if it still runs, and all processes that the ranks started."""

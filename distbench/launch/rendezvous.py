@@ -22,12 +22,12 @@ MAX_NODES = 1 << 16
 
 @dataclass(frozen=True)
 class Joined:
-    """This process is one rank of a launch by another launcher.
+    """The rank of this process in a launch by another launcher.
 
     Args:
-        variables: rank variables to set for the worker.
+        variables: rank variables (RANK, WORLD_SIZE ...) to set for the worker.
         address: `HOST:PORT` of the rendezvous.
-        launch: a name of the launch, equal for its ranks on this host and valid as a folder's name; "" without one.
+        launch: name of the launch, equal for all its ranks on this host and valid as a folder's name; "" if unknown.
     """
 
     rank: int
@@ -38,19 +38,19 @@ class Joined:
 
 
 def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
-    """Return the launch that this process is a rank of, or None where distbench must launch ranks.
+    """Return this process's rank in another launcher's launch, or None if distbench must launch ranks.
 
     Raises:
-        UserError: rank variables that no launcher sets: some are missing, not numbers, or contradictory.
+        UserError: rank variables are missing, not numbers, or contradictory.
     """
     if "RANK" in environ or "WORLD_SIZE" in environ:
         if missing := [name for name in ("RANK", "WORLD_SIZE") if not environ.get(name)]:
-            raise UserError(f"{missing[0]} is missing, and launchers set RANK and WORLD_SIZE; set or unset both")
+            raise UserError(f"{missing[0]} is missing, but launchers set RANK and WORLD_SIZE; set or unset both")
         variables = {}
     elif "SLURM_PROCID" in environ and "SLURM_STEP_ID" in environ and num_tasks(environ) != "1":
         variables = _srun(environ)
     else:
-        # A step of one task is a user's shell (`srun --pty`), or a node to start ranks on.
+        # A step of one task is a user's shell (`srun --pty`), or a node on which distbench starts ranks.
         return None
     settings = {"MASTER_ADDR": "", "MASTER_PORT": "1", **environ, **variables}
     try:
@@ -61,26 +61,26 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
         problem = f"RANK={rank} is not valid for WORLD_SIZE={world_size}, which has ranks 0 to {world_size - 1}"
         raise UserError(f"{problem}; set both as a launcher does, or unset them")
     if not 0 < port < 1 << 16:
-        raise UserError(f"MASTER_PORT={port} is not a valid port; set one from 1 to 65535")
+        raise UserError(f"MASTER_PORT={port} is not a valid port; set a port from 1 to 65535")
     return Joined(rank, world_size, variables, f"{settings['MASTER_ADDR']}:{port}", _launch_of(environ))
 
 
 def _launch_of(environ: Mapping[str, str]) -> str:
-    """Slurm's job and step; else the torchrun process that started this process, one per host."""
+    """Return a name from Slurm's job and step, else from the torchrun process of this host, else ""."""
     if "SLURM_JOB_ID" in environ and "SLURM_STEP_ID" in environ:
         return slug(f"slurm-{environ['SLURM_JOB_ID']}.{environ['SLURM_STEP_ID']}")
     if "TORCHELASTIC_RUN_ID" in environ:
-        # torchrun's run id is "none" by default, and may be given twice; a pid with its start time is unique.
+        # torchrun's run id is "none" by default, and is not unique; a pid with its start time is unique.
         launcher, began = os.getppid(), "0"
         with contextlib.suppress(OSError, IndexError):
-            # proc(5): the 22nd field; the second field may contain blanks.
+            # The start time is field 22 of proc(5); field 2 may contain blanks.
             began = Path(f"/proc/{launcher}/stat").read_text().rpartition(")")[2].split()[19]
         return slug(f"torchrun-{environ['TORCHELASTIC_RUN_ID']}-{launcher}-{began}")
     return ""
 
 
 def num_tasks(environ: Mapping[str, str]) -> str:
-    """Return the number of tasks of this step of a Slurm job; a step may have fewer than its job."""
+    """Return the number of tasks of this step of a Slurm job; a step may have fewer tasks than the job."""
     return environ.get("SLURM_STEP_NUM_TASKS") or environ.get("SLURM_NTASKS") or "1"
 
 
@@ -96,14 +96,16 @@ def _srun(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def slurm_port(environ: Mapping[str, str]) -> int:
-    """Return the port of a step; concurrent jobs on a node, and concurrent steps of a job, get different ports."""
+    """Return the rendezvous port of a step. Concurrent jobs on a node, and concurrent steps of a job, get different
+    ports."""
     ids = (environ.get(name, "0") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
     job, step = (int(number) if number.isdecimal() else 0 for number in ids)
     return FIRST_PORT + (job + PORTS_A_STEP * step) % NUM_PORTS
 
 
 def tasks_on_node(environ: Mapping[str, str]) -> int:
-    """Return this step's tasks on this node; SLURM_STEP_TASKS_PER_NODE is `"4(x2),3"` for nodes with 4, 4 and 3."""
+    """Return the number of this step's tasks on this node. SLURM_STEP_TASKS_PER_NODE is `"4(x2),3"` for 4, 4 and 3
+    tasks."""
     tasks_text = environ.get("SLURM_STEP_TASKS_PER_NODE") or environ.get("SLURM_TASKS_PER_NODE") or ""
     counts = [
         int(count)
@@ -118,7 +120,7 @@ def tasks_on_node(environ: Mapping[str, str]) -> int:
 
 
 def first_host(nodelist: str) -> str:
-    """Return the first host of a Slurm node list: `"gpu03"` of `"gpu[03-07,9],x1"`."""
+    """Return the first host of a Slurm node list: `"gpu03"` for `"gpu[03-07,9],x1"`."""
     match = re.match(r"(?:[^,\[]|\[[^\]]*\])+", nodelist)
     return re.sub(r"\[([^,\]-]*)[^\]]*\]", r"\1", match[0]) if match else nodelist
 
@@ -129,7 +131,8 @@ def launcher_command(num_ranks: int, program: Sequence[str], job_files: Sequence
 
 
 def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of the ranks: this process's, rank variables, and each rank's share of CPU threads."""
+    """Return the environment of the ranks: this process's environment, `extra`, and each rank's number of CPU
+    threads."""
     threads = os.environ.get("OMP_NUM_THREADS") or str(max(1, num_cpus // max(num_ranks_here, 1)))
     return {**os.environ, "OMP_NUM_THREADS": threads, **extra}
 
@@ -138,18 +141,18 @@ def rank_environment(num_ranks_here: int, num_cpus: int, extra: Mapping[str, str
 RESOLVE_S = 5.0
 # Time limits of Slurm's commands: while ranks wait, and in general.
 ASK_S, COMMAND_TIMEOUT_S = 10.0, 60.0
-# Seconds after which a rank prints that it waits: other ranks may start later, and import torch more slowly.
+# Seconds after which a rank prints that it waits. Other ranks may start later or import torch more slowly.
 TOLD_AFTER_S, CONNECT_S = 15.0, 3.0
 
 
 def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
-    """Return the launch with an address that resolves; torch would wait silently for an address that does not.
+    """Return the launch with an address that resolves, since torch waits silently for an address that does not resolve.
 
-    A Slurm node name that does not resolve is replaced by the address that Slurm itself uses for the node.
+    If a Slurm node's name does not resolve, the name is replaced by the address that Slurm uses for the node.
 
     Raises:
-        UserError: the name did not resolve within `wait_s` seconds, or this is rank 0 and the other ranks could not
-            reach it at the address.
+        UserError: the name did not resolve within `wait_s` seconds, or other ranks could not reach this rank 0 at the
+            address.
     """
     host, _, port = joined.address.rpartition(":")
     is_slurms = "SLURM_JOB_ID" in os.environ and "MASTER_ADDR" not in os.environ
@@ -157,7 +160,7 @@ def require_address(joined: Joined, wait_s: float = RESOLVE_S) -> Joined:
         return replace(joined, variables={**joined.variables, "MASTER_ADDR": address}, address=f"{address}:{port}")
     require_host(host, wait_s)
     settings = {**os.environ, **joined.variables}
-    # Under torchrun, torchrun itself listens at that address.
+    # Under torchrun, the torchrun process listens at this address.
     if joined.rank == 0 and host and "MASTER_PORT" in settings and "TORCHELASTIC_RUN_ID" not in settings:
         require_own(joined.address)
     return joined
@@ -179,14 +182,14 @@ def require_host(host: str, wait_s: float = RESOLVE_S) -> None:
         except (OSError, UnicodeError) as error:
             if time.monotonic() >= until:
                 problem = f"MASTER_ADDR={host} does not resolve on this host ({error})"
-                raise UserError(f"{problem}; set it to the first node's address for all ranks") from error
+                raise UserError(f"{problem}; set MASTER_ADDR to the first node's address for all ranks") from error
         time.sleep(RESOLVE_S / 10)
 
 
 def require_own(address: str) -> None:
     """Raise UserError if data sent to `HOST:PORT` does not arrive here, or another process listens there.
 
-    The address may belong to another device that forwards the data.
+    The address may belong to another device that forwards the data to this host.
     """
     host, _, port = address.rpartition(":")
     is_dualstack = socket.has_dualstack_ipv6()
@@ -211,7 +214,7 @@ def require_own(address: str) -> None:
 
 
 def _is_local(host: str) -> bool:
-    """Whether one of a name's addresses belongs to this host; only such addresses can be bound."""
+    """Whether an address of a host name belongs to this host; a process can bind only addresses of its host."""
     with contextlib.suppress(OSError, UnicodeError):
         for family, kind, _, _, (address, *_) in socket.getaddrinfo(host, None, type=socket.SOCK_STREAM):
             with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
@@ -221,9 +224,9 @@ def _is_local(host: str) -> bool:
 
 
 def address_by_slurm(node: str) -> str:
-    """Return the address by which Slurm reaches a node; "" without one."""
+    """Return the address by which Slurm reaches a node; "" if unknown."""
     _, output, _ = ask_slurm("scontrol", "show", "node", "--oneliner", node, timeout_s=ASK_S)
-    # A site's comment after the address may contain text that looks like an address.
+    # A comment after the address may contain text that looks like an address.
     return next((part.partition("=")[2] for part in output.split() if part.startswith("NodeAddr=")), "")
 
 
@@ -240,29 +243,29 @@ def ask_slurm(*command: str, timeout_s: float = COMMAND_TIMEOUT_S) -> tuple[int,
 
 
 class Meeting:
-    """Prints once, on the first rank of each host, that the rank waits; nothing in a launch by distbench itself."""
+    """A notice, on the first rank of each host, that the rank waits. Launches by distbench itself print no notice."""
 
     def __init__(self, joined: Joined | None) -> None:
         local_rank = (joined.variables if joined else {}).get("LOCAL_RANK") or os.environ.get("LOCAL_RANK", "0")
         self._joined = joined if joined and joined.address and local_rank == "0" else None
 
     def waited(self, seconds: float) -> None:
-        """Print once the time has come."""
+        """Print the notice once, after TOLD_AFTER_S seconds of waiting."""
         joined = self._joined
         if joined is None or seconds <= TOLD_AFTER_S:
             return
         self._joined = None
         sentence = f"rank {joined.rank} has waited {seconds:.0f} s at {joined.address} for the other ranks"
         if error := why_no_answer(joined.address):
-            advice = "MASTER_ADDR must be the host of rank 0, and its MASTER_PORT open to the others"
+            advice = "set MASTER_ADDR to the host of rank 0, and open MASTER_PORT to the other ranks"
             sentence = f"{sentence}, and this address does not respond ({error}); {advice}"
         else:
-            sentence = f"{sentence}, and continues to wait; this address responds"
+            sentence = f"{sentence}, and continues to wait. This address responds"
         print(printable(f"distbench: {sentence}"), file=sys.stderr, flush=True)
 
 
 def why_no_answer(address: str) -> str:
-    """Return why `HOST:PORT` does not respond; "" where it responds."""
+    """Return the reason why `HOST:PORT` does not respond; "" if it responds."""
     host, _, port = address.rpartition(":")
     try:
         socket.create_connection((host, int(port)), CONNECT_S).close()

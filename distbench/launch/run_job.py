@@ -1,4 +1,4 @@
-"""Execution of one job: launch and relaunch of its ranks; completion and resumption of its run file."""
+"""Execution of one job: launch and relaunch of ranks, completion and resumption of the run file."""
 
 import contextlib
 import itertools
@@ -31,18 +31,18 @@ NUM_NAMED = 3
 
 
 class JobRecord:
-    """The attempts of one job, and the cases that broke them; each such case gets its row in the run file at once."""
+    """The attempts of one job. A case that breaks an attempt gets its row in the run file immediately."""
 
     def __init__(self, job: Job, joined: Joined | None, display: Display) -> None:
         self._job, self._joined, self._display = job, joined, display
         self._run_file = Path(job.run_file)
-        # None with another launcher: the CPU use of its ranks cannot be separated from that of other processes.
+        # None with another launcher: its ranks' CPU use cannot be separated from the CPU use of other processes.
         self._cpu_use = None if joined else CpuUse.now()
         self._began_s = time.monotonic()
         self.num_attempts = 0
         self.last = Attempt()
         self.lost: list[tuple[Case, str]] = []
-        # The rows of a resumed run count too.
+        # Count the rows of a resumed run.
         self.num_by_status = Counter(self._rows().values() if job.done_ids else ())
         self.spent_s: Counter[str] = Counter()
         self.measuring_s = 0.0
@@ -50,19 +50,19 @@ class JobRecord:
 
     @property
     def status(self) -> str:
-        """The last attempt's status; also "complete" where the very last case broke it."""
+        """The last attempt's status; "complete" also if the last case of all broke the launch."""
         is_last = self.num_left == 0 and self.last.pass_number == 0
         return "complete" if is_last and self.last.lost_case else self.last.status
 
     @property
     def num_left(self) -> int | None:
-        """The number of cases without a row; None where the ranks never counted them."""
+        """The number of cases without a row; None if the ranks never counted the cases."""
         total = self.last.num_cases
         return None if total is None else total - sum(self.num_by_status.values())
 
     @property
     def message(self) -> str:
-        """One sentence for the user; empty without a problem."""
+        """One sentence on the problem, with each lost case; "" without a problem."""
         if not self.lost:
             return self.summary
         lost_cases = listed([f"{case.id}: {why}" for case, why in self.lost], NUM_NAMED, "; ", "; and {} more")
@@ -70,7 +70,7 @@ class JobRecord:
 
     @property
     def summary(self) -> str:
-        """The sentence for the footer; the file has a row for each case that broke an attempt."""
+        """The sentence for the footer, without the lost cases, which have rows in the file."""
         cause = self.last.cause.message
         if not self.lost:
             return cause
@@ -78,17 +78,17 @@ class JobRecord:
         relaunches = self.num_attempts - 1
         not_run = f"{count_text(self.num_left or 0, 'case')} not run"
         if self.num_left and self._joined:
-            after = f"{not_run}: distbench does not restart ranks of another launcher"
+            after = f"{not_run}, since distbench does not restart ranks of another launcher"
         elif self.num_left:
             after = f"{not_run} after {count_text(relaunches, 'relaunch', 'relaunches')}"
         elif relaunches:
-            after = f"the ranks were started again {count_text(relaunches, 'time')} and all cases have a row"
+            after = f"all cases have a row after {count_text(relaunches, 'relaunch', 'relaunches')}"
         else:
-            after = "it was the last one"
+            after = "it was the last case"
         return f"{count_text(len(self.lost), 'case')} broke the launch{also} ({after})"
 
     def add(self, ended: Attempt) -> None:
-        """Count an attempt that ended, and write the row of the case that broke it."""
+        """Count an ended attempt, and write the row of the case that broke the attempt."""
         self.num_attempts += 1
         self.last = replace(ended, num_cases=ended.num_cases or self.last.num_cases)
         self.num_by_status.update(ended.num_by_status)
@@ -111,7 +111,7 @@ class JobRecord:
         record = CaseResult(case, status, error=ended.cause.message).to_record()
         if written_status is not None:
             if not ended.lost_case:
-                return  # interrupted: the case's finished passes count
+                return  # interrupted: the finished passes remain valid
             outcome = {name: record[name] for name in ("status", "error")}
             record = {"type": "pass", "case_id": case.id, "number": ended.pass_number, **outcome}
             self.num_by_status[written_status] -= 1
@@ -128,7 +128,7 @@ class JobRecord:
         return {record["case"]["id"]: record["status"] for record in read_run(self._run_file).cases}
 
     def end(self, status: str, cause: Cause) -> None:
-        """The job ended between two attempts."""
+        """Record the end of the job between two attempts."""
         self.last = replace(self.last, status=status, cause=cause)
 
     def goes_on(self) -> bool:
@@ -139,7 +139,7 @@ class JobRecord:
         return bool(lost_case and not self._joined and within and is_left and lost_case.id in self._rows())
 
     def close_run_file(self) -> None:
-        """Write the footer; on a full disk the existing lines remain."""
+        """Write the footer; if the disk is full, the existing lines remain."""
         if not self._run_file.exists():
             return
         now, wall_s = CpuUse.now(), time.monotonic() - self._began_s
@@ -161,14 +161,14 @@ class JobRecord:
         try:
             append(self._run_file, footer)
         except OSError:
-            # The progress file has been read, so the footer may use its space.
+            # The progress file is no longer needed, so the footer may use its space.
             with contextlib.suppress(OSError):
                 os.truncate(Path(self._job.log_dir) / FILE_NAME, 0)
                 append(self._run_file, footer)
 
 
 def left_of(job: Job) -> Job:
-    """The job without the cases and passes of its run file."""
+    """Return the job without the cases and passes of its run file."""
     cases = read_run(Path(job.run_file)).cases if Path(job.run_file).exists() else []
     passes = {case["case"]["id"]: 1 + max(number for number, _ in case["passes"]) for case in cases}
     ended = [case["case"]["id"] for case in cases if case["status"] not in ("ok", "wrong")]
@@ -181,9 +181,9 @@ class JobOutcome:
 
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
-        message: one sentence, or empty.
-        none_chosen: one sentence where the user's choice matches no case.
-        is_storage_full: whether a folder was full; other jobs would fail too.
+        message: one sentence on the problem, or "".
+        none_chosen: one sentence if -k matches no case, or "".
+        is_storage_full: whether a folder could not be written, so that other jobs would fail too.
         warning: one sentence on an event that does not affect the results.
     """
 
@@ -198,7 +198,7 @@ class JobOutcome:
 
     @property
     def exit_code(self) -> int:
-        """0: every case ok or skipped; 1: some case not ok; 2: the user can fix the cause; 130: interrupted."""
+        """The exit code: 0 every case ok or skipped, 1 a case not ok, 2 the user can fix the cause, 130 interrupted."""
         if self.status == "interrupted":
             return 130
         if self.user_can_fix:
@@ -208,12 +208,12 @@ class JobOutcome:
 
     @property
     def is_refused(self) -> bool:
-        """Whether the job fails because of the user's declaration."""
+        """Whether the cause is an error in the user's scenario or options."""
         return self.user_can_fix and not self.is_storage_full
 
 
 def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str, ...] = MODULE) -> JobOutcome:
-    """Run a single job by `launch_on`; the arguments are those of `launch_on` and `RankProcesses`."""
+    """Run a single job. `launch_on` and `RankProcesses` describe the arguments."""
     with RankProcesses([job], joined, module) as ranks:
         return launch_on(ranks, job, display)
 
@@ -221,14 +221,14 @@ def launch(job: Job, joined: Joined | None, display: Display, module: tuple[str,
 def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
     """Run one job to its end or failure; the run file is closed with a footer.
 
-    A case that kills or hangs a rank, or that one rank alone fails, gets a row, and new ranks run the cases after it
-    (at most `Settings.max_relaunches` times; never for ranks of another launcher). Stop signals end the job as
-    "interrupted", in any order and number.
+    A case that kills or hangs a rank, or fails on one rank only, gets a row, and new ranks run the later cases (at most
+    `Settings.max_relaunches` times; never for ranks of another launcher). Any number of stop signals ends the job with
+    status "interrupted".
 
     Args:
         ranks: the rank processes of this job and of other jobs.
         job: the next job of `ranks`.
-        display: receives every event.
+        display: shows every event of the ranks.
 
     Raises:
         UserError: the results or log folder cannot be written.
@@ -257,7 +257,7 @@ def launch_on(ranks: RankProcesses, job: Job, display: Display) -> JobOutcome:
             record.close_run_file()
     # Under another launcher rank 0 alone counts rows.
     counts = dict(record.num_by_status) if reporting_rank == 0 else {}
-    # A stop signal that comes too late for this job prevents the next jobs.
+    # A stop signal after the job's end prevents the next jobs.
     status = "interrupted" if stop.is_requested else record.status
     message = record.message or ("interrupted after its last case" if stop.is_requested else "")
     left_out = none_chosen(job.chosen, *record.last.none_chosen) if record.last.none_chosen else ""
@@ -274,7 +274,7 @@ def _starting_now(job: Job, **changes: Any) -> Job:
 
 
 def _relaunched(job: Job, record: JobRecord) -> Job:
-    """The same job for new ranks: without the cases that have a row, and with a new folder for logs."""
+    """Return the job for new ranks: without the cases that have a row, and with a new folder for logs."""
     log_dir = Path(job.log_dir) / f"relaunch{record.num_attempts}"
     again = _starting_now(left_of(job), log_dir=str(log_dir))
     log_dir.mkdir()
@@ -283,9 +283,9 @@ def _relaunched(job: Job, record: JobRecord) -> Job:
 
 
 def job_left_of(file: Path) -> Job:
-    """Return the job of an interrupted run without the cases that have a row, to be appended to the same file.
+    """Return the rest of an interrupted run as a job that appends to the same file. Cases with a row are not run again.
 
-    The footer, and the row of the case that the interruption cut short, are removed from the file.
+    The file's footer, and the row of the interrupted case, are removed.
 
     Raises:
         UserError: the run is complete, has no row yet, or was measured on several hosts, on another machine, or with
@@ -299,13 +299,13 @@ def job_left_of(file: Path) -> Job:
         wrong = f"the settings in run file {file} are not valid for this version of distbench ({error})"
         raise UserError(f"{wrong}; measure again") from error
     if len(set(run.about.environment.hosts or ())) > 1:
-        problem = "it was measured on several hosts, and --resume starts ranks on this host only"
-        raise UserError(f"--resume {file}: {problem}; its cases remain valid, measure the rest with --nodes and -k")
+        problem = "the run used several hosts, but --resume starts ranks on this host only"
+        raise UserError(f"--resume {file}: {problem}; measure the remaining cases with --nodes and -k")
     then = run.about.environment
     facts_then_and_now = {
         "the machine": (then.machine, facts["machine"]),
         "the commit": (then.git_commit, facts["git_commit"]),
-        # The installed package may lack the suffix of a build.
+        # The version of an installed package may lack the build's suffix.
         "torch": (str(then.torch).partition("+")[0], installed_torch().partition("+")[0]),
         "the scenario file": (job.file_digest, digest_of(Path(job.file)) or f"gone ({job.file})"),
     }
@@ -319,7 +319,7 @@ def job_left_of(file: Path) -> Job:
         cases_text = "its one case" if len(run.cases) == 1 else f"each of its {len(run.cases)} cases"
         raise UserError(f"--resume {file}: no case is left to run, since {cases_text} has a row")
     if all(map(_was_cut_short, run.cases)):
-        raise UserError(f"--resume {file}: it has no finished case; run it again without --resume")
+        raise UserError(f"--resume {file}: this run has no finished case; run the scenario again without --resume")
     lines = file.read_text(encoding="utf-8").splitlines()
     kept = [line for line in lines if _counts(line)]
     if len(kept) < len(lines):
@@ -336,7 +336,7 @@ def _was_cut_short(record: dict[str, Any]) -> bool:
 
 
 def _counts(line: str) -> bool:
-    """Whether a line of an interrupted run file remains in it."""
+    """Whether a line of an interrupted run file remains valid."""
     try:
         record = json.loads(line)
     except ValueError:

@@ -15,44 +15,47 @@ from distbench.spec.errors import INTERRUPTED
 from distbench.spec.file_io import unique_stem
 from distbench.spec.printable_text import count_text
 
-# Options of sbatch that distbench's single followed job does not support; --chdir would move the results.
+# Options of sbatch that distbench does not support, since it submits and follows one job; --chdir would move the
+# results.
 NOT_FOLLOWED = {"--array": "-a", "--wait": "-W", "--test-only": "", "--output": "-o", "--error": "-e", "--chdir": "-D"}
 ONE_JOB = (
-    "distbench submits one job and shows its output; leave it out, or give the file that --dry-run shows to sbatch "
-    "yourself"
+    "distbench submits one job and shows its output; leave out this option, or submit the file of --dry-run yourself"
 )
 # Not a state of Slurm: its controller does not respond.
 UNANSWERED = "UNANSWERED"
-# Slurm's words for a job that is over, of squeue(1), JOB STATE CODES; each version has further ones for what is not.
+# Slurm's states of an ended job: squeue(1), JOB STATE CODES. Each version has further states of jobs that have not
+# ended.
 OVER = {"BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED"}
 OVER |= {"REVOKED", "TIMEOUT", ""}
-# Reasons of jobs that would wait forever, of squeue(1), JOB REASON CODES.
+# Slurm's reasons of jobs that would wait forever: squeue(1), JOB REASON CODES.
 IN_VAIN = {
-    "PartitionNodeLimit": "its partition has fewer nodes; give fewer --nodes, or another partition",
-    "PartitionTimeLimit": "its time exceeds the partition's limit; give less with --launcher-args '--time=MINUTES'",
-    "BadConstraints": "no node meets its constraints; change --launcher-args",
-    "InvalidAccount": "the account is not valid; give another with --launcher-args '--account=NAME'",
+    "PartitionNodeLimit": "the partition has fewer nodes; give fewer --nodes, or another partition",
+    "PartitionTimeLimit": "its time exceeds the partition's limit; shorten it with --launcher-args '--time=MINUTES'",
+    "BadConstraints": "no node meets the job's constraints; change --launcher-args",
+    "InvalidAccount": "the account is not valid; give another account with --launcher-args '--account=NAME'",
     "InvalidQOS": "the quality of service is not valid; give another with --launcher-args '--qos=NAME'",
-    "AccountNotAllowed": "its partition rejects the account; give another with --launcher-args '--account=NAME'",
-    "QOSNotAllowed": "its partition rejects the quality of service; give another with --launcher-args '--qos=NAME'",
-    "DependencyNeverSatisfied": "a job that it depends on has failed; leave --dependency out",
-    **dict.fromkeys(("AssocMaxNodePerJobLimit", "QOSMaxNodePerJobLimit"), "your limit of nodes per job is lower"),
+    "AccountNotAllowed": "the partition rejects the account; give another with --launcher-args '--account=NAME'",
+    "QOSNotAllowed": "the partition rejects the quality of service; give another with --launcher-args '--qos=NAME'",
+    "DependencyNeverSatisfied": "a job in --dependency has failed; leave out --dependency",
+    **dict.fromkeys(
+        ("AssocMaxNodePerJobLimit", "QOSMaxNodePerJobLimit"), "your limit of nodes per job is lower; give fewer --nodes"
+    ),
     **dict.fromkeys(
         ("AssocMaxWallDurationPerJobLimit", "QOSMaxWallDurationPerJobLimit"),
-        "your limit of time per job is lower; give less with --launcher-args '--time=MINUTES'",
+        "your limit of time per job is lower; give a shorter time with --launcher-args '--time=MINUTES'",
     ),
 }
-# Advice on reasons that may pass.
+# Advice on temporary reasons.
 ADVICE = {
-    "PartitionConfig": "its partition may never have that many nodes or CPUs; Ctrl-C cancels the job",
-    "JobHeldUser": "its options hold it; `scontrol release {job_id}` starts it",
-    "JobHeldAdmin": "an administrator of this cluster holds it; contact them",
-    "ReqNodeNotAvail": "a node that it needs is down or reserved",
+    "PartitionConfig": "the partition may never have this many nodes or CPUs; Ctrl-C cancels the job",
+    "JobHeldUser": "the job's options hold the job; `scontrol release {job_id}` releases it",
+    "JobHeldAdmin": "an administrator of this cluster holds the job; contact the administrator",
+    "ReqNodeNotAvail": "a node of this job is down or reserved",
 }
 WHY = {
-    "TIMEOUT": "it reached its time limit; give more with --launcher-args '--time=MINUTES'",
+    "TIMEOUT": "the job reached its time limit; give a longer time with --launcher-args '--time=MINUTES'",
     "NODE_FAIL": "a node was lost; `scontrol show job {job_id}` shows the node",
-    "CANCELLED": "it was cancelled",
+    "CANCELLED": "the job was cancelled",
     "OUT_OF_MEMORY": "a node had no memory left",
     "PREEMPTED": "another job took its nodes",
 }
@@ -65,10 +68,10 @@ class JobState:
     """The state of a job.
 
     Args:
-        word: Slurm's state, such as RUNNING; "" where Slurm no longer lists the job.
-        exit_code: of the script, after its end.
+        word: Slurm's state, such as RUNNING; "" if Slurm no longer lists the job.
+        exit_code: the script's exit code, after its end.
         reason: the reason for waiting or ending, in Slurm's words.
-        begins: the start time that Slurm expects; "" without one.
+        begins: the start time that Slurm expects; "" if unknown.
     """
 
     word: str
@@ -83,36 +86,36 @@ class JobState:
 
     @property
     def why(self) -> str:
-        """Slurm's word for the reason, without its details (`ReqNodeNotAvail, UnavailableNodes:n1`)."""
+        """Slurm's reason without details: `ReqNodeNotAvail` of `ReqNodeNotAvail, UnavailableNodes:n1`."""
         return self.reason.partition(",")[0]
 
 
 # Seconds between two queries of a job: short in the first minute, while a user waits for the start.
 LOOK_S, LATER_LOOK_S, LATER_S, POLL_S = 1.0, 5.0, 60.0, 0.2
 AT_ONCE_S = 5.0
-# Seconds between two lines on a waiting job; and until a node's file is visible on this host: NFS may take a minute.
+# Seconds between two lines on a waiting job, and until a node's file is visible on this host (NFS may take a minute).
 SAY_AGAIN_S, OUTPUT_S = 600.0, 60.0
-JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # of `sbatch --parsable`
-LAST_OWN_CODE = 3  # with exit codes up to 3, a rank's command has printed the cause
-# Slurm's reason where a node could not open the output file.
+JOB_ID = re.compile(r"^(\d+)(?:;(\S+))?$", re.MULTILINE)  # output of `sbatch --parsable`
+LAST_OWN_CODE = 3  # before exit codes up to 3, a rank prints the cause
+# Slurm's reason if a node could not open the output file.
 NOT_BEGUN = "JobLaunchFailure"
-# Ranks end by themselves when a rank is lost; Slurm must not kill the rank that writes the run file.
+# After the loss of a rank, the other ranks end without help. Slurm must not kill the rank that writes the run file.
 PATIENT = ("--kill-on-bad-exit=0", "--wait=60")
 
 
 def slurm_script(launch: NodeLaunch) -> str:
-    """Return the batch file. Each rank is a task of one srun. Ranks meet at the first node's address, since its name
-    may not resolve on all nodes.
+    """Return the batch file. Each rank is a task of one srun. The ranks' rendezvous is at the first node's address,
+    since the node's name may not resolve on all nodes.
 
     Raises:
-        UserError: a further word has several lines.
+        UserError: a word of --launcher-args has several lines.
     """
     # A batch file has one option per line; sbatch would run the next line as a command.
     if word := next((word for word in launch.extra if set(word) & set("\r\n")), ""):
         raise UserError(f"--launcher-args {word!r} has several lines; leave it out")
     options = [
         f"--job-name={launch.name}",
-        # Cases measured before a node was lost are in the run file, and must not be measured again.
+        # The run file contains the cases measured before the loss of a node; these cases must not be measured again.
         "--no-requeue",
         f"--nodes={launch.num_nodes}",
         f"--ntasks-per-node={launch.ranks_per_node}",
@@ -135,7 +138,7 @@ def slurm_script(launch: NodeLaunch) -> str:
 
 
 def slurm_text(launch: NodeLaunch) -> str:
-    """Return the command or file of `run_by_slurm`: srun within an allocation, else the batch file."""
+    """Return the srun command within an allocation, else the batch file, as `run_by_slurm` uses them."""
     if "SLURM_JOB_ID" not in os.environ:
         return slurm_script(launch)
     variables = [f"{name}={value}" for name, value in _meeting_of(os.environ).items()]
@@ -143,13 +146,13 @@ def slurm_text(launch: NodeLaunch) -> str:
 
 
 def has_gpus() -> bool | None:
-    """Return whether a node of this cluster has GPUs; None where Slurm does not respond at once."""
+    """Return whether a node of this cluster has GPUs; None if Slurm does not respond within AT_ONCE_S seconds."""
     code, output, _ = ask_slurm("sinfo", "--noheader", "--format=%G", timeout_s=AT_ONCE_S)
     return None if code else "gpu" in output.lower()
 
 
 def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
-    """Run in this shell's allocation, or submit a job and follow it to its end; return the exit code.
+    """Run in this shell's allocation, or submit a job and follow the job to its end; return the exit code.
 
     Raises:
         UserError: Slurm is not installed, or rejects the job.
@@ -160,7 +163,7 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
         num_nodes = os.environ.get("SLURM_JOB_NUM_NODES", "")
         if num_nodes.isdecimal() and launch.num_nodes > int(num_nodes):
             problem = f"--nodes {launch.num_nodes}: this allocation has {count_text(int(num_nodes), 'node')}"
-            raise UserError(f"{problem}; give at most {num_nodes}, or start distbench outside of the allocation")
+            raise UserError(f"{problem}; give at most {num_nodes}, or start distbench outside the allocation")
         return run_here(srun_words(launch), {**os.environ, **_meeting_of(os.environ)})
     require_program("sbatch", "slurm", "start distbench on a login node")
     refuse_words(NOT_FOLLOWED, launch.extra, ONE_JOB)
@@ -174,7 +177,7 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
         raise UserError(f"{script} cannot be written ({error}); give another --results") from error
     job_id = _submit(script, log, say)
     try:
-        say(f"Slurm job {job_id}: {script}; its output follows, and is in {log}")
+        say(f"Slurm job {job_id}: {script}; the job's output follows, and is also in {log}")
         state = _follow(job_id, log, say)
     except KeyboardInterrupt:
         code, _, complaint = ask_slurm(*_of_job("scancel", job_id))
@@ -192,26 +195,26 @@ def run_by_slurm(launch: NodeLaunch, say: Callable[[str], None]) -> int:
 
 
 def srun_words(launch: NodeLaunch) -> list[str]:
-    """Return srun's command within an allocation; `--overlap`, since this shell may be a step itself."""
+    """Return srun's command within an allocation, with `--overlap` since this shell may be a step."""
     counts = [f"--nodes={launch.num_nodes}", f"--ntasks={launch.num_nodes * launch.ranks_per_node}"]
     counts.append(f"--ntasks-per-node={launch.ranks_per_node}")
     return ["srun", "--overlap", *PATIENT, *counts, *launch.extra, *launch.command]
 
 
 def _meeting_of(environ: Mapping[str, str]) -> dict[str, str]:
-    """Environment variables of the rendezvous address of this allocation's ranks."""
+    """Return the environment variables with the rendezvous address of this allocation's ranks."""
     hosts = ask_slurm("scontrol", "show", "hostnames", environ.get("SLURM_JOB_NODELIST", ""))[1].split()
     address = address_by_slurm(hosts[0]) if hosts else ""
     return {**({"MASTER_ADDR": address} if address else {}), "MASTER_PORT": str(slurm_port(environ))}
 
 
 def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
-    """The job's number, followed by `;CLUSTER` where Slurm reports one of several clusters."""
+    """Submit a batch file; return the job's number, followed by `;CLUSTER` if Slurm reports a cluster."""
     # Slurm replaces patterns such as %j, also in names of folders.
     code, output, complaint = ask_slurm("sbatch", "--parsable", f"--output={str(log).replace('%', '%%')}", str(script))
-    job_ids = JOB_ID.findall(output)  # a site may have sbatch print other lines
+    job_ids = JOB_ID.findall(output)  # on some sites sbatch prints other lines
     if code or not job_ids:
-        why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, and no job"
+        why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, without a job id"
         raise UserError(f"sbatch rejects {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
     if complaint:
         say(complaint)
@@ -220,13 +223,13 @@ def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
 
 
 def _of_job(command: str, job_id: str, *words: str) -> list[str]:
-    """Arguments of a Slurm command about a job, with the job's cluster."""
+    """Return the words of a Slurm command for a job, with the job's cluster."""
     number, _, cluster = job_id.partition(";")
     return [command, *([f"--clusters={cluster}"] if cluster else []), *words, number]
 
 
 def state_of(job_id: str) -> JobState:
-    """Return a job's state by `scontrol show job`, which lists a job for minutes after its end (MinJobAge)."""
+    """Return a job's state by `scontrol show job`, which lists jobs for minutes after their end (MinJobAge)."""
     code, output, complaint = ask_slurm(*_of_job("scontrol", job_id, "--oneliner", "show", "job"))
     if code:
         return JobState("" if "Invalid job id" in complaint else UNANSWERED, reason=complaint.replace("\n", "; "))
@@ -240,7 +243,7 @@ def state_of(job_id: str) -> JobState:
 
 
 def _follow(job_id: str, log: Path, say: Callable[[str], None]) -> JobState:
-    """Show a job's output until the job ends, or would wait forever."""
+    """Show a job's output until the job ends or is found to wait forever."""
     began, num_shown, last_reason, shown_s = time.monotonic(), 0, "", 0.0
     while True:
         state = state_of(job_id)
@@ -269,7 +272,7 @@ def _show(log: Path, num_shown: int, say: Callable[[str], None]) -> int:
     """Print the complete lines after `num_shown` bytes; return the number of bytes printed so far."""
     try:
         with log.open("rb") as file:
-            # A job that was queued again writes a new file.
+            # A requeued job writes a new file.
             num_shown = num_shown if log.stat().st_size >= num_shown else 0
             file.seek(num_shown)
             news = file.read()
@@ -282,12 +285,12 @@ def _show(log: Path, num_shown: int, say: Callable[[str], None]) -> int:
 
 
 def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) -> int:
-    kept = f"finished cases are kept in {out}"
+    kept = f"finished cases are in {out}"
     if state.word in ("COMPLETED", "FAILED", ""):
         if not state.word:
             say(f"Slurm no longer lists job {job_id}; finished cases are in {out}")
         elif state.exit_code > LAST_OWN_CODE and state.exit_code != INTERRUPTED:
-            say(f"Slurm job {job_id} ended with exit code {state.exit_code}, see srun's message above; {kept}")
+            say(f"Slurm job {job_id} ended with exit code {state.exit_code} (srun's message is above); {kept}")
         return state.exit_code
     why = WHY.get(state.word, f"{state.word}, {state.reason}").replace("{job_id}", job_id.partition(";")[0])
     say(f"Slurm ended job {job_id}: {why}; {kept}")
@@ -295,7 +298,7 @@ def _end(job_id: str, state: JobState, out: Path, say: Callable[[str], None]) ->
 
 
 def _is_missing(log: Path, wait_s: float) -> bool:
-    """Whether an ended job's output is missing on this host, after a delay for a disk that nodes share."""
+    """Whether an ended job's output is missing on this host, after a delay for shared disks."""
     until = time.monotonic() + wait_s
     while not log.exists():
         if time.monotonic() > until:

@@ -1,4 +1,4 @@
-"""One attempt of a job: start its ranks, follow them, and end hung ranks; folders of logs."""
+"""One attempt of a job: start ranks, follow their progress, end hung ranks; folders of logs."""
 
 import contextlib
 import os
@@ -22,15 +22,15 @@ from distbench.spec.job import JOB_FILE
 
 POLL_S = 0.1
 STACKS_WAIT_S = 0.5
-PROBE_BYTES = 8192  # more than a rank's record of its failure
-MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # of each log
+PROBE_BYTES = 8192  # more than the record of a rank's failure
+MAX_LOG_BYTES, KEPT_LOG_BYTES = 50_000_000, 1_000_000  # size of each log
 
 
 # Folders of logs and results.
 
 
 def make_folders(job: Job) -> None:
-    """Create the folders of logs and of the run file, and write the job; OSError where a folder is not writable."""
+    """Create the folders of logs and run file, and write the job. Raise OSError if a folder is not writable."""
     log_dir, folder = Path(job.log_dir), Path(job.run_file).parent
     log_dir.mkdir(parents=True, exist_ok=True)
     job.save(log_dir / JOB_FILE)
@@ -39,7 +39,7 @@ def make_folders(job: Job) -> None:
 
 
 def why_unwritable(job: Job) -> str:
-    """Return one sentence on a full or missing folder; empty where both are writable."""
+    """Return one sentence on a full or missing folder; "" if both folders are writable."""
     for folder in (Path(job.run_file).parent, Path(job.log_dir)):
         try:
             _try_to_write(folder)
@@ -49,7 +49,8 @@ def why_unwritable(job: Job) -> str:
 
 
 def cannot_be_written(error: OSError, where: Path) -> str:
-    """Return one sentence; `where` is used for an error without a file's name, such as that of a full disk."""
+    """Return one sentence on a write error; `where` is the file or folder if the error has no file name, as with a full
+    disk."""
     return f"{error.filename or where} cannot be written: {error.strerror or error}"
 
 
@@ -58,16 +59,16 @@ def _try_to_write(folder: Path) -> None:
     try:
         with probe.open("wb", buffering=0) as file:
             if file.write(bytes(PROBE_BYTES)) < PROBE_BYTES:
-                file.write(b"\0")  # raises the reason
+                file.write(b"\0")  # raises the cause
             os.fsync(file.fileno())
     finally:
         probe.unlink(missing_ok=True)
 
 
 def moved_logs(job: Job) -> Path | None:
-    """Return the folder, next to rank 0's, to which this rank moved its logs; None where they were not moved.
+    """Return the folder, next to rank 0's folder, to which this rank moved its logs; None if the logs were not moved.
 
-    The link in the old place, and a folder of links, are removed.
+    The link at the old path is removed, and the links' folder after the last rank.
     """
     log_dir = Path(job.log_dir)
     if not log_dir.is_symlink():
@@ -75,15 +76,15 @@ def moved_logs(job: Job) -> Path | None:
     now = log_dir.resolve()
     with contextlib.suppress(OSError):
         log_dir.unlink()
-        log_dir.parent.rmdir()  # not before the last rank of this host
+        log_dir.parent.rmdir()  # fails until the last rank of this host
     return now
 
 
 def _shorten_logs(log_dir: Path) -> dict[Path, int]:
     """Cut each log larger than MAX_LOG_BYTES to its first KEPT_LOG_BYTES; return the bytes removed per log.
 
-    The ranks append, so their next output, such as a traceback, follows. Otherwise a model that prints in each step
-    would fill the disk.
+    Otherwise a model that prints in each step would fill the disk. Ranks append, so later output, such as a traceback,
+    follows.
     """
     removed = {}
     for path in log_dir.glob("*.log"):
@@ -95,12 +96,12 @@ def _shorten_logs(log_dir: Path) -> dict[Path, int]:
 
 
 def too_long(cut_logs: Mapping[Path, int]) -> str:
-    """Return one sentence on logs that were cut; empty without one."""
+    """Return one sentence on logs that were cut; "" without a cut log."""
     if not cut_logs:
         return ""
     longest = max(cut_logs, key=lambda path: cut_logs[path])
     more = f" ({len(cut_logs)} logs were cut)" if len(cut_logs) > 1 else ""
-    problem = f"{longest} grew too long, and {cut_logs[longest] / 1e6:,.0f} MB of it were removed{more}"
+    problem = f"{longest} grew too long, and {cut_logs[longest] / 1e6:,.0f} MB were removed{more}"
     return f"{problem}; print less in the model, since the measured times include printing"
 
 
@@ -109,18 +110,18 @@ def too_long(cut_logs: Mapping[Path, int]) -> str:
 
 @dataclass
 class Attempt:
-    """One launch, and the reports of its ranks.
+    """One launch, and the events that its ranks reported.
 
     Args:
         status: "complete", "failed", "timeout" or "interrupted".
-        num_cases: cases of the whole job; None before the ranks counted them.
+        num_cases: number of cases of the whole job; None before the ranks counted the cases.
         is_meeting: whether the reporting rank waits for the other ranks.
-        pass_number: the running case's pass.
-        spent_s: seconds of rank 0 per activity.
-        measuring_s: rank 0's seconds from opening the first case to closing the last case.
-        last_event_s: time of the last event, seconds, monotonic.
-        none_chosen: where the user's choice matches no case: the number of cases, and a few of their ids.
-        cut_logs: bytes removed from each overlong log.
+        pass_number: number of the running case's pass.
+        spent_s: activity to seconds on rank 0.
+        measuring_s: seconds from opening the first case to closing the last case, on rank 0.
+        last_event_s: time of the last event, in seconds of the monotonic clock.
+        none_chosen: number of cases and a few of their ids, if -k matches no case; else None.
+        cut_logs: log file to the number of removed bytes.
         has_left: whether all ranks of this job have ended successfully while their launch continues.
     """
 
@@ -146,7 +147,7 @@ class Attempt:
         return self.running if broke else None
 
     def note(self, event: dict[str, Any]) -> None:
-        """Update this attempt by one event."""
+        """Update this attempt from one event."""
         self.last_event_s = time.monotonic()
         self.spent_s = event.get("spent_s", self.spent_s)
         self.measuring_s = event.get("measuring_s", self.measuring_s)
@@ -171,10 +172,10 @@ class Attempt:
 
 
 def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Attempt:
-    """Run a job on the ranks and follow them to its end.
+    """Run a job on the ranks, and follow the ranks to the job's end.
 
-    Afterwards no process continues, except those of a launch whose ranks wait for their next job. `stop` is set when
-    the user stops the command. The job's log folder contains `job.json` and no file of another launch.
+    Afterwards no process continues, except for a launch whose ranks wait for their next job. `stop` is set when the
+    user stops the command. The job's log folder contains `job.json` and no file of another launch.
 
     Raises:
         UserError: the machine's limit on processes is reached.
@@ -186,7 +187,7 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
         this_attempt = Attempt("")
         try:
             this_attempt.status = _follow(ranks, reader, this_attempt, display, job, stop)
-            # On a full disk, ranks can report neither progress nor the cause of a failure.
+            # If the disk is full, ranks can report neither progress nor the cause of a failure.
             why = why_unwritable(job) if this_attempt.status in ("timeout", "failed") else ""
             if this_attempt.status == "timeout":
                 ask_for_stacks(log_dir, ranks.pid)
@@ -202,7 +203,7 @@ def attempt(job: Job, ranks: RankProcesses, display: Display, stop: Stop) -> Att
             if not (this_attempt.status == "complete" and ranks.are_kept):
                 ranks.stop()
         this_attempt.cut_logs.update(_shorten_logs(log_dir))
-        # Events between the last look and the end show the running case.
+        # The events after the last poll contain the running case.
         _take_in(reader, this_attempt, display)
     if this_attempt.status == "complete" and not this_attempt.reached_end:
         # A scenario that ends its process with exit code 0 must not count as complete.
@@ -232,7 +233,7 @@ def _follow(
             return "complete" if exit_code == 0 else "failed"
         if ranks.are_kept and attempt.has_left:
             return "complete"
-        # A launcher that has ended or was killed cannot end its ranks.
+        # A launcher that has ended or was killed cannot end the ranks.
         if stop.is_requested or (ranks.joined and ranks.joined.launch and os.getppid() != launcher):
             return "interrupted"
         silent_s = time.monotonic() - attempt.last_event_s
@@ -255,13 +256,13 @@ def _why_hung(job: Job, joined: Joined | None, attempt: Attempt) -> str:
 
 
 def ask_for_stacks(log_dir: Path, launcher: int) -> None:
-    """Make every running rank write its stacks to its log.
+    """Send a signal to every running rank, so that it writes its stacks to its log.
 
     Args:
         launcher: the pid of the process that started the ranks, or of the only rank.
     """
     for path in log_dir.glob("rank*.pid"):
-        # On a full disk a pid's file is empty.
+        # If the disk is full, a pid file is empty.
         with contextlib.suppress(OSError, ValueError):
             pid = int(path.read_text())
             if _is_rank_of(launcher, pid):
@@ -270,10 +271,11 @@ def ask_for_stacks(log_dir: Path, launcher: int) -> None:
 
 
 def _is_rank_of(launcher: int, pid: int) -> bool:
-    """Whether a process is our child or descends from it; another process may have the pid of an ended rank."""
+    """Whether a process is `launcher` or its descendant; another process may have the pid of an ended rank."""
     while pid not in (launcher, 0):
         try:
-            # proc(5): "pid (name) state ppid ..."; the name may contain any character, also closing brackets.
+            # The format of proc(5) is "pid (name) state ppid ..."; the name may contain any character, also closing
+            # brackets.
             pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
         except OSError:
             return False

@@ -1,4 +1,5 @@
-"""Two fixtures: one times a function on several gloo ranks (`pytest --distbench`), one records collectives.
+"""Two fixtures: `distbench` times a function on several gloo ranks (`pytest --distbench`), and
+`distbench_communication` records collectives.
 
 Every pytest run in an environment with distbench loads this module, so imports are inside functions.
 """
@@ -26,7 +27,7 @@ UNSHOWN = pytest.StashKey[list["MeasuredCase"]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The plugin's options."""
+    """Add the plugin's options."""
     group = parser.getgroup("distbench")
     group.addoption("--distbench", action="store_true", help="Run the tests that use the distbench fixture.")
     group.addoption(
@@ -38,19 +39,20 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--distbench-update",
         action="store_true",
-        help="Let seen.matches(FILE) of the distbench_communication fixture write FILE instead of comparing.",
+        help="Write FILE in seen.matches(FILE) of the distbench_communication fixture, instead of comparing.",
     )
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker."""
+    """Register the marker `distbench`."""
     config.addinivalue_line("markers", MARKER)
     config.stash[UNSHOWN] = []
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark every test that uses the fixture, for -m; without --distbench, skip it before its fixtures."""
+    """Mark every test that uses the fixture, for -m. Without --distbench, skip these tests before their fixtures
+    run."""
     for item in items:
         if FIXTURE in getattr(item, "fixturenames", ()):
             if item.get_closest_marker(FIXTURE) is None:
@@ -61,7 +63,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(name=FIXTURE)
 def distbench_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> "Distbench":
-    """`distbench(function, *args)`: the measured cases of `function(mesh, *args)`, called on every rank."""
+    """`distbench(function, *args)`: call `function(mesh, *args)` on every rank, and return the measured cases."""
     from distbench.pytest_plugin.fixture import Distbench
 
     out_option = request.config.getoption("distbench_out")
@@ -73,7 +75,8 @@ def distbench_fixture(request: pytest.FixtureRequest, tmp_path_factory: pytest.T
 def distbench_communication(
     request: pytest.FixtureRequest,
 ) -> "Callable[..., AbstractContextManager[SeenCommunication]]":
-    """`with distbench_communication(model) as seen:`, as `distbench.communication`; files are next to the test file."""
+    """`with distbench_communication(model) as seen:` records as `distbench.communication` does; files are next to the
+    test file."""
     from functools import partial
 
     from distbench.communication_assertions import communication

@@ -37,7 +37,11 @@ LOG_LINES = 30
 
 @dataclass(frozen=True)
 class CaseRequest:
-    """The arguments of `@pytest.mark.distbench(...)`; quick: few samples; `timeout_s`: without progress."""
+    """The arguments of `@pytest.mark.distbench(...)`.
+
+    Args:
+        timeout_s: seconds without progress until failure.
+        quick: whether to take few samples."""
 
     mesh: dict[str, int]
     timeout_s: float = DEFAULT_TIMEOUT_S
@@ -45,7 +49,8 @@ class CaseRequest:
 
 
 def case_request(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CaseRequest:
-    """A marker's arguments; UserError for an unknown one, a wrong value, or ranks and a mesh that disagree."""
+    """Return a marker's arguments. Raise UserError for an unknown argument, a wrong value, or ranks and a mesh that
+    disagree."""
     if args:
         raise UserError(f"@pytest.mark.distbench accepts arguments by name only; write ranks={args[0]!r} or mesh=...")
     for name in kwargs:
@@ -77,7 +82,7 @@ def _is_count(value: Any) -> bool:
 
 
 def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], mesh: Mapping[str, int]) -> Entry:
-    """The function as a scenario's entry, for making jobs; `axes`: parameter to its values.
+    """Return a scenario's entry for the function, from which a job is made; `axes`: parameter to its values.
 
     Raises:
         UserError: ranks cannot import the function, or an argument cannot be sent to them.
@@ -98,14 +103,15 @@ def entry_of(function: Callable[..., Any], axes: Mapping[str, Sequence[Any]], me
 
 
 def _file_of(function: Any) -> Path:
-    """The file with this function at its top level, under its own name; UserError without such a file."""
+    """Return the file with this function at its top level. Raise UserError if ranks could not import the function
+    there."""
     name = getattr(function, "__name__", "")
     module = sys.modules.get(getattr(function, "__module__", None) or "")
     file = getattr(module, "__file__", None)
     if not callable(function) or not name or not file or getattr(module, name, None) is not function:
         qualified_name = getattr(function, "__qualname__", None) or repr(function)
         raise UserError(
-            f"distbench got {qualified_name}, which ranks in other processes cannot import; give a function from the "
+            f"{qualified_name} cannot be imported by ranks in other processes; give a function from the "
             "top level of a file (not a closure, lambda, method or partial) with its inputs as arguments: "
             "distbench(function, value)"
         )
@@ -122,7 +128,7 @@ def _is_plain(value: Any) -> bool:
 
 
 def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    """The function's arguments after the mesh, by parameter name.
+    """Return the function's arguments after the mesh, by parameter name.
 
     Raises:
         UserError: ranks cannot import the function, its signature does not fit, or a parameter is positional-only.
@@ -132,7 +138,7 @@ def arguments_of(function: Callable[..., Any], args: Sequence[Any], kwargs: Mapp
     signature = inspect.signature(function)
     parameters = list(signature.parameters.values())
     if not parameters or parameters[0].kind not in (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD):
-        raise UserError(f"{name} has no first parameter for the mesh; write def {name}(mesh, ...)")
+        raise UserError(f"{name} has no parameter for the mesh; write def {name}(mesh, ...)")
     if any(parameter.kind in (Parameter.VAR_POSITIONAL, Parameter.POSITIONAL_ONLY) for parameter in parameters[1:]):
         raise UserError(f"{name} has parameters without a name after the mesh; give each parameter a name")
     try:
@@ -152,8 +158,8 @@ class CaseRatio:
 
     Args:
         ratio: geometric mean over the passes of both cases.
-        low: lower bound of its 95 % interval; nan under 8 passes.
-        high: upper bound.
+        low: lower bound of the ratio's 95 % interval; nan with fewer than 8 passes.
+        high: upper bound of the interval; likewise nan.
         verdict: "faster", "slower", "within noise" or "too few passes", as in a report's tables.
     """
 
@@ -169,14 +175,14 @@ class CaseRatio:
 
 
 class Sweep:
-    """The cases of one launch, which alternated."""
+    """The cases of one launch, whose passes alternated."""
 
     def __init__(self) -> None:
         self.cases: list[MeasuredCase] = []
 
     @cached_property
     def ratios(self) -> dict[tuple[str, str], CaseRatio]:
-        """Return the ratio of every pair of cases by their ids, tested as one family."""
+        """Return the ratio of every pair of cases, by their ids; the pairs are tested as one family."""
         import numpy as np
 
         from distbench.statistics.pass_comparison import as_table, compare_pairs
@@ -193,14 +199,14 @@ class MeasuredCase:
 
     Args:
         id: `call/<function>/<arguments>/<mesh>`.
-        status: "ok"; the fixture fails the test for others.
-        samples_s: seconds of each sample on its slowest rank.
+        status: "ok"; for any other status the fixture fails the test.
+        samples_s: seconds of each sample, on the sample's slowest rank.
         params: the case's call, variant and mesh, as text.
         counters: other numbers of the case; `checked`: whether its result was checked.
         stop_reason: the reason that ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
-        error: one sentence, when status is not "ok".
-        passes: (number of a pass, its samples), in the order of `samples_s`.
-        sweep: all cases of its launch.
+        error: one sentence if status is not "ok", else None.
+        passes: (number of a pass, number of its samples), in the order of `samples_s`.
+        sweep: all cases of the same launch.
     """
 
     id: str
@@ -238,22 +244,22 @@ class MeasuredCase:
 
     @property
     def median_s(self) -> float:
-        """Median of the passes where there are several, of the samples otherwise; seconds."""
+        """Median in seconds: over the passes if there are several, else over the samples."""
         return median(self.pass_medians_s) if len(self.passes) > 1 else median(self.samples_s)
 
     def versus(self, other: "MeasuredCase") -> CaseRatio:
-        """Return this case's time over that of another case of the same sweep.
+        """Return this case's time divided by the time of another case of the same sweep.
 
-        The interval and the verdict are corrected for all pairs of the sweep's cases.
+        The interval and the verdict are adjusted for all pairs of the sweep's cases.
 
         Raises:
-            UserError: the other case is of another launch, so the cases did not alternate; or it is this case.
+            UserError: the other case is this case, or is of another launch, so that the cases did not alternate.
         """
         if self.run_file != other.run_file:
             problem = f"{self.id} and {other.id} are of different launches"
             raise UserError(f"{problem}; compare cases of the same distbench.sweep(...)")
         if self.id == other.id:
-            raise UserError(f"{self.id} is compared with itself; give another case of its sweep")
+            raise UserError(f"{self.id} is compared with itself; give another case of the sweep")
         ratios = self.sweep.ratios
         return ratios.get((self.id, other.id)) or ratios[other.id, self.id].inverse()
 
@@ -267,19 +273,20 @@ class MeasuredCase:
 
     @property
     def ci_s(self) -> tuple[float, float]:
-        """The median pass's 95 % confidence interval, seconds; (nan, nan) with fewer than 8 passes."""
+        """95 % confidence interval of the median pass, seconds; (nan, nan) with fewer than 8 passes."""
         from distbench.statistics.pass_comparison import MIN_PASSES
 
         return median_ci(self.pass_medians_s) if len(self.passes) >= MIN_PASSES else (math.nan, math.nan)
 
     @property
     def quartiles_s(self) -> tuple[float, float]:
-        """The quartiles of the samples, seconds (not an interval of the median); (nan, nan) below 4 samples."""
+        """The quartiles of the samples, seconds (not an interval of the median); (nan, nan) with fewer than 4
+        samples."""
         columns = summarise([self.samples_s])
         return float(columns["q1_s"][0]), float(columns["q3_s"][0])
 
     def line(self) -> str:
-        """The case as a line for a terminal."""
+        """Format the case as a line for a terminal."""
         is_known = not math.isnan(self.ci_s[0])
         (low, high), name = (self.ci_s, "95 % CI") if is_known else (self.quartiles_s, "quartiles")
         spread = "" if math.isnan(low) else f", {name} [{1e3 * low:.3g}, {1e3 * high:.3g}]"
@@ -290,10 +297,11 @@ def _add_rows(item: pytest.Item, cases: Sequence[MeasuredCase], job: Job) -> boo
     """Add cases to pytest-benchmark's table, JSON, autosave and compare, with one round per sample.
 
     Like other plugins, this uses `config._benchmarksession.benchmarks` and `pytest_benchmark.stats.Metadata`, which are
-    not public. If these have changed, a warning is printed, and the cases are printed without pytest-benchmark.
+    not public. If a version lacks these names, a warning is printed, and the cases are printed without
+    pytest-benchmark.
 
     Returns:
-        Whether pytest-benchmark shows the cases: False where it is not installed, disabled, or another version.
+        Whether pytest-benchmark shows the cases; False if pytest-benchmark is not installed, disabled or incompatible.
     """
     session = getattr(item.config, "_benchmarksession", None)
     if session is None or session.disabled or session.skip:
@@ -345,17 +353,19 @@ def _row(item: pytest.Item, case: MeasuredCase) -> SimpleNamespace:
 
 
 class Distbench:
-    """The fixture; run files and logs go to `out`, cases that pytest-benchmark does not show to `unshown`."""
+    """The fixture. Run files and logs are written to `out`; cases that pytest-benchmark does not show are added to
+    `unshown`."""
 
     def __init__(self, item: pytest.Item, out: Path, unshown: list[MeasuredCase]) -> None:
         self._item, self._out, self._unshown = item, out, unshown
 
     def __call__(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> list[MeasuredCase]:
-        """Time the result of `function(mesh, *args, **kwargs)` on every rank: `call`, or `(call, check)`.
+        """Call `function(mesh, *args, **kwargs)` on every rank, and time the returned `call`, or the call of `(call,
+        check)`.
 
         The function is at a module's top level, and its arguments are plain data. `call()` is timed until it returns.
-        `check()` runs once afterwards. It raises, or returns None or True for a correct result on this rank, and False
-        or a sentence for an incorrect one.
+        `check()` runs once afterwards. For a correct result on this rank, `check()` returns None or True; for an
+        incorrect result, `check()` raises, or returns False or a sentence.
 
         Raises:
             pytest.fail.Exception: a case is not ok, a rank died or hung, or the request is not valid.
@@ -365,7 +375,7 @@ class Distbench:
             return self._measure(function, {name: (value,) for name, value in arguments.items()})
 
     def sweep(self, function: Callable[..., Any], /, **axes: Sequence[Any]) -> list[MeasuredCase]:
-        """Call a function with all combinations of the values in one launch: `sweep(function, numel=(1024, 4096))`."""
+        """Time a function with all combinations of the values in one launch: `sweep(function, numel=(1024, 4096))`."""
         with _user_errors():
             for name, values in axes.items():
                 if not isinstance(values, list | tuple) or not values:
@@ -405,7 +415,7 @@ class Distbench:
         return replace(job, is_call=True)
 
     def _show_logs(self, log_dir: Path) -> None:
-        """Add the end of each rank's log to the failing test's report: on a CI machine the files are deleted soon."""
+        """Add the end of each rank's log to the failing test's report, since a CI machine soon deletes the files."""
         for log in sorted(log_dir.glob("rank*.log")):
             lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
             if lines:
@@ -413,7 +423,7 @@ class Distbench:
 
 
 def _problems(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) -> list[str]:
-    """The reasons of the test's failure; empty where every case is ok."""
+    """Return the reasons for the test's failure; empty if every case is ok."""
     lines = [outcome.message] if outcome.message else []
     lines += [
         f"{case.id} is {case.status}: {case.error}"
@@ -427,7 +437,7 @@ def _problems(outcome: launch.JobOutcome, cases: Sequence[MeasuredCase]) -> list
 
 @contextlib.contextmanager
 def _user_errors() -> Iterator[None]:
-    """Fail the test with a UserError's sentence only, without a traceback."""
+    """Fail the test with the sentence of a UserError, without a traceback."""
     try:
         yield
     except UserError as error:
@@ -436,7 +446,7 @@ def _user_errors() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _pytests_modules() -> Iterator[None]:
-    """Give ranks pytest's import path, including changes by conftest files and import modes."""
+    """Pass pytest's import path to the ranks, with changes by conftest files and import modes."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join(path for path in sys.path if path))
         yield

@@ -1,4 +1,4 @@
-"""Ranks agree on whether a case failed on all of them or on one, and detect a lost rank or host."""
+"""Agreement of ranks on whether a case failed on all ranks or on one rank, and detection of a lost rank or host."""
 
 import contextlib
 import datetime
@@ -21,27 +21,26 @@ from distbench.ranks.hosts import named
 from distbench.spec import UserError
 
 Store = dist.TCPStore | dist.PrefixStore
-# A rank that has not failed and reports no work for this long waits in a collective for a failed rank.
+# A rank that has not failed, and does not report for this time, waits in a collective for a failed rank.
 GRACE_S = 5.0
 REPORT_S, POLL_S = 0.5, 0.05
 FOREVER = datetime.timedelta(days=365)
 LEFT, PARTED = "left", "parted"
-# A rank that fails with others may report its own reason.
+# Time in which a rank that fails together with other ranks can report its reason.
 GONE_AFTER_S = 10.0
 CONNECT_S = 10.0
-# A host that vanishes, or whose cable is cut, closes no connection: it is detected after 25 s.
+# A host that loses power or network closes no connection; its loss is detected after 25 s.
 KEEP_ALIVE = {"TCP_KEEPIDLE": 10, "TCP_KEEPINTVL": 5, "TCP_KEEPCNT": 3}
 UNREACHABLE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.EHOSTDOWN)
 LEAVES = b"."
 
 
 class Agreement:
-    """One rank's part in separating a failure of all ranks from a failure of one; `hosts` has each rank's host.
+    """One rank's part in the decision whether all ranks failed or one rank only. `hosts` contains each rank's host.
 
-    A rank that fails waits for the others to fail too, as long as they are working. A thread of each rank reports that:
-    it sleeps until some rank fails, then signals its main thread. Python handles signals between two instructions, so
-    the main thread does not answer while it waits in a collective. The thread itself reports at once that the rank is
-    alive.
+    A failed rank waits for the other ranks to fail too, as long as they are working. A thread of each rank reports
+    this: the thread sleeps until a rank fails, then reports that its own rank is alive and signals its main thread.
+    Python handles signals between two instructions, so the main thread does not respond while it waits in a collective.
     """
 
     def __init__(self, store: Store, rank: int, hosts: Sequence[str]) -> None:
@@ -53,11 +52,11 @@ class Agreement:
         threading.Thread(target=self._report_work, daemon=True).start()
 
     def require_all_failed(self, what: str, message: str) -> None:
-        """Return when every rank has failed in `what` too.
+        """Wait until every rank has failed in `what`.
 
         Raises:
-            RankFailed: only this rank failed, or another one that has left.
-            HostLost: on some host, no rank responds.
+            RankFailed: only this rank failed, or a rank that failed alone has left.
+            HostLost: no rank of a host responds.
         """
         keys = self._publish(what, message)
         if not self._all_set(keys):
@@ -69,7 +68,7 @@ class Agreement:
             raise RankFailed(message)
 
     def user_error(self, error: UserError) -> UserError:
-        """Return an error that the user can fix, with the ranks that have it unless all have it."""
+        """Return the given error; if only some ranks have an error, with these ranks in the message."""
         keys = self._publish("by the user", str(error))
         if self._all_set(keys):
             self._part()
@@ -79,7 +78,8 @@ class Agreement:
         return UserError(f"on {places} of {len(keys)} only: {error}")
 
     def _part(self) -> None:
-        """Leave the store: rank 0 leaves last, since under srun the store ends with it and others may still read it."""
+        """Leave the store. Rank 0 leaves last: under srun the store ends with rank 0, and other ranks may still read
+        it."""
         deadline = time.monotonic() + GRACE_S
         num_parted = self._store.add(PARTED, 1)
         while self._rank == 0 and num_parted < len(self._hosts) and time.monotonic() < deadline:
@@ -87,7 +87,7 @@ class Agreement:
             num_parted = self._store.add(PARTED, 0)
 
     def _publish(self, what: str, message: str) -> list[str]:
-        """Publish that this rank failed, and the message; return the key of each rank's failure."""
+        """Publish this rank's failure with its message; return the key of each rank's failure."""
         keys = [_failed(what, rank) for rank in range(len(self._hosts))]
         self._store.set(keys[self._rank], message)
         self._store.set(f"failure{self._num_failures}", "")
@@ -95,7 +95,7 @@ class Agreement:
         return keys
 
     def _lost_hosts(self, keys: list[str]) -> str:
-        """Describe the hosts without any rank that has failed in this or reported that it is alive; else ""."""
+        """Describe the hosts on which no rank has published this failure or reported that it is alive; "" if none."""
         silent: dict[str, list[str]] = {}
         heard = set()
         for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
@@ -131,7 +131,7 @@ class Agreement:
         return True
 
     def _report_work(self) -> None:
-        """Count a report whenever the main thread responds, from any rank's next failure until this rank's failure."""
+        """Count each response of the main thread, from the next failure of any rank until this rank's failure."""
         main = threading.main_thread().ident or 0
         store: Any = self._store.clone()  # type: ignore[union-attr]  # a store serves one thread at a time
         with contextlib.suppress(RuntimeError):  # the launch is over
@@ -158,15 +158,16 @@ def _failed(what: str, rank: int) -> str:
 
 
 class Presence:
-    """Detects the end of another rank. Under srun no other part detects it, so collectives would hang for minutes.
+    """Detection of the end of another rank. Under srun nothing else detects a rank's end, so collectives would hang for
+    minutes.
 
-    Each rank holds a connection to rank 0. The kernel closes it when the process ends in any way, and it times out when
-    the other host no longer responds.
+    Each rank holds a connection to rank 0. The kernel closes the connection when the process ends in any way; the
+    connection times out if the other host no longer responds.
 
     Args:
-        store: where rank 0 publishes its port.
+        store: the store in which rank 0 publishes its port.
         hosts: each rank's host, in rank order.
-        address: rank 0's.
+        address: the address of rank 0.
         on_gone: called on a separate thread, with a sentence, at most once; not after `leave`.
     """
 
@@ -186,14 +187,14 @@ class Presence:
             store.set("presence", str(server.getsockname()[1]))
             threading.Thread(target=self._follow_all, args=(server,), daemon=True).start()
             return
-        with contextlib.suppress(OSError):  # a rank that cannot reach that port runs without it
+        with contextlib.suppress(OSError):  # a rank that cannot reach the port runs without detection
             port = int(store.get("presence"))
             self._link = _kept_alive(socket.create_connection((address, port), CONNECT_S))
             self._link.sendall(rank.to_bytes(4, "big"))
             threading.Thread(target=self._follow_first, args=(self._link,), daemon=True).start()
 
     def leave(self) -> None:
-        """Allow ranks to end from now on; all ranks meet once more after this call."""
+        """Allow ranks to end from now on. All ranks have one more barrier after this call."""
         self._is_leaving = True
         if self._link is not None:
             with contextlib.suppress(OSError):
@@ -217,7 +218,7 @@ class Presence:
                             self._tell(rank, is_silent=end in UNREACHABLE)
 
     def _end_of(self, link: socket.socket) -> int | None:
-        """Return how a rank's connection has ended: the system's error, 0 if it was closed; None if it is open."""
+        """Return the end of a rank's connection: the system's error number, 0 if closed, None if open."""
         try:
             received = link.recv(4 if self._ranks[link] is None else 1)
         except OSError as error:
@@ -269,9 +270,8 @@ def _kept_alive(link: socket.socket) -> socket.socket:
 
 
 def presence_of(log_dir: Path, store: Store, rank: int, hosts: Sequence[str]) -> Presence | None:
-    """Return a Presence, which ends this rank when another rank is gone.
-
-    None if the launcher does that for the ranks of one host: torchrun and distbench's set these variables.
+    """Return a Presence, which ends this rank when another rank is gone. Return None if all ranks are on one host and
+    the launcher ends them: torchrun's and distbench's launchers set these variables.
     """
     is_launched = {"TORCHELASTIC_RUN_ID", "TORCHELASTIC_USE_AGENT_STORE"} & set(os.environ)
     if is_launched and len(set(hosts)) == 1:

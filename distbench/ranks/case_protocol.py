@@ -1,4 +1,4 @@
-"""Interface between a workload and the runner: a case, and how to open it for measuring."""
+"""Interface between a workload and the runner: a case, and the function that opens the case for measuring."""
 
 import math
 from collections.abc import Callable
@@ -12,45 +12,45 @@ from distbench.spec.printable_text import count_text
 
 
 class Traceable(Protocol):
-    """Traces the communication of a case."""
+    """A tracer of a case's communication."""
 
     def record(self, tracing: Any, counters: dict[str, Any]) -> dict[str, Any]:
-        """Return the fields of the case's trace record; collective."""
+        """Return the fields of the case's trace record; called on all ranks."""
 
 
 @dataclass
 class OpenedCase:
     """A case that is ready to run."""
 
-    call: Call  # runs one iteration and waits for it; stamps the end of each phase
-    # Runs it once more on fresh data; None if this rank's result is correct, else the problem
+    call: Call  # runs one iteration and waits for its end; stamps the end of each phase
+    # Runs one more iteration on fresh data; returns the problem of this rank's result, None if the result is correct
     check: Callable[[], str | None]
     phases: tuple[str, ...] = ()  # names of the phases that `call` stamps
     fields: dict[str, Any] = field(default_factory=dict)  # fields of CaseResult that are available before timing
     # Fields of `counters` that are available only after the timed iterations
     after: Callable[[], dict[str, Any]] = dict
-    trace: Traceable | None = None  # traces the case's communication; None if it has no parts
-    stays_open: bool = False  # whether it may be kept open between passes while other cases run
-    # Memory that an open case keeps, the same on every rank, if that is little and one iteration warms it up; None: as
-    # much as its parameters
+    trace: Traceable | None = None  # traces the case's communication; None if not traceable
+    stays_open: bool = False  # whether the case may stay open between passes while other cases run
+    # Memory of an open case, equal on all ranks, if small and if one iteration is enough warm-up; None: the size of its
+    # parameters
     held_bytes: int | None = None
-    pause: Callable[[], None] = lambda: None  # called before other cases run while it is kept open
-    resume: Callable[[], None] = lambda: None  # called before it runs again
-    warm_ups: int | None = None  # iterations discarded before the first sample; None: from the settings
+    pause: Callable[[], None] = lambda: None  # called before other cases run while this case stays open
+    resume: Callable[[], None] = lambda: None  # called before this case runs again
+    warm_ups: int | None = None  # discarded iterations before the first sample; None: as in the settings
     starts_on: Any = None  # the group whose devices start each sample together; None: the hosts start together
 
 
 @dataclass(frozen=True)
 class CaseSpec:
-    """One case, and the function that opens it for measuring; all ranks open it together."""
+    """One case, and the function that opens the case for measuring. All ranks open a case together."""
 
     case: Case
     open: Callable[[], AbstractContextManager[OpenedCase]]
     # Cases of one group are compared with each other, so their passes alternate; "" for a case without comparison
     group: str = ""
-    max_passes: int = 0  # limit of its group; 0 for none
-    keeps_ranks: bool = False  # whether lines of further passes include each rank's median
-    most_samples: int = 0  # per pass; 0 for no own limit
+    max_passes: int = 0  # maximum for the case's group; 0 for no maximum
+    keeps_ranks: bool = False  # whether the run file has each rank's median of further passes
+    most_samples: int = 0  # maximum per pass; 0 for the maximum of the settings
 
 
 def first_difference(got: Any, expected: Any) -> str | None:
@@ -70,7 +70,7 @@ def first_difference(got: Any, expected: Any) -> str | None:
 
 
 def result_of(case_spec: CaseSpec, opened_case: OpenedCase, samples: Samples, wrong: str | None) -> CaseResult:
-    """Return the row of a case's first pass; `wrong` is the problem that its check found, None if it is correct."""
+    """Return the row of a case's first pass; `wrong` is the problem that the check found, None for a correct result."""
     fields = dict(opened_case.fields)
     counters = {
         **fields.pop("counters", {}),

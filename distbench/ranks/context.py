@@ -1,4 +1,4 @@
-"""A rank's context: its device, its coordinate on the mesh, its process groups; dtypes by their names in case ids."""
+"""A rank's context: device, coordinate on the mesh and process groups; dtypes by their names in case ids."""
 
 import contextlib
 from collections.abc import Iterator
@@ -19,16 +19,16 @@ GROUP_WORKS_S = 30.0  # also for a first collective, which creates a communicato
 
 @dataclass(frozen=True)
 class RankContext:
-    """One rank's context."""
+    """The device, mesh, process groups and job of one rank."""
 
     rank: int
     device: torch.device
     mesh: DeviceMesh
-    backend: str  # communicates the device's tensors
+    backend: str  # name of the backend for tensors on the device
     control: dist.ProcessGroup  # a gloo group of all ranks for barriers and gathers that are never timed
     seed: int  # for data and initial parameters
     profile: Profile | None = None
-    check: str = "full"  # the check of steps against one device, one of `spec.job.CHECKS`
+    check: str = "full"  # the check of steps against one device: a value of `spec.job.CHECKS`
     hosts: tuple[str, ...] = ()  # each rank's host, in rank order; empty without ranks
 
     @property
@@ -38,7 +38,7 @@ class RankContext:
 
     @property
     def mesh_shape(self) -> tuple[int, ...]:
-        """Ranks along each mesh dim."""
+        """Number of ranks along each mesh dim."""
         return tuple(self.mesh.mesh.shape)
 
     @property
@@ -47,11 +47,12 @@ class RankContext:
         return tuple(self.mesh.get_coordinate() or ())
 
     def size(self, mesh_dim: str) -> int:
-        """Ranks along one mesh dim; 1 for a mesh dim that this mesh lacks."""
+        """Number of ranks along one mesh dim; 1 for a mesh dim that this mesh lacks."""
         return dict(zip(self.mesh_dims, self.mesh_shape, strict=True)).get(mesh_dim, 1)
 
     def index(self, mesh_dims: tuple[str, ...]) -> tuple[int, int]:
-        """(index, count) of this rank among the ranks that differ only along the given mesh dims."""
+        """The index of this rank among the ranks that differ only along the given mesh dims, and the number of these
+        ranks."""
         position, count = 0, 1
         for name, size, along in zip(self.mesh_dims, self.mesh_shape, self.coordinate, strict=True):
             if name in mesh_dims:
@@ -65,9 +66,10 @@ class RankContext:
         return bool(flags.item())
 
     def group_works(self, mesh_dim: str) -> bool:
-        """Return whether this rank's group of a mesh dim still sums correctly. Never inside timed iterations.
+        """Return whether an all_reduce over this rank's group of a mesh dim still gives the correct sum. Never inside
+        timed iterations.
 
-        On an accelerator a collective that another rank has left never ends, so the wait has a limit.
+        On an accelerator, a collective never ends if another rank has left it, so the wait has a time limit.
         """
         ones = torch.ones(1, device=self.device)
         dist.all_reduce(ones, group=self.mesh.get_group(mesh_dim))
@@ -91,7 +93,8 @@ def profile_of(job: Job) -> Profile | None:
 
 
 def profile_here(profile: Profile | None, job: Job, hosts: tuple[str, ...]) -> Profile | None:
-    """Adapt the job's cost profile to its mesh on these hosts. Raise UserError if it has no lines for that."""
+    """Adapt the job's cost profile to the job's mesh on these hosts. Raise UserError if the profile has no lines for
+    the mesh."""
     if profile is None or not profile.hosts:
         return profile
     try:

@@ -1,6 +1,4 @@
-"""All direct uses of a device: choose it, wait for it, read its clock and memory, describe it; and how
-ranks share CPUs.
-"""
+"""All direct uses of a device: selection, waiting, clock, memory and description; also the scheduling of ranks on CPUs."""
 
 import gc
 import os
@@ -20,10 +18,10 @@ from distbench.spec.devices import DEVICES, built_for, is_accelerator, known_dev
 
 POLL_S = 0.005
 MEMINFO = Path("/proc/meminfo")
-# Filling this much takes a device longer than its host needs to enqueue a collective, and evicts every cache: the
-# largest known cache has 256 MiB (AMD's MI300).
+# Filling this many bytes takes the device longer than the host needs to enqueue a collective, and evicts every cache
+# (the largest known cache has 256 MiB, on AMD's MI300).
 DELAY_BYTES = 256 << 20
-THREADS_PER_RANK = 2  # the rank's main thread and gloo's
+THREADS_PER_RANK = 2  # the main thread of a rank, and the thread of gloo
 POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR")
 
 
@@ -31,21 +29,21 @@ POLICIES = ("SCHED_OTHER", "SCHED_BATCH", "SCHED_IDLE", "SCHED_FIFO", "SCHED_RR"
 class Accelerator:
     """A type of device other than the CPU, by torch's name: CUDA, ROCm (under CUDA's name), XPU, NPU, HPU, MTIA, ...
 
-    Its own module is used, not `torch.accelerator`, which supports one type per build, has no events, and cannot wait
-    for a device that is implemented in Python.
+    The type's module (such as `torch.cuda`) is used: `torch.accelerator` supports one type per build, has no events,
+    and cannot wait for a device that is implemented in Python.
     """
 
     type: str
 
     @classmethod
     def current(cls) -> "Accelerator | None":
-        """Return what `torch.accelerator` reports; None if torch has no working accelerator."""
+        """Return the accelerator that `torch.accelerator` reports; None if torch has no working accelerator."""
         device = torch.accelerator.current_accelerator(check_available=True)
         return None if device is None else cls(device.type)
 
     @property
     def module(self) -> Any:
-        """torch's module for this type of device. Raise UserError if this version of torch has none."""
+        """Return torch's module for this type of device. Raise UserError if this build of torch has no such module."""
         try:
             return torch.get_device_module(self.type)
         except RuntimeError as error:
@@ -53,15 +51,16 @@ class Accelerator:
 
     @property
     def platform(self) -> str:
-        """The driver: the device type, or "rocm" where torch was built for that."""
+        """The platform: "rocm" for ROCm builds of torch, else the device type."""
         return "rocm" if self.type == "cuda" and torch.version.hip else self.type
 
     @property
     def backend(self) -> str:
-        """The communication backend by torch's table, or by distbench's where torch's package is not loaded."""
+        """The communication backend from torch's table, or from distbench's table if the device's package is not
+        loaded."""
         from_torch = dist.Backend.default_device_backend_map.get(self.type, "") if dist.is_available() else ""
         ours = known_device(self.type).backend
-        # Once torch's fake backend is imported, the table has it for a device whose package is not loaded.
+        # After the import of torch's fake backend, the table contains "fake" for a device whose package is not loaded.
         return (ours or from_torch) if from_torch in ("", "fake") else from_torch
 
     @property
@@ -83,9 +82,9 @@ class Accelerator:
         return int(self.module.device_count()) if self.is_available else 0
 
     def device(self, local_rank: int) -> torch.device:
-        """Return the device of a host's rank and make it the current one; UserError without a device for that rank.
+        """Select and return the device of a host's rank. Raise UserError without a device for this rank.
 
-        A launcher may make one device visible per rank; then its number is 0 for all ranks.
+        If a launcher makes one device visible per rank, the device's number is 0 for all ranks.
         """
         if not (count := self.num_devices):
             raise UserError(f"--device {self.type}: {self._missing()}")
@@ -99,16 +98,16 @@ class Accelerator:
         return device
 
     def event(self) -> Any:
-        """Return an event that can be timed."""
+        """Return a new event with timing."""
         return self.module.Event(enable_timing=True)
 
     def name_of(self, device: torch.device | int) -> str:
-        """Return the product name of a device; its type where torch has no name."""
+        """Return the product name of a device; its type if torch does not report a name."""
         get_name = getattr(self.module, "get_device_name", None)
         return str(get_name(device)) if get_name else self.type
 
     def memory_query(self, name: str, device: torch.device) -> Any:
-        """Call a function of torch's module about a device's memory; None if it lacks the function, as MTIA's does."""
+        """Call a memory function of torch's module; return None if the module lacks the function, as for MTIA."""
         function = getattr(self.module, name, None)
         return None if function is None else function(device)
 
@@ -118,14 +117,14 @@ class Accelerator:
 
 
 def select_device(device_type: str) -> torch.device:
-    """Return this rank's device and make it the current one; UserError without a device."""
+    """Select and return this rank's device. Raise UserError without a device."""
     if not is_accelerator(device_type):
         return torch.device(device_type)
     return Accelerator(device_type).device(int(os.environ.get("LOCAL_RANK", "0")))
 
 
 def identity(device: torch.device) -> str | None:
-    """Return an id that is unique among devices of the host and independent of the number; None if torch has none."""
+    """Return the device's UUID, which does not depend on the device's number; None if torch does not report a UUID."""
     if not is_accelerator(device.type):
         return None
     properties = getattr(Accelerator(device.type).module, "get_device_properties", lambda _: None)(device)
@@ -139,13 +138,13 @@ def backend_of(device_type: str) -> str:
 
 
 def synchronize(device: torch.device) -> None:
-    """Return when the device is idle."""
+    """Wait until the device is idle."""
     if is_accelerator(device.type):
         Accelerator(device.type).module.synchronize(device)
 
 
 def ends_within(device: torch.device, seconds: float) -> bool:
-    """Return whether the work issued to the current stream ends within `seconds`; never waits longer."""
+    """Return whether the work on the current stream ends within `seconds`; never wait longer."""
     if not is_accelerator(device.type):
         return True
     event, deadline = Accelerator(device.type).event(), time.monotonic() + seconds
@@ -158,7 +157,7 @@ def ends_within(device: torch.device, seconds: float) -> bool:
 
 
 class HostClock:
-    """CLOCK_MONOTONIC, which all processes of one host share: moments of different ranks can be compared."""
+    """CLOCK_MONOTONIC, which all processes of a host share, so that moments of different ranks are comparable."""
 
     shared_between_ranks = True
 
@@ -167,17 +166,17 @@ class HostClock:
         self._moments: list[float] = []
 
     def stamp(self) -> None:
-        """Mark this moment."""
+        """Record the current moment."""
         self._moments.append(self._now())
 
     def read(self) -> list[float]:
-        """Return seconds of every moment since the last read, in order, and clear them."""
+        """Return all moments since the last read in seconds, in order, and clear them."""
         moments, self._moments = self._moments, []
         return moments
 
 
 class EventClock:
-    """Events on the device's current stream. Moments are relative to the first one, so ranks cannot be compared."""
+    """Events on the device's current stream. Moments are relative to the first moment, so ranks are not comparable."""
 
     shared_between_ranks = False
 
@@ -191,7 +190,7 @@ class EventClock:
         self._events[-1].record()
 
     def read(self) -> list[float]:
-        """Return seconds between the first event and each, once all of them have happened, and clear them."""
+        """Wait for all events, return the seconds from the first event to each event, and clear the events."""
         events, self._events = self._events, []
         if not events:
             return []
@@ -208,13 +207,14 @@ def clock_of(device: torch.device) -> Clock:
 
 
 def delay(device: torch.device, times: int) -> None:
-    """Keep the device busy for a while on its current stream, and evict its caches."""
+    """Keep the device busy on its current stream, by `times` fills of DELAY_BYTES, and evict the caches."""
     for _ in range(times):
         torch.empty(DELAY_BYTES, dtype=torch.uint8, device=device).zero_()
 
 
 def empty_allocator(device: torch.device) -> int:
-    """Free memory that earlier cases left behind, so that peaks belong to the next case; return bytes that remain."""
+    """Free the memory of earlier cases, so that peaks belong to the next case; return the bytes that remain
+    allocated."""
     gc.collect()
     if not is_accelerator(device.type):
         return 0
@@ -228,10 +228,10 @@ def empty_allocator(device: torch.device) -> int:
 def allocator_peak(
     device: torch.device, call: Callable[[Callable[[], None]], object], phases: Sequence[str]
 ) -> dict[str, Any]:
-    """Return the peak bytes that an accelerator's allocator handed out during one call, `peak_bytes`, and their phase.
+    """Return `peak_bytes`, the peak of allocated bytes on an accelerator during one call, and the peak's phase.
 
-    `peak_reserved_bytes` is the reserved peak since `empty_allocator`. The call stamps the end of each phase; memory is
-    handed out as work is issued, so nothing waits.
+    `peak_reserved_bytes` is the reserved peak since `empty_allocator`. The call stamps the end of each phase. The
+    allocator assigns memory when work is enqueued, so a stamp does not wait.
     """
     used = Accelerator(device.type)
     module, peaks = used.module, list[int]()
@@ -250,7 +250,7 @@ def allocator_peak(
 
 
 def free_bytes(device: torch.device) -> int:
-    """Return memory that this rank could still use, as its share of the host's free memory; 0 if unknown."""
+    """Return the free bytes of the device, or on CPUs this rank's share of the host's free bytes; 0 if unknown."""
     if is_accelerator(device.type):
         return int((Accelerator(device.type).memory_query("mem_get_info", device) or (0,))[0])
     match = re.search(r"^MemAvailable:\s+(\d+) kB", MEMINFO.read_text(), re.MULTILINE) if MEMINFO.exists() else None
@@ -264,20 +264,21 @@ def random_states(device: torch.device) -> list[torch.Tensor]:
 
 
 def profiler_activities(device: torch.device) -> list[ProfilerActivity]:
-    """Return the activities to profile: the device, and the host for launches and kernel metadata."""
+    """Return the profiler's activities: the device, and the host for launches and kernel metadata."""
     device_activity = getattr(ProfilerActivity, device.type.upper(), ProfilerActivity.PrivateUse1)
     return [ProfilerActivity.CPU, device_activity]
 
 
 def products_of_f32() -> list[Any]:
-    """Return torch's settings of how each library multiplies f32, as `fp32_precision`."""
+    """Return torch's settings objects with `fp32_precision`, one per library that multiplies f32."""
     cudnn: Any = torch.backends.cudnn
     mkldnn: Any = torch.backends.mkldnn
     return [torch.backends.cuda.matmul, cudnn.conv, cudnn.rnn, mkldnn.matmul, mkldnn.conv, mkldnn.rnn]
 
 
 def device_facts(device: torch.device) -> dict[str, Any]:
-    """Return the header's fields about the device and its driver; None for parts that torch was not built for."""
+    """Return the run file's header fields on the device and its driver; None for parts that are not in this build of
+    torch."""
     used = Accelerator(device.type) if is_accelerator(device.type) else None
     return {
         "cuda": torch.version.cuda,
@@ -290,7 +291,7 @@ def device_facts(device: torch.device) -> dict[str, Any]:
 
 
 def nccl_version() -> str | None:
-    """Return the version that torch was built with; None if torch does not report it, as in some ROCm builds."""
+    """Return the version of torch's NCCL; None if torch reports no version, as in some ROCm builds."""
     try:
         version = torch.cuda.nccl.version()
     except (AttributeError, RuntimeError, ImportError):
@@ -299,12 +300,13 @@ def nccl_version() -> str | None:
 
 
 def calm_scheduler(device: str) -> None:
-    """Put this process, and all threads that it starts later, under SCHED_BATCH where CPUs are short.
+    """Schedule this process, and all threads that it starts later, with SCHED_BATCH if there are more threads than
+    CPUs.
 
-    Under the default policy every thread that wakes up may preempt the one that runs. With more threads than CPUs
-    that alone made an all_gather of 1 MB (4 gloo ranks on 2 CPUs) take 3.2 ms instead of 1.5, with quartiles 3.3 ms
-    apart instead of 0.4. SCHED_BATCH (sched(7)) needs no privilege and only forgoes that preemption. Ranks that
-    compute on an accelerator are left alone.
+    Under the default policy, every thread that wakes up may preempt a running thread. With 4 gloo ranks on 2 CPUs, this
+    preemption alone increased an all_gather of 1 MB from 1.5 to 3.2 ms, and the distance between its quartiles from 0.4
+    to 3.3 ms. SCHED_BATCH (sched(7)) needs no privilege and only disables this preemption. Ranks on an accelerator keep
+    the default policy.
     """
     local_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     if is_accelerator(device) or not hasattr(os, "SCHED_BATCH") or policy_name() != "other":
@@ -314,6 +316,7 @@ def calm_scheduler(device: str) -> None:
 
 
 def policy_name() -> str | None:
-    """This process's scheduling policy: "other" (the default), "batch", "fifo" ...; None if the system has none."""
+    """Return this process's scheduling policy: "other" (the default), "batch", "fifo" ...; None if the system has
+    none."""
     names = {getattr(os, name): name.removeprefix("SCHED_").lower() for name in dir(os) if name in POLICIES}
     return names.get(os.sched_getscheduler(0)) if hasattr(os, "sched_getscheduler") else None

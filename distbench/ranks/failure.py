@@ -1,4 +1,4 @@
-"""A failing rank's report of the reason: its own file that the parent reads after the launch."""
+"""Reports of failed ranks: one file per rank, which the parent process reads after the launch."""
 
 import contextlib
 import inspect
@@ -19,7 +19,7 @@ MAX_MESSAGE = 500  # characters
 
 
 class RankFailed(Exception):
-    """This rank failed, the others did not; the launch must end."""
+    """Only this rank failed, so the launch must end."""
 
 
 class HostLost(RankFailed):
@@ -27,12 +27,12 @@ class HostLost(RankFailed):
 
 
 def report_failure(log_dir: Path, rank: int, kind: str, message: str) -> None:
-    """Write `failure-rank<N>.json`, whole or not at all; `kind` is one of FAILURES.
+    """Write `failure-rank<N>.json` atomically; `kind` is one of FAILURES.
 
-    If the file cannot be written, the parent detects that its folder is full or gone.
+    If the file cannot be written, the parent detects that the folder is full or deleted.
     """
     assert kind in FAILURES, kind
-    # The ranks of a host share this clock, so it shows which failed first; the wall clock may jump.
+    # The ranks of a host share this clock, so it shows which rank failed first. The wall clock may jump.
     record = {"rank": rank, "kind": kind, "message": message, "at": time.monotonic()}
     with contextlib.suppress(OSError):
         write_whole(log_dir / f"failure-rank{rank}.json", json.dumps(record))
@@ -43,7 +43,7 @@ def one_line(error: BaseException) -> str:
     try:
         first = str(error).strip().partition("\n")[0]
     except Exception as of_its_own:
-        first = f"its message cannot be shown; formatting it raises {type(of_its_own).__name__}"
+        first = f"the message cannot be shown, since formatting raises {type(of_its_own).__name__}"
     first = first if len(first) <= MAX_MESSAGE else f"{first[:MAX_MESSAGE]} ... ({len(first):,} characters)"
     # Lone surrogates cannot be written to files or terminals.
     first = first.encode("utf-8", "backslashreplace").decode()
@@ -59,25 +59,25 @@ def place_of(function: Callable[..., Any]) -> str:
 
 
 def raised_at(error: BaseException, in_packages: bool = False) -> str:
-    """Return where in the user's files an exception was raised.
+    """Return the place in the user's files at which an exception was raised.
 
-    `file:line` of its innermost frame outside of installed packages and distbench; "" without such a frame.
+    The place is `file:line` of the innermost frame outside installed packages and distbench; "" without such a frame.
 
     Args:
-        in_packages: also search installed packages other than torch, for models of libraries.
+        in_packages: whether to search also installed packages other than torch, for models of libraries.
     """
     return _own_place(traceback.extract_tb(error.__traceback__), in_packages)
 
 
 def called_at() -> str:
-    """Return where in the user's files this was called from, as `raised_at`; "" without such a place."""
+    """Return the innermost place in the user's files on the current call stack, in the format of `raised_at`."""
     return _own_place(traceback.extract_stack())
 
 
 def _own_place(frames: traceback.StackSummary, in_packages: bool = False) -> str:
     installed = tuple(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib"))
     own_package = Path(__file__).parents[1]
-    # torch on PYTHONPATH is outside of the folders of installed packages.
+    # torch on PYTHONPATH is outside the folders of installed packages.
     skipped = (f"{Path(torch.__file__).parent}/", str(own_package), "<")
     for frame in reversed(frames):
         is_package = "site-packages" in frame.filename
@@ -96,9 +96,9 @@ def one_line_and_place(error: BaseException) -> str:
 
 @contextlib.contextmanager
 def blamed(what: str, function: Callable[..., Any]) -> Iterator[None]:
-    """Raise errors of the user's function as a UserError with file and line, including attempts to exit.
+    """Convert errors of the user's function, including attempts to exit, to a UserError with file and line.
 
-    The text of an exception whose class has `is_deed` describes itself what the function does.
+    If an exception's class has `is_deed`, its text is the predicate of the sentence (as "reads a file").
     """
     try:
         yield

@@ -89,7 +89,7 @@ def test_torchx_gets_its_words_on_both_sides_of_its_component() -> None:
         (("--nodes", "2", "--launcher", "mpi"), "'mpi' is not one of"),
         (
             torchrun_words("--node-rank 2 --master-addr a"),
-            "--node-rank 2 is not valid for 2 nodes; give each its own, 0 to 1",
+            "--node-rank 2 is not valid for 2 nodes; give each node a different rank, 0 to 1",
         ),
         (torchrun_words("--node-rank one --master-addr a"), "--node-rank one is not valid for 2 nodes"),
         (torchrun_words("--node-rank 1"), "needs the address of node 0"),
@@ -287,7 +287,7 @@ def test_a_step_that_was_killed_has_its_sentence(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(slurm, "_is_missing", lambda log, wait_s: False)
     code, said = followed(monkeypatch, tmp_path, [(0, "3", ""), ended])
     assert code == 137 and said[-1].startswith(
-        "Slurm job 3 ended with exit code 137, see srun's message above; finished cases"
+        "Slurm job 3 ended with exit code 137 (srun's message is above); finished cases"
     )
 
 

@@ -233,7 +233,7 @@ def test_what_slurm_or_a_node_cannot_do_is_one_sentence(
 ) -> None:
     commands = {
         "invalid partition": words(tmp_path, "tp_mlp", "--launcher-args", "--partition=none"),
-        "(PartitionNodeLimit): its partition has fewer nodes": (*words(tmp_path, "tiny.py"), "--nodes", 4),
+        "(PartitionNodeLimit): the partition has fewer nodes": (*words(tmp_path, "tiny.py"), "--nodes", 4),
         "give a --results folder that this host and all nodes share": words(cluster.private / "results", "tiny.py"),
     }
     lines = [shlex.join(["distbench", *map(str, command)]) for command in commands.values()]

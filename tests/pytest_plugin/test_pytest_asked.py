@@ -68,7 +68,7 @@ def test_arguments_get_their_names_from_the_function() -> None:
         (lambda mesh: None, "<lambda>"),
         (Methods().bench, "Methods.bench"),
         (functools.partial(bench, numel=3), "functools.partial"),
-        (3, "distbench got 3"),
+        (3, "3 cannot be imported by ranks"),
     ],
 )
 def test_a_function_that_ranks_could_not_find_is_refused(function: Any, says: str) -> None:
@@ -85,7 +85,7 @@ def test_a_function_that_ranks_could_not_find_is_refused(function: Any, says: st
 @pytest.mark.parametrize(
     ("function", "args", "says"),
     [
-        (no_mesh, (), r"no_mesh has no first parameter for the mesh; write def no_mesh\(mesh"),
+        (no_mesh, (), r"no_mesh has no parameter for the mesh; write def no_mesh\(mesh"),
         (nameless, (3,), "nameless has parameters without a name"),
         (bench, (1, 2), "bench cannot be called with these arguments: too many positional arguments"),
     ],
