@@ -1,4 +1,4 @@
-"""All direct uses of a device: selection, waiting, clock, memory and description; also the scheduling of ranks on CPUs."""
+"""All direct uses of a device: selection, waiting, clock, memory, description, and the scheduling of ranks on CPUs."""
 
 import gc
 import os

@@ -10,7 +10,7 @@ from distbench.spec.errors import UserError
 from distbench.spec.file_io import opened, parse_json
 
 UNIFORM = "uniform"
-# How often each choice is made, or UNIFORM; a number: the value that code reads, or the share that a mask keeps.
+# A list has the number of times of each choice, or UNIFORM. A number is the value that code reads, or a mask's share.
 Assumption = str | float | list[float]
 
 
@@ -18,11 +18,11 @@ def assumptions_of(texts: Sequence[str]) -> dict[str, Assumption]:
     """Return glob patterns over module names, each with its assumption.
 
     Args:
-        texts: each PATTERN=VALUE, where VALUE is `uniform`, a number, or a file with a list of how often each choice
-            was made, or an object of module names to such lists.
+        texts: texts PATTERN=VALUE. VALUE is `uniform`, a number, or a JSON file: a list with one count per choice, or
+            an object of module names to such lists.
 
     Raises:
-        UserError: no such text, or the file cannot be read.
+        UserError: a text is not valid, or a file cannot be read.
     """
     assumed: dict[str, Assumption] = {}
     for text in texts:
@@ -52,21 +52,21 @@ def _recorded(pattern: str, path: Path) -> Mapping[str, Assumption]:
     by_name = content if isinstance(content, dict) else {pattern: content}
     chosen = {name: loads for name, loads in by_name.items() if content is not by_name or fnmatchcase(name, pattern)}
     if not chosen:
-        raise UserError(f"--assume file {path} has no module that matches {pattern!r}; it has {', '.join(by_name)}")
+        raise UserError(f"--assume file {path} has no module that matches {pattern!r}; use one of {', '.join(by_name)}")
     for name, loads in chosen.items():
         is_list = isinstance(loads, list) and bool(loads)
         if not is_list or any(type(load) not in (int, float) or load < 0 for load in loads) or not sum(loads):
             raise UserError(
-                f"--assume file {path}, {name}: it is not a list of counts; give one number >= 0 per choice, such as "
+                f"--assume file {path}, {name}: this is not a list of counts; give one number >= 0 per choice, such as "
                 "[120, 80, 95, 105]"
             )
     return {name: [float(load) for load in loads] for name, loads in chosen.items()}
 
 
 def assumption_text(pattern: str, assumed: Assumption) -> str:
-    """Return a phrase for a result."""
+    """Describe an assumption, in a clause for the note of a simulated step."""
     if assumed == UNIFORM:
-        return f"modules {pattern} choose each equally often"
+        return f"modules {pattern} make each choice equally often"
     if isinstance(assumed, list):
-        return f"modules {pattern} choose by the recorded load of {len(assumed)}"
-    return f"modules {pattern} read {assumed:g}, or their masks keep this share"
+        return f"modules {pattern} make {len(assumed)} choices by recorded counts"
+    return f"modules {pattern} read the value {assumed:g}, or their masks keep this share"

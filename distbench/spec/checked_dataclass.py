@@ -1,4 +1,4 @@
-"""Declarations whose fields are checked against their annotations when they are made."""
+"""Declarations: dataclasses with a check of each field against its annotation at construction."""
 
 import functools
 import inspect
@@ -17,20 +17,20 @@ SEVERAL: dict[Any, str] = {int: "whole numbers", float: "numbers"}
 
 
 class Declared:
-    """Base of dataclasses that users make.
+    """Base of dataclasses that users construct.
 
     Raises:
-        TypeError: an unknown field, a value of another type, or a function with other arguments.
+        TypeError: an unknown field, a value of a wrong type, or a function with wrong arguments.
     """
 
-    # Field that is a function to the names of its arguments.
+    # Name of a field with a function to the names of the function's arguments.
     called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {}
-    # Field of an older version to its replacement.
+    # Name of a field of an older version to the advice for its replacement.
     removed_fields: ClassVar[Mapping[str, str]] = {}
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Self:
-        """Reject names that are not fields."""
-        field_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # its subclasses are dataclasses
+        """Raise TypeError for names that are not fields."""
+        field_names = [field.name for field in fields(cls)]  # type: ignore[arg-type]  # subclasses are dataclasses
         for name in kwargs:
             if name in cls.removed_fields:
                 raise TypeError(f"{cls.__name__}.{name} was removed; {cls.removed_fields[name]}")
@@ -39,7 +39,7 @@ class Declared:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        """Check each field against its annotation; a list becomes a tuple where the field is a tuple."""
+        """Check each field against its annotation; convert lists to tuples for fields of tuples."""
         kind: Any = type(self)
         for name, hint in _hints(kind).items():
             value = getattr(self, name)
@@ -62,7 +62,7 @@ class Declared:
         return changed
 
     def arguments_of(self, name: str) -> tuple[str, ...]:
-        """Return the names of the arguments of a field's function."""
+        """Return the argument names of the function in a field."""
         return self.called_with[name]
 
     def _require_callable_with(self, name: str, function: Callable[..., Any]) -> None:
@@ -75,7 +75,9 @@ class Declared:
             signature.bind(*arguments)
         except TypeError as error:
             called = f"{name}({', '.join(arguments)})"
-            raise TypeError(f"{type(self).__name__}.{name} is called as {called}, and takes {signature}") from error
+            raise TypeError(
+                f"{type(self).__name__}.{name} is called as {called}, but accepts {signature}; change its arguments"
+            ) from error
 
 
 @functools.cache
@@ -85,7 +87,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def fits(value: Any, hint: Any) -> bool:
-    """Return whether a value is of an annotation's type; a function need only be callable."""
+    """Return whether a value has an annotation's type; for functions, any callable fits."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return any(fits(value, part) for part in inner)
@@ -108,7 +110,7 @@ def _parts_fit(value: Any, origin: Any, inner: tuple[Any, ...]) -> bool:
 
 
 def in_words(hint: Any) -> str:
-    """Return the values of an annotation in words."""
+    """Describe the allowed values of an annotation in words."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (Union, types.UnionType):
         return " or ".join(dict.fromkeys(map(in_words, inner)))
@@ -125,7 +127,7 @@ def in_words(hint: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """Return a value for a sentence: its repr where that is short, else its type."""
+    """Describe a value for a message: by its repr if short, else by its type."""
     text = repr(value)
     short = len(text) <= MAX_SHOWN and "\n" not in text and not text.startswith("<")
     return text if short else f"a {type(value).__qualname__}"

@@ -1,6 +1,7 @@
-"""The types of device that ranks compute on, without torch; ranks/device.py has the calls to torch for each.
+"""The types of device on which ranks compute. This module does not import torch; ranks/device.py has the calls to
+torch.
 
-torch uses the name "cuda" for ROCm's devices too, and so does distbench; torch's build decides between the two.
+torch uses the name "cuda" for ROCm's devices too, and so does distbench; torch's build determines the platform.
 """
 
 from dataclasses import dataclass
@@ -8,8 +9,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Lister:
-    """A command that lists this host's devices on lines that begin with `line`, and below each, indented, its parts on
-    lines that begin with `part`."""
+    """A command that lists this host's devices on lines that begin with `line`. Below each device, indented lines that
+    begin with `part` list the device's parts."""
 
     command: tuple[str, ...]
     line: str
@@ -18,21 +19,22 @@ class Lister:
 
 @dataclass(frozen=True)
 class DeviceType:
-    """One type of device.
+    """The properties of a type of device.
 
     Args:
-        backend: the process group's backend for its tensors, unless torch names a default.
-        per_host: the usual number per host, for prices of groups that were not measured.
-        scales_sums: whether its backend multiplies while it adds (NCCL's ncclRedOpCreatePreMulSum).
-        waits_on_host: whether the host waits for a collective's end; on other devices it ends on a stream.
+        backend: the process group's backend for the device's tensors, unless torch has a default.
+        per_host: the usual number of devices per host, for prices of groups that were not measured.
+        scales_sums: whether the backend can scale values in a reduction (NCCL's ncclRedOpCreatePreMulSum).
+        waits_on_host: whether the host waits for a collective's end; otherwise a stream waits.
         variables: environment variables that change measurements, for the run file's header.
-        families: prefixes of further variables: libraries add new ones with each version.
-        visible: environment variables that list the devices a process may use.
-        listers: commands that count the devices; the first installed one is used.
-        files: patterns of files, one per device, without a lister; a file that contains "0" does not count.
-        brought_by: packages, or suffixes of torch's version, one of which torch needs for this device. Without
+        families: prefixes of further variables, since libraries add variables with each version.
+        visible: environment variables that list the devices of a process.
+        listers: commands that list the devices; the first installed command is used.
+        files: patterns of files, one file per device, if no lister is installed; a file that contains "0" does not
+            count.
+        brought_by: packages, or suffixes of torch's version; torch needs one of these for this device. Without
             `listers` and `files`, torch counts the devices.
-        drivers: the platforms that torch must be built for, unless that is the device's name alone.
+        drivers: the platforms for which torch can be built; "" for the device's name alone.
     """
 
     backend: str
@@ -48,7 +50,7 @@ class DeviceType:
     drivers: str = ""
 
 
-# By torch's name, which is also the value of --device.
+# Keys are torch's names, which are also the values of --device.
 DEVICES = {
     "cpu": DeviceType("gloo", waits_on_host=True, variables=("GLOO_SOCKET_IFNAME",)),
     "cuda": DeviceType(
@@ -63,7 +65,7 @@ DEVICES = {
         families=("NCCL_", "TORCH_NCCL_", "RCCL_", "MSCCLPP_", "HSA_", "UCX_", "FI_"),
         visible=("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"),
         listers=(Lister(("nvidia-smi", "--list-gpus"), "GPU ", "MIG "),),
-        # AMD's driver numbers CPUs too; those have no id.
+        # AMD's driver also lists CPUs, with the id 0.
         files=("dev/nvidia[0-9]*", "sys/class/kfd/kfd/topology/nodes/*/gpu_id"),
         drivers="CUDA or ROCm",
     ),
@@ -87,10 +89,10 @@ SWITCHED_OFF = {
     **dict.fromkeys(("NCCL_NVLS_ENABLE", "NCCL_CUMEM_ENABLE"), "0"),
     "NCCL_P2P_LEVEL": "LOC",
 }
-# The CPU binding of ranks near their device, as torchrun names it: node, socket, exclusive, core-complex.
+# The CPU binding of ranks near their device, by torchrun's names: node, socket, exclusive, core-complex.
 NUMA_BINDING = "DISTBENCH_NUMA_BINDING"
 ACCELERATORS = tuple(name for name in DEVICES if name != "cpu")
-ANY_ACCELERATOR = f"{', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"  # for a sentence
+ANY_ACCELERATOR = f"{', '.join(ACCELERATORS[:-1])} or {ACCELERATORS[-1]}"  # for messages
 # Fields of a run file's header with the versions of the accelerators' drivers.
 DRIVER_FIELDS = ("nccl", "cuda", "hip", "driver")
 DEVICE_HELP = "Default: this host's accelerator, else cpu."
@@ -102,7 +104,7 @@ def known_device(name: str) -> DeviceType:
 
 
 def built_for(name: str) -> str:
-    """Return the platforms that torch must be built for to support such a device, in words."""
+    """Return the platforms for which torch must be built to support such a device, in words."""
     return known_device(name).drivers or name.upper()
 
 
@@ -112,13 +114,13 @@ def is_accelerator(name: str) -> bool:
 
 
 def backend_for(device: str, backend: str = "") -> str:
-    """Return the default group's backend for torch, with gloo for tensors on the CPU."""
+    """Return the backend text of torch's default process group, with gloo for tensors on the CPU."""
     backend = backend or known_device(device).backend
     return f"cpu:gloo,{device}:{backend}" if is_accelerator(device) else backend
 
 
 def first_backend_class(backend: str) -> str:
-    """Return torch's class for a backend's name before 2.15; since 2.15 "nccl" has another class.
+    """Return the name of torch's class for a backend before 2.15; since 2.15, "nccl" has another class.
 
     >>> first_backend_class("gloo")
     'ProcessGroupGloo'
@@ -127,5 +129,5 @@ def first_backend_class(backend: str) -> str:
 
 
 def device_of(backend: str) -> str:
-    """Return the type of device whose tensors a backend moves; the first of several."""
+    """Return the type of device for whose tensors a backend communicates; the first of several types."""
     return next((name for name, device in DEVICES.items() if device.backend == backend), "cpu")

@@ -1,4 +1,4 @@
-"""Discovery of scenarios by reading source with `ast`: listing them takes milliseconds and imports no scenario file."""
+"""Discovery of scenarios by parsing source with `ast`: a list takes milliseconds and imports no scenario file."""
 
 import ast
 from collections.abc import Callable
@@ -17,13 +17,14 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 @dataclass(frozen=True)
 class Entry:
-    """One scenario as its source declares it.
+    """The declaration of one scenario, as parsed from its source.
 
     Args:
-        mesh: default mesh, mesh dim name to size; `quick_mesh` is the one of --quick, where it differs.
+        mesh: default mesh, mesh dim name to size.
+        quick_mesh: mesh under --quick, or None for `mesh`.
         axes: parameter name to its values.
         quick: parameter name to its value under --quick.
-        summary: first paragraph of its docstring, on one line.
+        summary: first paragraph of the docstring, on one line.
         params: parameter name to default value.
     """
 
@@ -39,22 +40,22 @@ class Entry:
 
 
 def scenario_folder() -> Path:
-    """Return the folder of shipped scenarios: next to the package in a checkout, inside it in a wheel."""
+    """Return the folder of shipped scenarios: next to the package in a checkout, inside the package in a wheel."""
     inside = PACKAGE / "scenarios"
     return inside if inside.is_dir() else PACKAGE.parent / "scenarios"
 
 
 def list_entries() -> list[Entry]:
-    """Return every shipped scenario, by name."""
-    # The other files hold code that several scenarios share.
+    """Return all shipped scenarios, sorted by name."""
+    # The other files contain code that several scenarios share.
     files = [file for file in sorted(scenario_folder().glob("*.py")) if b"@scenario" in file.read_bytes()]
     entries = [entry for file in files for entry in read_entries(file)]
     return sorted(entries, key=lambda entry: entry.name)
 
 
 def find(target: str) -> list[Entry]:
-    """Return the scenarios of a name, a recipe `SOURCE:CONFIG`, `path/file.py` (all of it) or `path/file.py::name`;
-    `UserError` without one."""
+    """Return the scenarios of a target: a name, a recipe `SOURCE:CONFIG`, `path/file.py` (all its scenarios) or
+    `path/file.py::name`. Raise UserError without a scenario."""
     path, separator, name = target.partition("::")
     source, colon, config = target.partition(":")
     if source in INSTALLS:
@@ -74,7 +75,7 @@ def find(target: str) -> list[Entry]:
         advice = "decorate a function (at its top level) with @scenario(mesh={...})"
         raise UserError(f"{path} declares no scenario; {advice}")
     if not separator and Path(target).is_dir():
-        raise UserError(f"{target!r} is a folder; give one of its .py files, or the name of a scenario")
+        raise UserError(f"{target!r} is a folder; give a .py file of this folder, or the name of a scenario")
     hint = nearest(name, [entry.name for entry in entries])
     raise UserError(f"no scenario {name!r} {where} ({hint}); `distbench list` shows all")
 
@@ -86,7 +87,7 @@ def argument_of(scenario: str) -> str:
 
 
 def _recipe(source: str, config: str | None) -> Entry:
-    """Return the source's scenario with this configuration alone; with None, with all of them."""
+    """Return the scenario of a recipe source with this configuration; with None, with all configurations."""
     (entry,) = (entry for entry in list_entries() if entry.name == source)
     configs = recipe_configs(source)
     if config is None:
@@ -99,7 +100,8 @@ def _recipe(source: str, config: str | None) -> Entry:
 
 
 def read_entries(file: Path) -> list[Entry]:
-    """Return the scenarios of a file, in its order; `UserError` where it is not Python, or a header is not literal."""
+    """Return the scenarios of a file, in order. Raise UserError if the file is not Python, or a header is not
+    literal."""
     text = read_text(file, "scenario file", MAX_SCENARIO_BYTES)
     try:
         tree = ast.parse(text, filename=str(file))
@@ -139,7 +141,7 @@ def _entry(node: ast.FunctionDef, decorator: ast.Call, file: Path) -> Entry:
 
 
 def _header(decorator: ast.Call, where: str) -> dict[str, Any]:
-    """The arguments of @scenario(...) that are given, each checked."""
+    """Return the given arguments of @scenario(...), each checked."""
     header = {keyword.arg or "**": _literal(keyword.value, where) for keyword in decorator.keywords}
     for argument, value in header.items():
         if argument not in FITS:
@@ -167,7 +169,7 @@ def _is_tags(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(tag, str) for tag in value)
 
 
-# Argument of @scenario to whether a value fits it, and an example of one that does.
+# Argument of @scenario to a check of its value, and an example of a valid value.
 FITS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "mesh": (_is_mesh, "{'dp_shard': 2, 'tp': 2}"),
     "axes": (_is_axes, "{'rotate': ('allgather', 'alltoall')}"),
@@ -182,4 +184,6 @@ def _literal(node: ast.expr, where: str) -> Any:
         return ast.literal_eval(node)
     except (ValueError, TypeError, SyntaxError, RecursionError) as error:
         text = ast.unparse(node)
-        raise UserError(f"{where}: {text!r} is not a literal; headers and defaults are read, not run") from error
+        raise UserError(
+            f"{where}: {text!r} is not a literal, but headers and defaults are not executed; write a literal"
+        ) from error

@@ -1,14 +1,15 @@
-"""The error that a user can fix. The CLI prints its message and exits with 2; it catches no other error."""
+"""The errors that a user can fix. The CLI prints such an error's message and exits with 2; the CLI catches no other
+error."""
 
 import difflib
 from collections.abc import Iterable
 
-# Exit codes: the user can fix it; distbench itself failed; the user stopped it.
+# Exit codes: a user's error, a failure of distbench, an interruption by the user.
 USER_ERROR, UNFORESEEN, INTERRUPTED = 2, 70, 130
-# Begins the message of a run whose plan does not fit its model or mesh.
+# Begins the message of a run with a plan that does not fit its model or mesh.
 PLAN_PROBLEMS = "the plan cannot work"
-# Why a rank failed, in the file that it leaves: a user's error, a full disk, an exception, a lost host, another rank's
-# end.
+# Causes of a rank's failure, in its failure file: a user's error, a full disk, an exception, a lost host, another
+# rank's end.
 FAILURES = ("user", "storage", "raised", "lost", "gone")
 
 
@@ -17,11 +18,12 @@ class UserError(Exception):
 
 
 class StorageFailed(Exception):
-    """The results or log folder is full or gone. Everything written before is kept."""
+    """The results or log folder is full or was deleted. Earlier files remain."""
 
 
 def nearest(given: str, allowed: Iterable[str], count: int = 3) -> str:
-    """Up to `count` names of `allowed` closest to `given`, as text; all of them, shortened, when none is close."""
+    """Return up to `count` names of `allowed` that are close to `given`, as text; if no name is close, a shortened list
+    of all."""
     names = sorted(allowed)
     close = difflib.get_close_matches(given, names, n=count, cutoff=0.5)
     if close:

@@ -1,7 +1,7 @@
-"""File access: files are read to plain data or rejected in one sentence, and written whole or not at all.
+"""File access: reading to plain data, with one sentence if a file is rejected, and atomic writing.
 
-Rejected are files that are not regular (a device never ends, a pipe may never begin), files that are too big, and JSON
-that distbench never writes: NaN, infinity, overlong numbers, deep nesting. `spec/json_decoder.py` makes records of
+Files are rejected if they are not regular (reading a device may never end, reading a pipe may never begin), too big, or
+JSON that distbench never writes: NaN, infinity, overlong numbers, deep nesting. `spec/json_decoder.py` makes records of
 plain data.
 """
 
@@ -23,7 +23,7 @@ from distbench.spec.errors import UserError
 
 MAX_DOCUMENT_BYTES = 256 << 20
 MAX_DEPTH = 50
-MAX_COUNT = 10**18  # no count is larger
+MAX_COUNT = 10**18  # every count is smaller
 MAX_DIGITS = 18
 _KINDS = {
     stat.S_ISDIR: "a folder",
@@ -32,7 +32,7 @@ _KINDS = {
     stat.S_ISBLK: "a device",
     stat.S_ISSOCK: "a socket",
 }
-# Every digit as 0: a search for bytes then finds a float that may be too large.
+# Every digit becomes 0, so that a search for bytes finds floats that may be too large.
 _DIGITS = bytes.maketrans(b"123456789E", b"000000000e")
 _LONG = b"0" * 300
 
@@ -46,7 +46,7 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(record) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in record if names.count(name) > 1)
-        raise ValueError(f"an object has the name {ascii(twice)[:60]} twice")
+        raise ValueError(f"an object contains the name {ascii(twice)[:60]} twice")
     return record
 
 
@@ -62,7 +62,7 @@ _STRICT = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=_whole, ob
 
 @contextmanager
 def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Iterator[BinaryIO]:
-    """Open a regular file of at most `max_bytes` for reading bytes.
+    """Open a regular file of at most `max_bytes` bytes for reading in binary mode.
 
     Args:
         label: the kind of file, for messages.
@@ -71,12 +71,12 @@ def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Itera
         UserError: not a regular file, too big, or not readable.
     """
     try:
-        status = os.stat(path)  # noqa: PTH116 - before it is opened: opening a pipe waits for its writer
+        status = os.stat(path)  # noqa: PTH116 - before opening, since opening a pipe waits for a writer
         if not stat.S_ISREG(status.st_mode):
             kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(status.st_mode)), "not a regular file")
             raise UserError(f"{label} {path} cannot be read: it is {kind}; give a file")
         if status.st_size > max_bytes:
-            size = f"it has {status.st_size:,} bytes, and the limit is {max_bytes:,}"
+            size = f"the file has {status.st_size:,} bytes, but the limit is {max_bytes:,} bytes"
             raise UserError(f"{label} {path} cannot be read: {size}; give another file")
         with path.open("rb") as file:
             yield file
@@ -86,19 +86,20 @@ def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Itera
 
 
 def read_text(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> str:
-    """Return a file's text. Raises as `opened`, also for a text that is not valid UTF-8."""
+    """Return a file's text. Raise UserError as `opened` does, and for bytes that are not valid UTF-8."""
     with opened(path, label, max_bytes) as file:
         data = file.read(max_bytes + 1)
     if len(data) > max_bytes:
-        raise UserError(f"{label} {path} cannot be read: it grows beyond the limit of {max_bytes:,} bytes")
+        raise UserError(f"{label} {path} cannot be read: the file exceeds the limit of {max_bytes:,} bytes")
     try:
-        return data.decode("utf-8-sig")  # editors on Windows put a mark before it
+        return data.decode("utf-8-sig")  # editors on Windows write a byte order mark first
     except UnicodeDecodeError as error:
         raise UserError(f"{label} {path} cannot be read: byte {error.start} is not valid UTF-8") from error
 
 
 def read_json(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Any:
-    """Return a file's JSON value. Raises as `read_text`, also for invalid JSON or an object with a name twice."""
+    """Return a file's JSON value. Raise UserError as `read_text` does, and for invalid JSON or duplicate names in an
+    object."""
     try:
         return parse_json(read_text(path, label, max_bytes), _STRICT)
     except ValueError as error:
@@ -109,7 +110,7 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
     """Return the value of a JSON text with finite numbers, integers up to MAX_COUNT and at most MAX_DEPTH levels.
 
     Raises:
-        ValueError: the text is not valid; the message is one short sentence.
+        ValueError: the text is not valid; the message is a short clause.
     """
     data = text.encode("utf-8", "surrogatepass") if isinstance(text, str) else text
     try:
@@ -127,7 +128,7 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
     if has_long_number or data.count(b"[") + data.count(b"{") > MAX_DEPTH:
         _require_sane(value)
     if b"\\u" in data:
-        # Neither a file nor a terminal accepts half of a surrogate pair.
+        # Files and terminals do not accept half of a surrogate pair.
         try:
             json.dumps(value, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:
@@ -136,7 +137,8 @@ def parse_json(text: str | bytes, decoder: json.JSONDecoder = _DECODER) -> Any:
 
 
 def _require_sane(value: Any) -> None:
-    """Reject infinite numbers and deep nesting, level by level: a deep value would break a recursion."""
+    """Reject infinite numbers and deep nesting. The check is a loop over levels, since recursion fails for deep
+    values."""
     level = [[value]]
     for _ in range(MAX_DEPTH + 1):
         inner: list[Any] = []
@@ -154,16 +156,16 @@ def _require_sane(value: Any) -> None:
     raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
 
 
-# The folder accepts no new file, or the file is a mount point: then it can only be written in place.
+# With these errors, the folder accepts no new file or the file is a mount point, so the file is written in place.
 IN_PLACE = (errno.EACCES, errno.EPERM, errno.EBUSY)
-RANDOM_BYTES = 6  # 4 launches of one sweep begin within a second: with 2 bytes, 1 sweep in 11,000 had a duplicate name
+RANDOM_BYTES = 6  # several launches of a sweep start per second; with 2 bytes, 1 sweep in 11,000 had a duplicate name
 DAY_S = 86_400.0
-LATEST = 1e11  # seconds since the epoch, year 5138: beyond it dates cannot be written
+LATEST = 1e11  # seconds since the epoch, year 5138; later dates cannot be written
 MAX_SHOWN = 60
 
 
 def unique_stem(moment: float, *parts: str) -> str:
-    """Return `20261123T071449Z-PARTS-<12 random hex digits>`, a file's name without its suffix.
+    """Return a unique file name without suffix: `20261123T071449Z-PARTS-<12 random hex digits>`.
 
     Args:
         moment: seconds since the epoch.
@@ -176,13 +178,13 @@ def write_whole(path: Path, content: str | bytes) -> None:
     """Write a text (UTF-8) or bytes to a temporary file, then rename it; after a failure the old file remains.
 
     Raises:
-        OSError: it cannot be written.
+        OSError: the file cannot be written.
     """
     data = content.encode("utf-8", "backslashreplace") if isinstance(content, str) else content
     if path.exists() and not path.is_file():
         path.write_bytes(data)  # a device
         return
-    target = Path(os.path.realpath(path))  # a link stays one
+    target = Path(os.path.realpath(path))  # a link remains a link
     new = target.with_name(f".{target.name[:100]}.{os.getpid()}")
     try:
         with new.open("wb") as file:
@@ -203,12 +205,12 @@ def write_whole(path: Path, content: str | bytes) -> None:
 
 
 def short_path(path: Path) -> Path:
-    """Return a path relative to the working folder, where it lies below that."""
+    """Return a path relative to the working folder if the path is inside this folder, else the path."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def shown(value: Any) -> str:
-    """Return the beginning of a value, on one line, for a message."""
+    """Return the beginning of a value's text, on one line, for a message."""
     if isinstance(value, list | dict):
         kind = "a list" if isinstance(value, list) else "an object"
         return f"{kind} of {len(value)}"

@@ -1,4 +1,4 @@
-"""A job: everything that one launch needs, in one JSON file, and the user's choices (--set, -k) for its scenario."""
+"""A job: all inputs of one launch, in one JSON file, and the user's choices (--set, -k) for the job's scenario."""
 
 import ast
 import contextlib
@@ -20,38 +20,39 @@ from distbench.spec.printable_text import count_text, cut
 
 Variant = dict[str, Any]
 CHECKS = ("full", "loss", "none")
-# Raised by reading a text as a Python value, also a deeply nested one.
+# Errors of parsing a text as a Python value, also for deep nesting.
 _NOT_PYTHON = (ValueError, SyntaxError, TypeError, MemoryError, RecursionError)
 _TRUTHS = {**dict.fromkeys(("true", "1", "yes", "on"), True), **dict.fromkeys(("false", "0", "no", "off"), False)}
-JOB_FILE = "job.json"  # in the job's log folder; its ranks begin when the file exists
-LAUNCH_LOG = "launch.log"  # also in the log folder: output of the process that started the ranks
+JOB_FILE = "job.json"  # file in the job's log folder; the ranks start when the file exists
+LAUNCH_LOG = "launch.log"  # file in the log folder: output of the process that started the ranks
 
 
 def pid_file(log_dir: Path, rank: int) -> Path:
-    """Return the file with a rank's pid in a log folder; it exists from the rank's start to its last work."""
+    """Return the file with a rank's pid in a log folder. The file exists from the rank's start to the end of its
+    work."""
     return log_dir / f"rank{rank}.pid"
 
 
 @dataclass(frozen=True)
 class Settings:
-    """How long and how precisely to measure one case.
+    """The effort for measuring one case: warm-up, samples, passes and check.
 
     Args:
         warmup_iterations: iterations before the first sample of every case.
         min_samples: samples taken regardless of their time.
-        max_samples: samples after which a case ends.
+        max_samples: number of samples after which a case ends.
         max_case_s: seconds of timed iterations after which a case ends.
-        budget_s: seconds of timed iterations that the cases of a launch share; with many cases, each ends sooner.
-        target_ci: width, as a share of the median, at which a case ends. With several passes: the width of the median
-            pass's 95 % interval. With one: of the order statistics that would bound the median of independent samples.
-        iterations_per_sample: with 1, each iteration is timed alone; with n, n iterations back to back (pipelined).
-        seed: for data, initial parameters and the order of cases.
-        max_relaunches: the largest number of new launches, after cases that killed or hung a rank.
-        passes: rounds over all cases; each takes an equal share of a case's samples and seconds, so that other load on
-            the machine affects all cases equally. 0: as many as the budget allows where a report compares variants,
-            else one.
-        check: a name from CHECKS. A step's gradients and loss, or its loss alone, or nothing, is compared with one
-            device's step. One device then holds the whole model with its activations, or without them, or not at all.
+        budget_s: seconds of timed iterations for all cases of a launch; many cases shorten each case.
+        target_ci: interval width at which a case ends, as a share of the median. The interval is the 95 % interval of
+            the median pass, or with one pass, the order statistics that bound the median of independent samples.
+        iterations_per_sample: number of iterations per sample; several iterations are timed back to back (pipelined).
+        seed: seed for data, initial parameters and the order of cases.
+        max_relaunches: maximum number of new launches after cases that killed or hung a rank.
+        passes: number of turns of every case, each with an equal share of the case's samples and seconds, so that other
+            load on the machine affects all cases equally. 0 means as many passes as the budget allows if a report
+            compares variants, else 1 pass.
+        check: a name from CHECKS: compare a step's gradients and loss, its loss only, or nothing with the step of one
+            device. This device needs memory for the whole model with activations, without activations, or for neither.
     """
 
     warmup_iterations: int = 3
@@ -72,16 +73,16 @@ class Settings:
         return cls(warmup_iterations=2, min_samples=6, max_samples=200, max_case_s=0.8, budget_s=5.0)
 
     def with_budget(self, budget_s: float) -> "Settings":
-        """Return these with another budget, and without the limits per case of `quick`."""
+        """Return these settings with another budget, and without the limits per case of `quick`."""
         full = Settings()
         return replace(self, budget_s=budget_s, max_case_s=full.max_case_s, max_samples=full.max_samples)
 
     def case_limit_s(self, num_cases: int) -> float:
-        """Return the seconds of timed iterations that one of `num_cases` cases may take."""
+        """Return the limit of timed iterations for each of `num_cases` cases, in seconds."""
         return min(self.max_case_s, self.budget_s / max(num_cases, 1))
 
     def of_a_pass(self) -> "Settings":
-        """Return settings of one pass: its share of a case's samples and seconds."""
+        """Return the settings of one pass, with its share of a case's samples and seconds."""
         share = {name: -(-getattr(self, name) // self.passes) for name in ("min_samples", "max_samples")}
         return replace(self, **share, max_case_s=self.max_case_s / self.passes)
 
@@ -91,28 +92,29 @@ class Job:
     """One launch: one scenario, all its variants, on one mesh.
 
     Args:
-        run_id: names the run file; unique.
-        invocation_id: shared by all runs of one command.
-        file: declares the scenario.
-        variants: one dict of parameters each, in the order they run.
+        run_id: unique id, which is also in the run file's name.
+        invocation_id: common id of all runs of one command.
+        file: path of the file that declares the scenario.
+        variants: one dict of parameters per variant, in run order.
         axes: names of the parameters that differ between variants.
         mesh: mesh dim name to size.
         device: a name from DEVICES.
         timeout_s: seconds without progress after which the launch is aborted.
-        started_at: seconds since the epoch when the command began.
-        started_clock_s: the same by time.monotonic(), for durations: the wall clock may jump.
-        reporting_rank: the rank that reports progress to the parent: 0, or under another launcher each parent's own.
-        is_call: `scenario` names a function as of `Scenario.calls`, and a variant is its arguments.
+        started_at: start of the command, seconds since the epoch.
+        started_clock_s: start of the command by time.monotonic(), for durations, since the wall clock may jump.
+        reporting_rank: the rank that reports progress to this parent process: 0, or the parent's rank under another
+            launcher.
+        is_call: whether `scenario` names a plain function (as in `Scenario.calls`), with a variant as its arguments.
         environment: facts of the machine.
         profile: file of the cost profile that every rank loads.
-        done_ids: cases that have a row from an earlier launch of this job: their first pass is not run again.
+        done_ids: cases with a row from an earlier launch of this job; the first pass of these cases is not run again.
         ended_ids: done cases that failed; their further passes are not run.
-        passes_done: case id to the number of its next pass, after every case of its group has its row.
-        note: printed before it starts, or "".
+        passes_done: case id to the number of its next pass, which runs after every case of the group has a row.
+        note: text printed before the job starts, or "".
         trace_paths: whether each step is traced after it was timed and checked.
         label: the user's own text for this run, or "".
-        chosen: the cases to run, an expression of `CaseChoice`; "" for all.
-        file_digest: `digest_of` the scenario file.
+        chosen: the cases to run, as an expression of `CaseChoice`; "" for all cases.
+        file_digest: result of `digest_of` for the scenario file.
     """
 
     run_id: str
@@ -143,30 +145,30 @@ class Job:
     file_digest: str = ""
 
     def to_record(self) -> dict[str, Any]:
-        """Return plain data for JSON, ordered as declared."""
+        """Return plain data for JSON, in the order of the fields."""
         return asdict(self)
 
     @classmethod
     def load(cls, path: Path) -> "Job":
-        """Return the job that `save` wrote; UserError for a damaged file, such as after a full disk."""
+        """Return the job that `save` wrote. Raise UserError for a damaged file, for example after a full disk."""
         from distbench.spec.json_decoder import Format, read_record
 
         return read_record(path, cls, Format("job file", "start the launch again"))
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> "Job":
-        """Return the job of a record of `to_record`."""
+        """Return the job from a record of `to_record`."""
         from distbench.spec.json_decoder import decode
 
         return decode(record, cls)
 
     def save(self, path: Path) -> None:
-        """Write the job as JSON, whole or not at all: ranks may be waiting for it."""
+        """Write the job as JSON atomically, since ranks may be waiting for the file."""
         write_whole(path, json.dumps(self.to_record(), indent=1))
 
 
 def digest_of(file: Path) -> str:
-    """Return a digest of a file; "" where it cannot be read."""
+    """Return a digest of a file; "" if the file cannot be read."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:16]
     except OSError:
@@ -174,7 +176,8 @@ def digest_of(file: Path) -> str:
 
 
 def variants_of(entry: Entry, chosen: Mapping[str, Sequence[Any]], quick: bool) -> list[Variant]:
-    """Return all combinations of the axes, with the user's choices (--set), and quick sizes of other parameters."""
+    """Return all combinations of the axes with the user's choices (--set); with `quick`, other parameters have quick
+    sizes."""
     for name in chosen:
         if name not in entry.params and not is_knob(name):
             problem = f"scenario {entry.name!r} has no axis or parameter {name!r}"
@@ -200,14 +203,14 @@ def axis_names(variants: Sequence[Variant], entry: Entry) -> list[str]:
 
 
 def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """Parse `["rotate=A,B"]` to `{"rotate": ["A", "B"]}`, values of the default's type."""
+    """Parse `["rotate=A,B"]` to `{"rotate": ["A", "B"]}`; values get the type of the parameter's default."""
     chosen: dict[str, list[Any]] = {}
     for text in texts:
         name, equals, values = text.partition("=")
         if not equals or not name or not values:
             raise UserError(f"--set {text!r} is not AXIS=VALUE; write for example --set rotate=alltoall")
         if name in chosen:
-            raise UserError(f"--set {name} is given twice; give all its values at once: --set {name}=A,B")
+            raise UserError(f"--set {name} is given twice; give all values at once: --set {name}=A,B")
         default = KNOBS[name].example if is_knob(name) else params.get(name)
         chosen[name] = [_typed(name, value, default) for value in _values(values, default)]
         for value in chosen[name] if name in KNOBS else ():
@@ -216,7 +219,7 @@ def parse_choices(texts: Sequence[str], params: Mapping[str, Any]) -> dict[str, 
 
 
 def _values(text: str, default: Any) -> list[str]:
-    """The values of `A,B`; commas within brackets and quotes belong to a value, unless the default is a text."""
+    """Split `A,B` into values. Commas within brackets and quotes belong to a value, unless the default is a text."""
     listed = f"[{text}]"
     with contextlib.suppress(*_NOT_PYTHON, AttributeError):
         if not isinstance(default, str):
@@ -237,11 +240,11 @@ def _typed(name: str, text: str, default: Any) -> Any:
     if expected_type in (tuple, list) and isinstance(value, tuple | list):
         return expected_type(value)
     allowed = (float, int) if expected_type is float else expected_type
-    # In Python, True is a number; in a scenario it is not.
+    # In Python, True is a number; in a scenario, True is not a number.
     is_allowed = isinstance(value, allowed) and (expected_type is bool or not isinstance(value, bool))
     if default is not None and not is_allowed:
         kind = "true or false" if expected_type is bool else f"{expected_type.__name__} values such as {default!r}"
-        raise UserError(f"--set {name}={cut(text)}: {name} takes {kind}")
+        raise UserError(f"--set {name}={cut(text)} is not valid; give {kind}")
     return value
 
 
@@ -255,8 +258,8 @@ class Knob:
     """A change to a plan.
 
     Args:
-        values: the allowed values, or () for any of the type of `example`.
-        needs: the part of a plan that it changes and that the plan must have: "fsdp", "cp" or "".
+        values: the allowed values, or () for any value of the type of `example`.
+        needs: the part that a plan must have for this change: "fsdp", "cp" or "".
     """
 
     example: Any
@@ -279,7 +282,7 @@ KNOBS: Mapping[str, Knob] = {
 
 
 def is_knob(name: str) -> bool:
-    """Return whether a name of --set is a change to the plan; UserError for an unknown `plan.` name."""
+    """Return whether a name of --set is a change to the plan. Raise UserError for an unknown `plan.` name."""
     if name.startswith(PREFIX) and name not in KNOBS:
         raise UserError(f"--set {name} is not a change to a plan ({nearest(name, KNOBS)})")
     return name in KNOBS
@@ -296,19 +299,20 @@ def _check_knob(name: str, value: Any) -> None:
 
 
 def split_variant(variant: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the arguments of the scenario's function, and the changes to its plan, of a variant."""
+    """Split a variant into arguments of the scenario's function and changes to the plan."""
     knobs = {name: value for name, value in variant.items() if name in KNOBS}
     return {name: value for name, value in variant.items() if name not in knobs}, knobs
 
 
 def brief_mesh(mesh: Mapping[str, int]) -> str:
-    """Return `dp_shard2xtp2` for `{"dp_shard": 2, "tp": 2}`; mesh dims of one rank only in a mesh of one rank."""
+    """Return `dp_shard2xtp2` for `{"dp_shard": 2, "tp": 2}`; mesh dims of size 1 are omitted, except in a mesh of one
+    rank."""
     kept = {name: size for name, size in mesh.items() if size > 1} or mesh
     return "x".join(f"{name}{size}" for name, size in kept.items())
 
 
 def parse_brief_mesh(text: str) -> Mesh:
-    """Return the mesh of a text of `brief_mesh`; UserError for any other text."""
+    """Return the mesh from a text of `brief_mesh`. Raise UserError for any other text."""
     mesh: Mesh = {}
     for part in str(text).split("x"):
         match = _MESH_PART.fullmatch(part)
@@ -320,25 +324,26 @@ def parse_brief_mesh(text: str) -> Mesh:
 
 
 def mesh_of(variant: Mapping[str, Any], mesh: Mapping[str, int]) -> Mesh:
-    """Return the mesh of a variant: `mesh`, or its own with the same number of ranks and 1 for the other mesh dims.
+    """Return the mesh of a variant: its `plan.mesh`, extended by the other mesh dims with size 1, else `mesh`.
 
     Raises:
-        UserError: its own mesh has another number of ranks.
+        UserError: the number of ranks of `plan.mesh` differs from that of `mesh`.
     """
     if MESH not in variant:
         return dict(mesh)
     own_mesh = parse_brief_mesh(variant[MESH])
     if mesh_size(own_mesh) != mesh_size(mesh):
-        sizes = f"{count_text(mesh_size(own_mesh), 'rank')}, and the launch has {mesh_size(mesh)}"
+        sizes = f"{count_text(mesh_size(own_mesh), 'rank')}, but the launch has {mesh_size(mesh)}"
         problem = f"--set {MESH}={variant[MESH]} has {sizes}"
-        raise UserError(f"{problem}; give meshes of that size, or change --mesh")
+        raise UserError(f"{problem}; give meshes of this size, or change --mesh")
     return {**dict.fromkeys(mesh, 1), **own_mesh}
 
 
-# `run -k EXPR`: cases by parts of their ids, `and`, `or`, `not` and parentheses, as pytest's -k chooses tests.
+# `run -k EXPR` selects cases by parts of their ids with `and`, `or`, `not` and parentheses, as pytest's -k selects
+# tests.
 
 _Matches = Callable[[str], bool]
-# A part of an id in quotes may contain spaces and parentheses, as ids of redistributions do.
+# In quotes, a part of an id may contain spaces and parentheses, as in ids of redistributions.
 TOKEN = re.compile(r"""\s*(?:(?P<mark>[()])|"(?P<double>[^"]*)"|'(?P<single>[^']*)'|(?P<word>[^\s()"']+))""")
 MAX_NAMED, MAX_SHOWN = 3, 200
 MAX_DEPTH = 50
@@ -353,14 +358,14 @@ class CaseChoice:
         self._depth = 0
         self._matches = self._any_of()
         if self._tokens:
-            raise self._wrong(f"{self._tokens[0][1]!r} is not expected at its place")
+            raise self._wrong(f"{self._tokens[0][1]!r} is not expected here")
 
     def matches(self, case_id: str) -> bool:
         """Return whether a case is chosen, ignoring upper and lower case."""
         return self._matches(case_id.lower())
 
     def _split(self) -> list[tuple[str, str]]:
-        """(kind, text) of each token: "mark", "word" or "quoted"."""
+        """Return (kind, text) of each token; kinds are "mark", "word" and "quoted"."""
         tokens, place, text = [], 0, self._text.strip()
         while place < len(text):
             match = TOKEN.match(text, place)
@@ -423,6 +428,6 @@ def _shown(text: str) -> str:
 
 
 def none_chosen(text: str, num_cases: int, ids: Sequence[str]) -> str:
-    """Return one sentence for a choice without cases."""
+    """Return one sentence on a choice that matches no case."""
     choice = f"-k {_shown(text)} matches 0 of {count_text(num_cases, 'case')}"
     return f"{choice}, such as {', '.join(ids[:MAX_NAMED])}; `run --dry-run` lists all"

@@ -108,7 +108,10 @@ def test_launches_that_ran_at_the_same_time_prove_nothing(tmp_path: Path) -> Non
         gated = compare(tmp_path / "base", tmp_path / "new", options)
         assert (only(gated).verdict, only(gated).suspected) == ("inconclusive", "regression")
         said = "launches base-2 and new-3 ran at the same time and disturb each other"
-        assert only(gated).reason == f"slower, but {said}; run one after the other" and said in gated.designs[0]
+        assert (
+            only(gated).reason == f"slower, but {said}; run the launches one after the other"
+            and said in gated.designs[0]
+        )
 
 
 def test_scenarios_of_one_command_are_one_launch_when_they_are_paired(tmp_path: Path) -> None:

@@ -305,7 +305,7 @@ def test_progress_shown_to_nobody_stops_nothing(monkeypatch: pytest.MonkeyPatch)
 def test_a_folder_given_as_a_scenario_is_named_as_one(tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     for target, says in (
-        (tmp_path, "is a folder; give one of its .py files"),
+        (tmp_path, "is a folder; give a .py file of this folder"),
         (tmp_path / "folder.py", "is not a file"),
     ):
         with pytest.raises(UserError, match=says):

@@ -188,7 +188,7 @@ def test_bad_steps_and_optimizers_are_named(context: RankContext, scenario: Scen
         ({"step": None, "period": 2}, "Scenario.period is 2 without step"),
         (
             {"step": lambda model, batch: None},
-            r"called as step\(model, batch, optimizers\), and takes \(model, batch\)",
+            r"called as step\(model, batch, optimizers\), but accepts \(model, batch\)",
         ),
     ],
 )

@@ -89,7 +89,7 @@ def test_the_mark_that_editors_on_windows_put_before_a_text_is_passed_over(tmp_p
         (bytes(100), "line 1 is not valid Python: source code string cannot contain null bytes"),
         (b"# -*- coding: latin-1 -*-\n# \xe9\n", "byte 28 is not valid UTF-8"),
         (b"(" * 9999, "x.py.*(line 1 is not valid Python|cannot be read)"),
-        (None, "bytes, and the limit is 16,777,216"),
+        (None, "bytes, but the limit is 16,777,216"),
     ],
 )
 def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: bytes | None, says: str) -> None:

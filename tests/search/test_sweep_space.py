@@ -128,7 +128,7 @@ def test_a_change_that_cannot_be_is_refused(text: str, says: str) -> None:
 
 
 def test_a_mesh_of_other_ranks_than_the_launch_is_refused() -> None:
-    with pytest.raises(UserError, match="has 8 ranks, and the launch has 4"):
+    with pytest.raises(UserError, match="has 8 ranks, but the launch has 4"):
         mesh_of({"plan.mesh": "tp8"}, {"tp": 4})
 
 

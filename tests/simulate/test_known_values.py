@@ -77,7 +77,7 @@ def test_assumed_masks_and_numbers(children: Children) -> None:
     for kind in ("gate mask", "gate select"):
         assert forward_flops(only(steps, kind)) == gate + 2 * (TOKENS // 2) * DIM * VOCABULARY
     assert forward_flops(only(steps, "gate number")) == gate + 2 * TOKENS * DIM * VOCABULARY
-    assert only(steps, "gate mask").head.assumed == ("modules gate read 0.5, or their masks keep this share",)
+    assert only(steps, "gate mask").head.assumed == ("modules gate read the value 0.5, or their masks keep this share",)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +114,7 @@ def test_assumptions_are_read(tmp_path: Path) -> None:
         ("a=missing.json", "missing.json cannot be read"),
         ("a=negative.json", "is not a list of counts; give one number >= 0 per choice"),
         ("a=text.json", "give a JSON list"),
-        ("a=names.json", "has no module that matches 'a'; it has b"),
+        ("a=names.json", "has no module that matches 'a'; use one of b"),
     ],
 )
 def test_unusable_assumptions_are_one_sentence(

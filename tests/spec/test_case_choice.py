@@ -33,9 +33,9 @@ def test_a_quoted_part_may_hold_what_else_has_a_meaning() -> None:
     ("text", "why"),
     [
         *(("", "a part of a case's id is missing"), ("a and", "a part of a case's id is missing")),
-        *(("(a", "a parenthesis is not closed"), ("a)", "')' is not expected at its place")),
+        *(("(a", "a parenthesis is not closed"), ("a)", "')' is not expected here")),
         *(
-            ("a b", "'b' is not expected at its place"),
+            ("a b", "'b' is not expected here"),
             ("a and S(0)->R", "put a part that has parentheses in quotes"),
             ("'a", "a quote is not closed"),
             ("()", "a part of a case's id"),

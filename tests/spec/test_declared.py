@@ -43,12 +43,15 @@ def two(output: Any, targets: Any) -> Any:
             lambda: Scenario(batch_dims={"x": "0"}),
             "Scenario.batch_dims is {'x': '0'}; give a whole number or a",
         ),
-        (lambda: Scenario(loss=lambda a: a), "Scenario.loss is called as loss(output, targets), and takes (a)"),
+        (lambda: Scenario(loss=lambda a: a), "Scenario.loss is called as loss(output, targets), but accepts (a)"),
         (
             lambda: Scenario(call=lambda m, b, c: m),
-            "Scenario.call is called as call(model, batch), and takes (m, b",
+            "Scenario.call is called as call(model, batch), but accepts (m, b",
         ),
-        (lambda: Scenario(parallelize=lambda m: m), "parallelize is called as parallelize(model, mesh), and takes (m)"),
+        (
+            lambda: Scenario(parallelize=lambda m: m),
+            "parallelize is called as parallelize(model, mesh), but accepts (m)",
+        ),
         (lambda: Scenario(build_model=Model()), "Scenario.build_model is a Model; give a function that makes one"),
         (lambda: Scenario(call=two, loss=two), "Scenario has both call and loss"),
     ],

@@ -33,7 +33,7 @@ def test_a_file_that_is_too_big_is_refused_by_its_size(tmp_path: Path) -> None:
     path = tmp_path / "huge.jsonl"
     with path.open("wb") as file:
         file.truncate(1 << 40)  # a hole: no byte of it is on the disk
-    with pytest.raises(UserError, match=r"it has 1,099,511,627,776 bytes, and the limit is 1,073,741,824"):
+    with pytest.raises(UserError, match=r"the file has 1,099,511,627,776 bytes, but the limit is 1,073,741,824"):
         read_run(path)
     (tmp_path / "four").write_text("1234")
     with pytest.raises(UserError, match="the limit is 3"), opened(tmp_path / "four", "file", 3):
