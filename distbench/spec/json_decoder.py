@@ -1,8 +1,8 @@
-"""The decoder of records: plain JSON data to the type that a file declares, or one sentence on the wrong field.
+"""The decoder of records: converts plain JSON data to the type that a file declares, or reports the first wrong field.
 
-A record's type is a `msgspec.Struct`, a dataclass or a NamedTuple. Its annotations are checked, are listed in messages
-as the allowed values, and are exported to docs/run_file.schema.json. A field that the type does not name may hold any
-value, so files of newer versions that only add fields can be read.
+A record's type is a `msgspec.Struct`, a dataclass or a NamedTuple. The type's annotations are checked, are the allowed
+values in messages, and are exported to docs/run_file.schema.json. Fields that are not in the type may have any value,
+so distbench reads files of newer versions that only add fields.
 """
 
 import re
@@ -19,12 +19,12 @@ from distbench.spec.file_io import DAY_S, LATEST, MAX_COUNT, read_json, shown
 
 T = TypeVar("T")
 
-# Types of fields; messages give the description as the allowed value.
+# Types of fields; the description is the allowed value in messages.
 Name = Annotated[str, Meta(min_length=1, description="a name")]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT, description="a whole number >= 0")]
 Size = Annotated[int, Meta(ge=1, le=MAX_COUNT, description="a whole number above 0")]
 Amount = Annotated[float, Meta(ge=0, description="a number >= 0")]
-# A number of bytes that is whole stays an int.
+# A whole number of bytes remains an int.
 _BYTES = f"a number from 0 to {MAX_COUNT:g}"
 Bytes = (
     Annotated[int, Meta(ge=0, le=MAX_COUNT, description=_BYTES)]
@@ -37,7 +37,7 @@ Date = Annotated[float, Meta(ge=0, le=LATEST, description="seconds since 1970")]
 
 
 def among(names: Iterable[str]) -> Meta:
-    """Return the annotation of a text that is one of these names."""
+    """Return the annotation for a text out of the given names."""
     return Meta(pattern=rf"^(?:{'|'.join(map(re.escape, names))})\Z", description=f"one of {', '.join(names)}")
 
 
@@ -49,17 +49,17 @@ _STEP = re.compile(r"\.(\w+)|\[(\d+|\.\.\.)\]")
 
 
 def optional(kind: Any, *names: str) -> list[tuple[str, Any, None]]:
-    """Return fields for `msgspec.defstruct`, all of one type; each may be missing or null."""
+    """Return fields of one type for `msgspec.defstruct`; each field may be missing or null."""
     return [(name, kind | None, None) for name in names]
 
 
 class Format(NamedTuple):
-    """A kind of file that is one JSON document.
+    """The format of a file that is one JSON document.
 
     Args:
-        label: its name in messages.
+        label: the file's name in messages.
         advice: the next step for a damaged file.
-        version_field: the field that has the format's version, a whole number.
+        version_field: the field with the format's version, a whole number.
         newest: the newest version that this distbench reads.
     """
 
@@ -73,10 +73,10 @@ def read_record(path: Path, kind: type[T], form: Format, require: Callable[[T], 
     """Read a JSON document.
 
     Args:
-        require: raises a ValueError where fields of the right types contradict each other.
+        require: check of the record; raises ValueError if fields contradict each other.
 
     Raises:
-        UserError: not readable, newer than this distbench, or a field with a value that is not allowed.
+        UserError: the file is not readable or newer than this distbench, or a field has a value that is not allowed.
     """
     try:
         record = read_json(path, form.label)
@@ -86,7 +86,7 @@ def read_record(path: Path, kind: type[T], form: Format, require: Callable[[T], 
 
 
 def document(record: Any, kind: type[T], where: str, form: Format, require: Callable[[T], None] = lambda _: None) -> T:
-    """Decode a document that is parsed already; `where` begins messages. Raises as `read_record`."""
+    """Decode a parsed document; `where` begins messages. Raise UserError as `read_record` does."""
     try:
         if form.version_field and isinstance(record, dict):
             version = decode(record.get(form.version_field), _VERSION, form.version_field)
@@ -100,10 +100,10 @@ def document(record: Any, kind: type[T], where: str, form: Format, require: Call
 
 
 def decode(value: Any, kind: type[T], where: str = "") -> T:
-    """Return the record of plain JSON data.
+    """Convert plain JSON data to a record.
 
     Args:
-        where: the path to `value`, where it is a part of a record.
+        where: the path to `value` if the value is a part of a record.
 
     Raises:
         ValueError: one sentence with the first wrong field, its value and the allowed values.
@@ -134,7 +134,7 @@ def _sentence(error: msgspec.ValidationError, value: Any, kind: Any, where: str)
         return f"{inner}{match[1]} is missing"
     if match := _UNKNOWN.fullmatch(text):
         return f"{inner}{match[1]} is unknown ({nearest(match[1], _hints(kind))})"
-    if error.__cause__ is not None:  # a rule of the type itself, in words that begin with a field
+    if error.__cause__ is not None:  # a check of the type's constructor, in words that begin with a field
         return f"{inner}{text}"
     if where and value is None:
         return f"{where} is missing or null"
@@ -142,11 +142,11 @@ def _sentence(error: msgspec.ValidationError, value: Any, kind: Any, where: str)
 
 
 def _part(kind: Any, value: Any, name: str, index: str) -> tuple[str, Any, Any]:
-    """One step of msgspec's path into a value: its text, and the type and the value there.
+    """Follow one step of msgspec's path into a value; return the step's text, and the type and the value at its end.
 
     Args:
-        name: of a field; empty for another step.
-        index: of an item, or `...` for a value of a mapping: msgspec does not report the key.
+        name: name of a field; "" for another step.
+        index: index of an item, or `...` for a value of a mapping, since msgspec does not report the key.
     """
     for member in _members(kind):
         origin, inner = get_origin(member) or member, get_args(member)
@@ -169,7 +169,7 @@ def _hints(kind: Any) -> dict[str, Any]:
 
 
 def _members(kind: Any) -> list[Any]:
-    """The types of a union, or the type itself, without annotations."""
+    """The types of a union, or a list of the type, without annotations."""
     if get_origin(kind) is Annotated:
         return _members(get_args(kind)[0])
     if get_origin(kind) in (Union, UnionType):

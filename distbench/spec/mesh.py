@@ -1,8 +1,8 @@
-"""Device meshes as ordered {mesh dim: size}, without torch, and the number of ranks of each group per host.
+"""Device meshes as ordered {mesh dim: size}, without torch; the numbers of ranks per host of each group.
 
-A shape is the text of those numbers: `4` is four ranks on one host, `1+1` one rank on each of two hosts, `2+2` two on
-each, `2|1+1` a mesh dim of which some groups are within a host and others cross hosts. Ranks are numbered host by host,
-and all groups of a mesh dim communicate at once, so a shape also implies how many groups share a host's link.
+A shape is a text of these numbers: `4` is 4 ranks on one host, `1+1` is 1 rank on each of two hosts, `2+2` is 2 ranks
+on each; `2|1+1` is a mesh dim with some groups within a host and other groups across hosts. Ranks are numbered host by
+host, and all groups of a mesh dim communicate at once, so a shape also implies how many groups share a host's link.
 """
 
 import math
@@ -14,16 +14,17 @@ from itertools import product
 from distbench.spec.errors import UserError
 from distbench.spec.printable_text import count_text, cut
 
-RANKS_PER_CPU = 4  # more ranks mainly measure the contention between them
-MAX_RANKS = 1 << 16  # larger fake process groups of torch take minutes, or all memory
+RANKS_PER_CPU = 4  # more ranks would mainly measure contention for CPUs
+MAX_RANKS = 1 << 16  # larger fake process groups of torch take minutes or exhaust memory
 MESH_DIMS = ("pp", "dp_replicate", "dp_shard", "ep", "cp", "tp")
-BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")  # along these, ranks get different parts of the batch
+BATCH_DIMS = ("dp_replicate", "dp_shard", "ep")  # mesh dims along which ranks have different parts of the batch
 
 Mesh = dict[str, int]
 
 
 def parse_mesh(text: str) -> Mesh:
-    """Parse `"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`; `UserError` for an invalid or a second NAME=SIZE."""
+    """Parse `"dp_shard=2,tp=2"` to `{"dp_shard": 2, "tp": 2}`; raise UserError for an invalid or duplicate
+    NAME=SIZE."""
     mesh: Mesh = {}
     for part in text.split(","):
         name, equals, size = part.strip().partition("=")
@@ -38,7 +39,7 @@ def parse_mesh(text: str) -> Mesh:
 
 
 def mesh_dim_size(digits: str, part: str) -> int:
-    """Return the size in a part of a mesh; UserError for a size that is not valid."""
+    """Parse the size in a part of a mesh. Raise UserError for a size that is not valid."""
     if len(digits) > len(str(MAX_RANKS)) or not 1 <= int(digits) <= MAX_RANKS:
         problem = f"mesh part {cut(part)!r} has an invalid size"
         raise UserError(f"{problem}; give a whole number from 1 to {MAX_RANKS}")
@@ -46,29 +47,30 @@ def mesh_dim_size(digits: str, part: str) -> int:
 
 
 def check_num_ranks(mesh: Mapping[str, int]) -> None:
-    """Reject a mesh of more ranks than MAX_RANKS."""
+    """Raise UserError for a mesh of more than MAX_RANKS ranks."""
     if mesh_size(mesh) > MAX_RANKS:
         problem = f"mesh {format_mesh(mesh)} has {count_text(mesh_size(mesh), 'rank')}"
         raise UserError(f"{problem}; give a mesh of at most {MAX_RANKS:,}")
 
 
 def check_mesh_dims(mesh: Mapping[str, int], where: str = "") -> None:
-    """Reject names that are not in MESH_DIMS: no plan uses them. `where` begins the sentence."""
+    """Raise UserError for names that are not in MESH_DIMS, since no plan uses these. `where` begins the message."""
     for name in mesh:
         if name not in MESH_DIMS:
             raise UserError(f"{where}mesh dim {name!r} is unknown; use {', '.join(MESH_DIMS)}")
 
 
 def format_mesh(mesh: Mapping[str, int]) -> str:
-    """Return `"dp_shard=2,tp=2"` of `{"dp_shard": 2, "tp": 2}`."""
+    """Return `"dp_shard=2,tp=2"` for `{"dp_shard": 2, "tp": 2}`."""
     return ",".join(f"{name}={size}" for name, size in mesh.items())
 
 
 def fit_mesh(declared: Mapping[str, int], world_size: int) -> Mesh:
-    """Return the declared mesh adapted to another number of ranks (all are used), mesh dims and their order kept.
+    """Return the declared mesh adapted to another number of ranks, with the same mesh dims in the same order.
 
-    The last mesh dims are the fastest links, so they keep as much of their declared size as divides the ranks left;
-    the first mesh dim takes the rest: `{"dp_shard": 2, "tp": 2}` on 8 ranks is 4x2, on 2 ranks 1x2, on 1 rank 1x1.
+    The last mesh dims have the fastest links, so each (last first) gets the largest size that divides its declared size
+    and the remaining ranks. The first mesh dim gets the rest: `{"dp_shard": 2, "tp": 2}` is 4x2 on 8 ranks, 1x2 on 2
+    ranks, 1x1 on 1 rank.
     """
     fitted, first = dict(declared), next(iter(declared))
     for name in reversed([name for name in declared if name != first]):
@@ -87,18 +89,19 @@ WITHIN, RAIL, ACROSS, PARTLY = "within a host", "across hosts, same local rank",
 
 
 def group_shape(ranks: Iterable[int], hosts: Sequence[str]) -> str:
-    """Return the shape of one group; `hosts` has each rank's host, in rank order."""
+    """Return the shape of one group; `hosts` contains each rank's host, in rank order."""
     return "+".join(map(str, sorted(Counter(hosts[rank] for rank in ranks).values(), reverse=True)))
 
 
 def dim_shape(groups: Iterable[Iterable[int]], hosts: Sequence[str]) -> str:
-    """Return the shapes of all groups of a mesh dim, each once."""
+    """Return the shape of a mesh dim: the distinct shapes of its groups."""
     shapes = {group_shape(group, hosts) for group in groups}
     return "|".join(sorted(shapes, key=lambda shape: (shape.count("+"), shape)))
 
 
 def mesh_shapes(mesh: Mapping[str, int], hosts: Sequence[str]) -> dict[str, str]:
-    """Return the shape of each mesh dim, and of all joined by "x", of a mesh over all ranks in order."""
+    """Return the shapes of the mesh dims of a mesh over all ranks, and of all mesh dims together (names joined by
+    "x")."""
     shapes, inner = {}, len(hosts)
     for name, size in mesh.items():
         inner //= size
@@ -107,28 +110,29 @@ def mesh_shapes(mesh: Mapping[str, int], hosts: Sequence[str]) -> dict[str, str]
 
 
 def groups_of(size: int, stride: int, num_ranks: int) -> list[range]:
-    """Return the groups of a mesh dim of this size whose neighbours are `stride` ranks apart."""
+    """Return the groups of a mesh dim with this size; neighbours in a group are `stride` ranks apart."""
     starts = (block + at for block, at in product(range(0, num_ranks, size * stride), range(stride)))
     return [range(start, start + size * stride, stride) for start in starts]
 
 
 def sizes_of(shape: str) -> set[int]:
-    """Return the numbers of ranks of a shape's groups: one number for the groups of a mesh dim."""
+    """Return the set of group sizes in a shape: one size for a mesh dim."""
     return {sum(map(int, group.split("+"))) for group in shape.split("|")}
 
 
 def fits(measured: str, shape: str) -> bool:
-    """Return whether a line measured over groups of one shape is valid for another: it has all of its patterns."""
+    """Return whether a line measured for one shape is valid for another: the measured shape contains all its groups'
+    shapes."""
     return not measured or set(shape.split("|")) <= set(measured.split("|"))
 
 
 def slowest(shape: str) -> str:
-    """Return the shape of the groups of a mesh dim that span most hosts."""
+    """Return the shape of the groups that span the most hosts, out of a mesh dim's shape."""
     return max(shape.split("|"), key=lambda group: group.count("+"))
 
 
 def level_of(shape: str) -> str:
-    """Return a shape in words; empty for an unknown one."""
+    """Describe a shape in words; "" for an unknown shape."""
     if not shape:
         return ""
     crosses = ["+" in group for group in shape.split("|")]
@@ -145,7 +149,8 @@ def ranks_per_host(hosts: Sequence[str]) -> set[int]:
 
 
 def more_like(hosts: Sequence[str], num_ranks: int) -> tuple[str, ...]:
-    """Return hosts for another number of ranks, as many on each; empty where the given hosts differ in that number."""
+    """Return hosts for another number of ranks, with the same number of ranks per host; () if the given hosts differ in
+    it."""
     if len(hosts) == num_ranks:
         return tuple(hosts)
     counts = ranks_per_host(hosts)
@@ -162,10 +167,10 @@ def layout_text(hosts: Sequence[str]) -> str:
 
 
 def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, int, int]]:
-    """Return (shape, size, stride) of groups that other meshes over these ranks have and this mesh lacks.
+    """Return (shape, size, stride) of groups that occur in other meshes over these ranks, but not in this mesh.
 
-    Mesh dims are split into primes, and neighbouring ones joined. Groups that cross hosts must span all hosts, since
-    many hosts would give too many. The first of each shape.
+    Mesh dims are split into prime factors, and neighbouring factors are joined. Groups across hosts must span all
+    hosts, which limits their number. Each shape occurs once.
     """
     num_hosts, primes = len(set(hosts)), [prime for size in mesh.values() for prime in primes_of(size)]
     dim_shapes = {shape for name, shape in mesh_shapes(mesh, hosts).items() if name in mesh}
@@ -182,7 +187,7 @@ def flattened(mesh: Mapping[str, int], hosts: Sequence[str]) -> list[tuple[str, 
 
 
 def primes_of(number: int) -> list[int]:
-    """Return the prime factors, ascending."""
+    """Return the prime factors of a number, ascending."""
     primes, factor = [], 2
     while number > 1:
         while number % factor == 0:

@@ -1,8 +1,8 @@
 """Placement notation, one placement per mesh dim, as text and as data; the names of the redistribution planners.
 
-`R` replicates and `S(0)` shards tensor dim 0. Several mesh dims shard one tensor dim from left to right, unless
-`S(0)[1]` gives the position in the order. `_S(0,2)` is a strided shard: this mesh dim takes its chunk of each of 2
-pieces. `P(sum)` is a partial sum, to be reduced. Run files also contain strided shards as torch writes them:
+`R` replicates and `S(0)` shards tensor dim 0. If several mesh dims shard one tensor dim, the order is from left to
+right, unless `S(0)[1]` gives the position. `_S(0,2)` is a strided shard: each rank of the mesh dim has a chunk of each
+of 2 pieces. `P(sum)` is a partial sum, to be reduced. Run files also contain strided shards as torch writes them:
 `_S(0, 2)`, `SS(0, 2)`, `_StridedShard(dim=0, sf=2)`.
 """
 
@@ -21,11 +21,11 @@ _TOKEN = re.compile(
 
 @dataclass(frozen=True)
 class Placement:
-    """The effect of one mesh dim on a tensor: it shards a tensor dim, holds partial values, or holds a replica."""
+    """The effect of one mesh dim on a tensor: shards of a tensor dim, partial values, or replicas."""
 
     tensor_dim: int | None = None
-    turn: int | None = None  # the number of mesh dims that shard that tensor dim before this one; None if not given
-    split_factor: int | None = None  # the number of pieces of a strided shard; None for a plain shard
+    turn: int | None = None  # number of mesh dims that shard the tensor dim before this mesh dim; None if not given
+    split_factor: int | None = None  # number of pieces of a strided shard; None for a plain shard
     reduce_op: str | None = None  # the pending reduction of partial values
 
     def __str__(self) -> str:
@@ -39,10 +39,11 @@ class Placement:
 
 
 def parse_placements(text: str) -> tuple[Placement, ...]:
-    """`"S(0)[1]RP(sum)"` as one placement per mesh dim, outermost mesh dim first; ValueError for any other text."""
+    """Parse texts such as `"S(0)[1]RP(sum)"`: one placement per mesh dim, outermost first. Raise ValueError for any
+    other text."""
     matches = list(_TOKEN.finditer(text))
     if "".join(match.group() for match in matches) != text or not matches:
-        raise ValueError(f"placements {text!r} are unknown; write R, S(tensor dim), S(tensor dim)[turn] or P(sum)")
+        raise ValueError(f"placements {text!r} are unknown; write R, S(tensor dim), S(tensor dim)[position] or P(sum)")
     placements = []
     for match in matches:
         reduce_op, plain, strided, *others = match.groups()
@@ -52,15 +53,15 @@ def parse_placements(text: str) -> tuple[Placement, ...]:
 
 
 def format_placements(placements: Iterable[Placement]) -> str:
-    """The text that `parse_placements` reads."""
+    """Return the text that `parse_placements` parses."""
     return "".join(map(str, placements))
 
 
 def shard_orders(placements: Sequence[Placement], tensor_ndim: int) -> tuple[tuple[int, ...], ...]:
-    """For each tensor dim, the mesh dims that shard it, the first one first.
+    """Return for each tensor dim the mesh dims that shard it, in order.
 
     Raises:
-        ValueError: a tensor dim that the tensor lacks, or turns that are not 0, 1, 2, ... on each tensor dim.
+        ValueError: the tensor lacks a tensor dim, or the positions on a tensor dim are not 0, 1, 2, ...
     """
     turns: list[list[tuple[int, int]]] = [[] for _ in range(tensor_ndim)]
     for mesh_dim, placement in enumerate(placements):
@@ -77,13 +78,13 @@ def shard_orders(placements: Sequence[Placement], tensor_ndim: int) -> tuple[tup
 
 
 TORCH_PLANNERS = ("greedy", "min_cost")
-# The cheapest path under a profile, and one exchange without a path.
+# calibrated: the cheapest path under a profile. direct: one exchange without a path.
 OUR_PLANNERS = ("calibrated", "direct")
-# Planners that require least from the user come first; ties are resolved in this order.
+# The order resolves ties: planners with the fewest requirements on the user are first.
 PLANNERS = (*TORCH_PLANNERS, *OUR_PLANNERS)
-# DTensor's default, which the others are compared with.
+# DTensor's default: the baseline of comparisons.
 BASELINE = "greedy"
-# Suffix of a planner's name whose all-to-alls ran as such on CPU, not as all-gathers; direct uses no all-to-all.
+# Suffix of a planner's name if its all-to-alls on CPU did not run as all-gathers; direct uses no all-to-all.
 NATIVE = "+native"
 VARIANTS = tuple(name + how for name in PLANNERS for how in ("", NATIVE) if name + how != f"direct{NATIVE}")
 OUR_VARIANTS = tuple(name for name in VARIANTS if name.removesuffix(NATIVE) in OUR_PLANNERS)

@@ -1,6 +1,7 @@
-"""How a model is laid over a mesh: one plan, its parts in the order in which they are applied.
+"""Plans: the layout of a model over a mesh, with the parts in the order of application.
 
-torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
+torch objects have the type `Any`, since this module does not import torch: a scenario builds the objects, the worker
+uses them.
 """
 
 import fnmatch
@@ -14,14 +15,15 @@ from distbench.spec.checked_dataclass import Declared
 
 @dataclass(frozen=True)
 class PipelineSchedule:
-    """One of torch.distributed.pipelining's schedules.
+    """A schedule of torch.distributed.pipelining.
 
     Args:
-        torch_name: its name for `get_schedule_class`.
-        stages_per_rank: the default number.
-        is_fixed: whether it takes no other number.
-        is_v: whether rank 0 has the first and the last stage (a V over the ranks); else stages go round the ranks.
-        splits_backward: whether gradients of inputs and of weights are computed apart (zero bubble).
+        torch_name: name for `get_schedule_class`.
+        stages_per_rank: default number of stages per rank.
+        is_fixed: whether the number of stages per rank cannot change.
+        is_v: whether rank 0 has the first and the last stage (a V over the ranks); otherwise stages are assigned
+            round-robin.
+        splits_backward: whether gradients of inputs and of weights are computed separately (zero bubble).
     """
 
     torch_name: str
@@ -44,22 +46,22 @@ SCHEDULES: Mapping[str, PipelineSchedule] = {
 
 @dataclass(frozen=True)
 class PipelinePlan(Declared):
-    """Pipeline parallel over one mesh dim: the model's layers in stages, by torch's own `PipelineStage` and schedules.
+    """Pipeline parallel over one mesh dim: the model's layers in stages, by torch's `PipelineStage` and schedules.
 
-    A rank's batch goes through in `ParallelPlan.microbatches` parts. What else the plan has (TP, FSDP, activation
-    checkpointing) is applied to each stage.
+    A rank's batch passes the stages in `ParallelPlan.microbatches` parts. The plan's other parts (TP, FSDP, activation
+    checkpointing) are applied to each stage.
 
     Args:
         schedule: a name from SCHEDULES.
         mesh_dim: the mesh dim whose ranks have different stages and the same part of the batch.
-        stages_per_rank: stages on each rank; None for as many as the schedule takes.
-        first_layers: index of the layer that each stage after the first begins with; () for even shares, of which the
-            first ones are larger by a layer where they do not divide.
-        split: `(model, stage, num_stages) -> module`, a stage of a copy of the model (on the meta device) that it may
-            change; parameters keep their names. None splits the model's `ModuleList` or `ModuleDict` of layers: modules
-            before its layers are the first stage's, modules after them the last one's.
-        activation_shards: mesh dim to the tensor dim that its ranks shard of activations between stages: {"tp": 1} for
-            sequence parallel. Empty: every rank passes on whole activations.
+        stages_per_rank: stages on each rank; None for the schedule's default.
+        first_layers: index of the first layer of each stage after the first stage; () for even shares (the remainder
+            gives the first stages one more layer each).
+        split: `(model, stage, num_stages) -> module`, which makes a stage from a copy of the model (on the meta device)
+            and may change the copy; parameters keep their names. None splits the model's `ModuleList` or `ModuleDict`
+            of layers: the first stage also has the modules before the layers, the last stage the modules after them.
+        activation_shards: mesh dim to the tensor dim over which its ranks shard activations between stages: {"tp": 1}
+            for sequence parallel. Empty: every rank sends whole activations.
     """
 
     schedule: str = "1f1b"
@@ -71,12 +73,12 @@ class PipelinePlan(Declared):
 
     @property
     def stages_of_a_rank(self) -> int:
-        """`stages_per_rank`, or the schedule's own; 1 of a schedule that is unknown."""
+        """`stages_per_rank`, or the schedule's default; 1 for an unknown schedule."""
         schedule = SCHEDULES.get(self.schedule, PipelineSchedule(""))
         return schedule.stages_per_rank if self.stages_per_rank is None else self.stages_per_rank
 
     def stages_on(self, position: int, size: int) -> tuple[int, ...]:
-        """Return the stages of the rank at a position among `size`, in the model's order."""
+        """Return the stages of the rank at a position among `size` ranks, in the model's order."""
         if SCHEDULES[self.schedule].is_v:
             return (position, 2 * size - 1 - position)
         return tuple(position + turn * size for turn in range(self.stages_of_a_rank))
@@ -84,11 +86,11 @@ class PipelinePlan(Declared):
     def least_bubble(self, size: int, microbatches: int) -> float | None:
         """Return the share of a step in which each of `size` ranks idles, with equal stages and free communication.
 
-        It is (p-1)/(v m + p-1) with v stages per rank; None for zero-bubble schedules, whose share depends on the times
-        of the parts of backward.
+        The share is (p-1)/(v m + p-1) for p ranks, m micro-batches and v stages per rank. The result is None for
+        zero-bubble schedules, since their share depends on the times of the parts of backward.
 
-        Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", 2.2, as a share
-        of the whole step and not of its ideal length.
+        Source: Narayanan et al. 2021, "Efficient Large-Scale Language Model Training on GPU Clusters", 2.2, converted
+        from a share of the ideal step to a share of the whole step.
         """
         if SCHEDULES[self.schedule].splits_backward:
             return None
@@ -96,7 +98,7 @@ class PipelinePlan(Declared):
 
 
 def layers_of_stages(num_layers: int, num_stages: int, first_layers: tuple[int, ...] = ()) -> list[range]:
-    """Return the layers of each stage, by index."""
+    """Return the range of layer indexes of each stage."""
     share, more = divmod(num_layers, num_stages)
     begins = [stage * share + min(stage, more) for stage in range(num_stages + 1)]
     if first_layers:
@@ -106,7 +108,8 @@ def layers_of_stages(num_layers: int, num_stages: int, first_layers: tuple[int, 
 
 # Kernels of scaled_dot_product_attention that torch's context parallel supports.
 ATTENTION_KERNELS = ("flash", "efficient", "cudnn")
-# How attention reaches keys and values of other ranks: two ring rotations of torch's, and no ring.
+# Methods by which attention gets the keys and values of other ranks: two ring rotations of torch, and "ulysses" without
+# a ring.
 ULYSSES = "ulysses"
 ROTATIONS = ("allgather", "alltoall", ULYSSES)
 
@@ -118,8 +121,8 @@ class LargestDim(Declared):
     A parameter without such a tensor dim stays sharded on tensor dim 0, unevenly.
 
     Args:
-        min_numel: a parameter of fewer elements is kept whole on every rank, and its gradient is averaged by an
-            all-reduce of its own; 0 shards everything.
+        min_numel: every rank has the whole of each parameter with fewer elements, and a separate all-reduce averages
+            its gradient; 0 shards all parameters.
     """
 
     min_numel: int = 0
@@ -127,41 +130,42 @@ class LargestDim(Declared):
 
 @dataclass(frozen=True)
 class FsdpPlan(Declared):
-    """FSDP2: which modules `fully_shard` wraps, each on its own, before the root.
+    """FSDP2: `fully_shard` wraps each matching module as a separate unit, then the root.
 
     Args:
-        wrap: glob patterns over module names; "auto" for the modules that a model of transformers names in
-            `_no_split_modules`.
+        wrap: glob patterns over module names; "auto" for the modules in `_no_split_modules` of a transformers model.
         mesh_dims: mesh dims whose ranks share the parameters' shards; several are flattened into one. () with
-            `replicate_dims` for replicas alone: torch's composable `replicate` on FSDP2's units, which goes with TP.
-        replicate_dims: mesh dims whose ranks hold the same shards (hybrid sharding); several are flattened into one.
-        reshard_after_forward: as `fully_shard` takes it: None, a bool, or an int group size.
-        mixed_precision: a `MixedPrecisionPolicy`; or glob patterns over the units' names ("" is the root) to one each,
-            of which the first that matches holds; None for torch's default.
+            `replicate_dims` gives replicas without shards: torch's composable `replicate` on FSDP2's units, which works
+            with TP.
+        replicate_dims: mesh dims whose ranks have the same shards (hybrid sharding); several are flattened into one.
+        reshard_after_forward: argument of `fully_shard`: None, a bool, or an int group size.
+        mixed_precision: a `MixedPrecisionPolicy`, or a mapping from glob patterns over unit names ("" is the root) to
+            policies, with the first match used; None for torch's default.
         offload: a `CPUOffloadPolicy`, or None to keep shards on the device.
-        shard_placement: `parameter -> Shard or None` as `fully_shard` takes it, or `LargestDim`; None for dim 0.
-        prefetch_forward: how many units ahead to gather in forward; None leaves it to torch.
+        shard_placement: `parameter -> Shard or None`, as for `fully_shard`, or `LargestDim`; None for tensor dim 0.
+        prefetch_forward: number of units to gather ahead in forward; None for torch's default.
         prefetch_backward: likewise in backward.
-        sync_each_microbatch: reduce gradients after every micro-batch; False waits for the last one.
-        all_reduce_each_microbatch: with replicas, reduce over them after every micro-batch; False scatters after every
-            one and waits for the last to all-reduce.
-        reshard_each_microbatch: free gathered parameters after every backward; False keeps them until the last one.
-        configure: setter of torch's `FSDPModule` to its argument, or to a dict of its keyword arguments; each unit's
-            setter is called after `fully_shard`: `{"set_gradient_divide_factor": 2.0}`. A function
-            `(name, mesh) -> argument` returns the argument of the unit of that name ("" is the root):
+        sync_each_microbatch: reduce gradients after every micro-batch; False reduces after the last micro-batch.
+        all_reduce_each_microbatch: with replicas, all-reduce gradients after every micro-batch; False reduce-scatters
+            after every micro-batch and all-reduces after the last.
+        reshard_each_microbatch: free gathered parameters after every backward; False frees them after the last
+            backward.
+        configure: setter of torch's `FSDPModule` to its argument, or to a dict of keyword arguments, as in
+            `{"set_gradient_divide_factor": 2.0}`. Each unit's setter is called after `fully_shard`. A function `(name,
+            mesh) -> argument` returns a unit's argument from the unit's name ("" is the root):
             `{"set_unshard_in_backward": lambda name, mesh: name != "embeddings"}`. With `set_all_reduce_hook`, FSDP2
-            does not reduce over `replicate_dims` itself: the hook must average over them.
+            does not reduce over `replicate_dims`; the hook must average over these mesh dims.
         gather_extension: `tensor -> tensor subclass` with `fsdp_pre_all_gather` and `fsdp_post_all_gather`, applied to
-            every parameter of two or more tensor dims, so that it travels in another form.
-        whole: glob patterns over names of parameters that every rank keeps whole, each gradient averaged by an
-            all-reduce of its own.
-        ignored: glob patterns over names of parameters that FSDP leaves alone, gradients included.
-        unit_mesh_dims: glob pattern over module names to the mesh dims that shard it in the place of `mesh_dims`, as a
-            unit of its own: experts, which expert parallel has sharded over one of the others. Gradients are summed
-            over these, and divided as all others are.
-        spmd_mesh: make the model's parameters and inputs DTensors on the whole mesh, which `fully_shard` is given with
-            `dp_mesh_dims` (torch 2.12 or newer). What TP has to communicate then follows from `shard_params` and the
-            model's operators, or from what `Scenario.parallelize` does. Inputs are split on tensor dim 0.
+            every parameter of two or more tensor dims, so that the all-gather sends another format.
+        whole: glob patterns over names of parameters that are not sharded; a separate all-reduce averages each
+            gradient.
+        ignored: glob patterns over names of parameters that FSDP does not change, including gradients.
+        unit_mesh_dims: glob pattern over module names to the mesh dims that shard the module, instead of `mesh_dims`,
+            as a separate unit: for experts, which expert parallel shards over another of the mesh dims. Gradients are
+            summed over the unit's mesh dims, and divided by the same number as all other gradients.
+        spmd_mesh: make the model's parameters and inputs DTensors on the whole mesh, and pass this mesh to
+            `fully_shard` with `dp_mesh_dims` (torch 2.12 or newer). TP's communication then follows from `shard_params`
+            and the model's operators, or from `Scenario.parallelize`. Inputs are split on tensor dim 0.
     """
 
     removed_fields: ClassVar[Mapping[str, str]] = {
@@ -195,20 +199,21 @@ class FsdpPlan(Declared):
 
 @dataclass(frozen=True)
 class DdpPlan(Declared):
-    """DistributedDataParallel by torch's composable `replicate`: every rank holds all parameters, and gradients are
-    averaged in buckets while backward still runs.
+    """DistributedDataParallel by torch's composable `replicate`: every rank has all parameters, and gradients are
+    averaged in buckets during backward.
 
     Args:
-        mesh_dims: mesh dims whose ranks average; several are flattened into one.
-        bucket_cap_mb: MiB of gradients in a bucket; None for torch's 25, of which the first has 1.
-        gradient_as_bucket_view: let gradients live in the buckets.
-        static_graph: the same parameters take part in every step.
-        find_unused_parameters: look in each step for parameters that get no gradient; DDP waits for them otherwise.
-        ignored: glob patterns over module names whose parameters' gradients are left as they are.
-        sync_each_microbatch: average gradients after every micro-batch; False waits for the last one.
+        mesh_dims: mesh dims whose ranks average gradients; several are flattened into one.
+        bucket_cap_mb: MiB of gradients per bucket; None for torch's default of 25 (1 for the first bucket).
+        gradient_as_bucket_view: store gradients in the buckets.
+        static_graph: whether every step uses the same parameters.
+        find_unused_parameters: search in each step for parameters without a gradient; otherwise DDP waits for their
+            gradients.
+        ignored: glob patterns over module names; gradients of these modules' parameters are not averaged.
+        sync_each_microbatch: average gradients after every micro-batch; False averages after the last micro-batch.
     """
 
-    removed_fields: ClassVar[Mapping[str, str]] = {"fuse": "leave it out: DDP's reducer in C++ makes the buckets"}
+    removed_fields: ClassVar[Mapping[str, str]] = {"fuse": "leave out this field; DDP's C++ reducer makes the buckets"}
 
     mesh_dims: tuple[str, ...] = ("dp_replicate",)
     bucket_cap_mb: float | None = None
@@ -225,16 +230,18 @@ class CpPlan(Declared):
 
     Args:
         mesh_dim: the mesh dim that shards the sequence.
-        rotate: how K and V travel round the ring: "allgather" or "alltoall"; or "ulysses", without a ring: all-to-alls
-            of Q, K and V give each rank some heads of the whole sequence, and one of the output takes it back. The mesh
-            dim must divide the heads, of K and V too. https://arxiv.org/abs/2309.14509
-        load_balance: give each rank a head and a tail chunk of the sequence, so that causal work on a ring is even.
-            None where there is a ring; Ulysses has nothing to balance.
-        seq_dim: tensor dim of inputs, targets and (with `unshard_output`) the output that is the sequence.
-        buffers: name of a model's buffer to the tensor dim that is the sequence; sharded for the step, then restored.
+        rotate: the collective that rotates K and V in the ring, "allgather" or "alltoall"; or "ulysses", without a
+            ring. With Ulysses, all-to-alls of Q, K and V give each rank some heads of the whole sequence, and an
+            all-to-all of the output reverses this. The size of the mesh dim must divide the numbers of heads of Q, K
+            and V. https://arxiv.org/abs/2309.14509
+        load_balance: give each rank a head and a tail chunk of the sequence, so that causal attention on a ring has
+            equal work on all ranks. None means True for a ring, False for Ulysses.
+        seq_dim: the tensor dim for the sequence in inputs, targets and (with `unshard_output`) the output.
+        buffers: name of a model's buffer to its tensor dim for the sequence; buffers are sharded for the step, then
+            restored.
         unshard_output: gather the model's output along the sequence, in its original order, before the loss; every rank
             then computes the loss of the whole sequence. The output must be one plain tensor, batch first.
-        kernel: the attention kernel, out of ATTENTION_KERNELS; None leaves the choice to torch. A CPU has "flash" only.
+        kernel: the attention kernel, out of ATTENTION_KERNELS (on CPUs only "flash"); None for torch's choice.
     """
 
     mesh_dim: str = "cp"
@@ -247,18 +254,19 @@ class CpPlan(Declared):
 
     @property
     def balances(self) -> bool:
-        """`load_balance`, or its default."""
+        """`load_balance`, or by default whether there is a ring."""
         return self.rotate != ULYSSES if self.load_balance is None else self.load_balance
 
 
 @dataclass(frozen=True)
 class ShardParam(Declared):
-    """Annotate a parameter as a DTensor sharded on one tensor dim; nothing is done to inputs or outputs.
+    """Annotation of a parameter as a DTensor that is sharded on one tensor dim. Inputs and outputs do not change.
 
     Args:
-        tensor_dim: the tensor dim to shard; the product of the mesh dims must divide it.
-        mesh_dims: which of the plan's `tp_dim` to shard it over, in the mesh's order; it is replicated over the
-            others. A parameter that several patterns match is sharded by all of them, over different mesh dims.
+        tensor_dim: the tensor dim to shard; the product of the mesh dims' sizes must divide its size.
+        mesh_dims: the mesh dims of the plan's `tp_dim` over which to shard the parameter, in the mesh's order; over
+            other mesh dims, the parameter is replicated. Several matching patterns shard a parameter over different
+            mesh dims.
     """
 
     tensor_dim: int = 0
@@ -267,13 +275,13 @@ class ShardParam(Declared):
 
 @dataclass(frozen=True)
 class CompilePlan(Declared):
-    """torch.compile, module by module, before FSDP sees them.
+    """torch.compile for each matching module, before FSDP wraps the module.
 
     Args:
         modules: glob patterns over module names; "" is the whole model.
         backend: a name from `torch.compiler.list_backends()`, "aot_eager" or "eager".
-        async_tp: have inductor split the all-gathers and reduce-scatters of `tp`, and the matmuls next to them, into
-            pieces that overlap, through symmetric memory: on CUDA only.
+        async_tp: let inductor split the all-gathers and reduce-scatters of `tp`, and the adjacent matmuls, into pieces
+            that overlap, with symmetric memory (CUDA only).
     """
 
     modules: tuple[str, ...]
@@ -283,34 +291,35 @@ class CompilePlan(Declared):
 
 @dataclass(frozen=True)
 class ParallelPlan(Declared):
-    """How the model is laid over the mesh: pipeline stages, and in each TP, EP, then CP, activation checkpointing,
-    compile, and FSDP or DDP last.
+    """The layout of a model over a mesh: pipeline stages, and in each stage in this order TP, EP, CP, activation
+    checkpointing, compile, and FSDP or DDP.
 
     Args:
         shard_params: glob pattern over parameter names to `ShardParam`; applied before `tp`.
-        tp: glob pattern over module names to torch `ParallelStyle`, or to the name of a style as models of transformers
-            have it ("colwise", "rowwise", ...); "auto" for the plan that such a model brings along. A callable
-            `(model, mesh) -> model` is what `Scenario.parallelize` is, on the mesh of `tp_dim` alone.
-        tp_dim: the mesh dim that `tp` and `shard_params` work on, or several. Styles get them flattened into one mesh
-            dim; a callable and annotations get a mesh of as many mesh dims.
-        ep: glob pattern over module names to the torch `ParallelStyle` that shards its experts and exchanges tokens.
-        ep_dim: the mesh dim that `ep` works on, whose ranks have different parts of the batch; or several, flattened
-            into one: ("ep", "tp") has whole experts on the ranks of tensor parallel too, which torchtitan calls an
-            expert_tensor_parallel_degree of 1.
-        ep_tp_dim: a mesh dim that shards each expert's weights besides (EP x TP); its ranks have the same tokens. The
-            styles of `ep` get a mesh of both mesh dims, where the mesh has this one.
+        tp: glob pattern over module names to a torch `ParallelStyle`, or to a style's name in transformers ("colwise",
+            "rowwise", ...); "auto" for the plan of a transformers model. A callable `(model, mesh) -> model` works as
+            `Scenario.parallelize`, but on the mesh of `tp_dim` only.
+        tp_dim: the mesh dim or mesh dims of `tp` and `shard_params`. Several mesh dims are flattened into one for
+            styles; a callable and annotations get a mesh with all of them.
+        ep: glob pattern over module names to the torch `ParallelStyle` that shards the module's experts and exchanges
+            tokens.
+        ep_dim: the mesh dim of `ep`, whose ranks have different parts of the batch; or several mesh dims, flattened
+            into one: with ("ep", "tp"), the ranks of tensor parallel have different whole experts (in torchtitan, an
+            expert_tensor_parallel_degree of 1).
+        ep_tp_dim: a further mesh dim, over which each expert's weights are sharded (EP x TP); its ranks have the same
+            tokens. If the mesh has this mesh dim, the styles of `ep` get a mesh of both mesh dims.
         loss_parallel: compute the loss on logits that stay sharded over the vocabulary.
         cp: context parallel, or None.
-        checkpoint: glob patterns over modules whose activations are computed again in backward.
-        checkpoint_context: what `torch.utils.checkpoint` takes as `context_fn`, to keep the outputs of some operators:
-            `() -> create_selective_checkpoint_contexts(policy)`; None keeps none.
+        checkpoint: glob patterns over names of modules whose activations are recomputed in backward.
+        checkpoint_context: `context_fn` of `torch.utils.checkpoint`, to store the outputs of some operators: `() ->
+            create_selective_checkpoint_contexts(policy)`; None stores no outputs.
         compile: torch.compile, or None.
         fsdp: FSDP2, or None.
-        ddp: DistributedDataParallel, or None; in the place of FSDP2.
-        microbatches: parts that a rank's batch is split into; gradients accumulate over them before the optimizer.
+        ddp: DistributedDataParallel instead of FSDP2, or None.
+        microbatches: number of parts of a rank's batch; gradients accumulate over the parts before the optimizer.
         pipeline: pipeline parallel, or None.
-        state_dict: end each step with a round trip of the sharded state of model and optimizer, in phases of its own:
-            `save` copies it out, `load` puts it back.
+        state_dict: end each step with a round trip of the sharded state of model and optimizer, in two phases: `save`
+            copies the state, `load` restores it.
     """
 
     shard_params: Mapping[str, ShardParam] = field(default_factory=dict)
@@ -342,12 +351,12 @@ class ParallelPlan(Declared):
 
 
 def folded(name: str) -> str:
-    """A module's name with the numbers of layers left out: `layers.3.wq` is `layers.*.wq`."""
+    """Return a module's name with `*` for the numbers of layers: `layers.*.wq` for `layers.3.wq`."""
     return ".".join("*" if part.isdigit() else part for part in name.split("."))
 
 
 def matching(pattern: str, names: Iterable[str]) -> list[str]:
-    """Names that a glob pattern matches, part by part: `*` never crosses a dot."""
+    """Return the names that a glob pattern matches part by part: `*` does not match a dot."""
     parts = pattern.split(".")
     split = {name: name.split(".") for name in names}
     return [

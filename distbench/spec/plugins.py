@@ -1,6 +1,6 @@
-"""Plug-ins: parts that other installed packages provide by entry points, in the groups of GROUPS.
+"""Plug-ins: planners, launchers and other parts (GROUPS) that installed packages provide as entry points.
 
-An entry point's name is the name that users give. A name of distbench's own hides an entry point of the same name.
+An entry point's name is the name that users give. A built-in name takes precedence over an entry point's equal name.
 """
 
 from functools import cache
@@ -23,7 +23,7 @@ GROUPS = {
 
 @cache
 def _entry_points(group: str) -> "dict[str, list[EntryPoint]]":
-    # Importing it takes as long as the start of a command.
+    # This import takes as long as the start of a command.
     from importlib import metadata
 
     entries: dict[str, list[EntryPoint]] = {}
@@ -33,7 +33,7 @@ def _entry_points(group: str) -> "dict[str, list[EntryPoint]]":
 
 
 def plugin_names(group: str) -> tuple[str, ...]:
-    """Return the names of a group's plug-ins, sorted; none of them is imported."""
+    """Return the names of a group's plug-ins, sorted, without importing them."""
     return tuple(_entry_points(group))
 
 

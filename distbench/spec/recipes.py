@@ -1,7 +1,8 @@
-"""Recipes: registered configurations of models by name, which scenarios of the same source build without weights.
+"""Recipes: model configurations by name. The scenario of a recipe's source builds the model without its weights.
 
 `hf:FAMILY@SIZE` is a configuration of transformers: the family is its model type, the size is one of FAMILIES.
-`torchtitan:CONFIG` is a function of an installed torchtitan's config registries, which are read and not run.
+`torchtitan:CONFIG` is a function in the config registries of an installed torchtitan, which are parsed but not
+imported.
 """
 
 import ast
@@ -13,18 +14,18 @@ from typing import Any
 
 from distbench.spec.errors import UserError
 
-# Source to the command that installs what it needs.
+# Source to the command that installs its package.
 INSTALLS = {"hf": "pip install 'distbench[hf]'", "torchtitan": "pip install torchtitan==0.3.0"}
 _PACKAGES = {"hf": "transformers", "torchtitan": "torchtitan"}
 
 
 @dataclass(frozen=True)
 class Family:
-    """Models of one configuration class of transformers.
+    """The models of one configuration class of transformers.
 
     Args:
-        task: "causal", "masked", "seq2seq" or "image": the head, and the batch that it takes.
-        sequence: default tokens per sample; of images the side in pixels.
+        task: "causal", "masked", "seq2seq" or "image", which determines the head and the batch.
+        sequence: default tokens per sample; for images, the side in pixels.
         common: fields of the configuration that all sizes share.
         sizes: size to the fields that differ.
     """
@@ -61,7 +62,7 @@ _LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 16, "qk_no
 _DEEPSEEK_EXPERTS = {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_group": 2, "topk_group": 1}
 _DEEPSEEK_SMALL = {**_LATENT, **_DEEPSEEK_EXPERTS, "first_k_dense_replace": 1}
 
-# Sizes are those of the config.json of the named repositories of the Hugging Face Hub; `tiny` and `small` are made up.
+# Sizes are from config.json of the named Hugging Face Hub repositories, except for the invented `tiny` and `small`.
 FAMILIES: Mapping[str, Family] = {
     "llama": Family(
         *("causal", 4096, {"vocab_size": 128_256}),
@@ -111,11 +112,11 @@ FAMILIES: Mapping[str, Family] = {
         {
             "tiny": {**_MANY_HEADS[0], **_DEEPSEEK_SMALL, "moe_intermediate_size": 64},
             "small": {**_MANY_HEADS[1], **_DEEPSEEK_SMALL, "moe_intermediate_size": 256},
-            # moonshotai/Moonlight-16B-A3B, whose class is DeepSeek's
+            # moonshotai/Moonlight-16B-A3B (DeepSeek's class)
             "16B": _fields(27, 2048, 11264, 16, 16, vocab_size=163_840, moe_intermediate_size=1408, q_lora_rank=None)
             | {"n_routed_experts": 64, "n_shared_experts": 2, "num_experts_per_tok": 6, "n_group": 1, "topk_group": 1}
             | {"first_k_dense_replace": 1},
-            # deepseek-ai/DeepSeek-V3; its other fields are the defaults of the class
+            # deepseek-ai/DeepSeek-V3; other fields are the class's defaults
             "671B": _fields(61, 7168, 18432, 128, 128, vocab_size=129_280, moe_intermediate_size=2048),
         },
     ),
@@ -209,7 +210,7 @@ FAMILIES: Mapping[str, Family] = {
             "632M": _fields(32, 1280, 5120, 16, patch_size=14),  # google/vit-huge-patch14-224-in21k
         },
     ),
-    # Without its kernels the scan is a loop over tokens: longer sequences take minutes to record.
+    # Without Mamba's kernels, the scan is a loop over tokens, so longer sequences take minutes to record.
     "mamba": Family(
         *("causal", 32, {"vocab_size": 50_280}),
         {
@@ -226,7 +227,7 @@ FAMILIES: Mapping[str, Family] = {
 
 
 def recipe_configs(source: str) -> list[str]:
-    """Return the names of a source's configurations. Raises UserError if its package is not installed."""
+    """Return the names of a source's configurations. Raise UserError if the source's package is not installed."""
     if source == "torchtitan":
         return [*registries()]
     _folder(source)
@@ -234,7 +235,7 @@ def recipe_configs(source: str) -> list[str]:
 
 
 def registries() -> dict[str, str]:
-    """Return each configuration of the installed torchtitan, and the name of the model whose registry has it.
+    """Return a mapping from the installed torchtitan's configurations to the names of their models.
 
     Raises:
         UserError: torchtitan is not installed.
@@ -249,7 +250,7 @@ def registries() -> dict[str, str]:
 
 
 def _folder(source: str) -> Path:
-    """Return the folder of a source's package, which is not imported."""
+    """Return the folder of a source's package, without importing the package."""
     package = _PACKAGES[source]
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
@@ -259,5 +260,5 @@ def _folder(source: str) -> Path:
 
 
 def is_small(config: str) -> bool:
-    """Return whether a CPU runs the configuration's step in reasonable time."""
+    """Return whether the configuration is small enough for a step on a CPU."""
     return config.endswith(("@tiny", "@small")) or "debug" in config

@@ -61,7 +61,7 @@ HOUR = 3600.0
     ("gap_s", "lasting_s", "refusal"),
     [
         (10 * 60 - 1, 20.0, ""),
-        (10 * 60 + 1, 20.0, "at least 10 min lie between launches of the two sides"),
+        (10 * 60 + 1, 20.0, "at least 10 min passed between launches of the two sides"),
         (12 * HOUR, HOUR, "at least 720 min lie between"),
         (3 * HOUR - 1, HOUR, ""),
     ],
