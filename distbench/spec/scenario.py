@@ -1,6 +1,7 @@
 """Declarations of a scenario: a model, its plan, its training step, and further cases.
 
-torch objects pass through untouched (hence `Any`): a scenario builds them, the worker uses them.
+torch objects have the type `Any`, since this module does not import torch: a scenario builds the objects, the worker
+uses them.
 """
 
 import functools
@@ -14,7 +15,7 @@ from distbench.spec.checked_dataclass import Declared
 from distbench.spec.errors import UserError
 from distbench.spec.plan import ParallelPlan
 
-# Fields of a plan and of its FsdpPlan, and setters of FsdpPlan(configure=...), that only training reads.
+# Fields of a plan and of its FsdpPlan, and setters of FsdpPlan(configure=...), that only affect training.
 _TRAINING_PLAN = ("loss_parallel", "checkpoint", "checkpoint_context", "ddp", "microbatches", "state_dict")
 _TRAINING_FSDP = ("prefetch_backward", "sync_each_microbatch", "all_reduce_each_microbatch", "reshard_each_microbatch")
 _TRAINING_SETTERS = (
@@ -27,11 +28,11 @@ DTYPES = ("f32", "bf16", "f16", "f64")
 
 @dataclass(frozen=True)
 class Collectives(Declared):
-    """Every op x size x dtype over every mesh dim, all groups of a mesh dim at once.
+    """Collectives: every op x size x dtype over every mesh dim, with all groups of a mesh dim at the same time.
 
     Args:
         ops: names from COLLECTIVE_OPS.
-        sizes_bytes: S as nccl-tests has it: the full gathered or scattered buffer, or the per-rank buffer.
+        sizes_bytes: size S of nccl-tests: the full gathered or scattered buffer, or the per-rank buffer.
         dtypes: names from DTYPES.
     """
 
@@ -45,11 +46,11 @@ class Redistributions(Declared):
     """DTensor redistributions of one global shape over the whole mesh, by each planner.
 
     Args:
-        pairs: (source, target), each one placement per mesh dim: `("S(0)", "R")`.
+        pairs: (source, target), each with one placement per mesh dim, such as `("S(0)", "R")`.
         dtype: a name from DTYPES.
-        planners: names from PLANNERS. None given: greedy and min_cost, and with a profile also calibrated, and direct
-            for the pairs that it can move.
-        native_all_to_all: on CPU, run DTensor's all-to-alls as such; torch runs all-gathers there.
+        planners: names from PLANNERS. By default greedy and min_cost; with a profile also calibrated, and direct for
+            the pairs that it supports.
+        native_all_to_all: run DTensor's all-to-alls on CPUs as all-to-alls; by default torch runs all-gathers instead.
     """
 
     shape: tuple[int, ...]
@@ -61,15 +62,16 @@ class Redistributions(Declared):
 
 @dataclass(frozen=True)
 class Laboratory(Declared):
-    """One suite of redistributions over the whole mesh; the pairs follow from the mesh of the run.
+    """A suite of redistributions over the whole mesh; the pairs follow from the mesh of the run.
 
     Other fields are as for Redistributions.
 
     Args:
         suite: a name from LABORATORY_SUITES.
-        sizes_bytes: sizes of the global tensor, about; suites on awkward shapes use the first, or choose their own.
-        max_pairs: pairs at most, at each size; above it a sample, pairs that differ by names only last. 0: all.
-        planners: names from PLANNERS. None given: all that can move the pair; calibrated only with a profile.
+        sizes_bytes: approximate sizes of the global tensor; suites on uneven shapes use the first size or fixed sizes.
+        max_pairs: maximum number of pairs per size, 0 for all. If there are more, a sample is used, with pairs that
+            differ only by names last.
+        planners: names from PLANNERS. By default all planners that support the pair; calibrated only with a profile.
     """
 
     suite: str
@@ -82,11 +84,11 @@ class Laboratory(Declared):
 
 @dataclass(frozen=True)
 class Calibration(Declared):
-    """Every step that DTensor's redistributions are made of, over every mesh dim, and the direct exchange.
+    """Calibration: every kind of redistribution step of DTensor, over every mesh dim, and the direct exchange.
 
     Args:
-        sizes_bytes: sizes of the global tensor; lines are fitted to these.
-        held_out_bytes: sizes of the global tensor by which lines are judged.
+        sizes_bytes: sizes of the global tensor for the fit of lines.
+        held_out_bytes: sizes of the global tensor for the validation of lines.
     """
 
     sizes_bytes: tuple[int, ...]
@@ -99,14 +101,14 @@ class DTensorOperator(Declared):
     """An operator on DTensors, forward and backward, under placements of its inputs, by each planner.
 
     Args:
-        name: its name in case ids and tables.
-        call: `(*inputs) -> tensor`, the timed function, of DTensors. A plain tensor that it returns must be
-            the whole result on every rank.
-        make_inputs: makes the whole inputs on the CPU, the same on every rank; those of a floating dtype get gradients.
-        placements: the ways to lay the inputs, each one text per input, with one placement per mesh dim:
-            `("S(0)R", "RS(1)")`.
-        one_device: the same of plain whole tensors; None where `call` takes those.
-        planners: as for Redistributions, without direct.
+        name: the operator's name in case ids and tables.
+        call: `(*inputs) -> tensor`, the timed function of DTensors. If the result is a plain tensor, it must be the
+            whole result on every rank.
+        make_inputs: makes the whole inputs on the CPU, equal on all ranks; inputs of a floating dtype get gradients.
+        placements: layouts of the inputs. A layout has one text per input, with one placement per mesh dim: `("S(0)R",
+            "RS(1)")`.
+        one_device: the same function of plain whole tensors; None if `call` accepts such tensors.
+        planners: as for Redistributions, but not direct.
     """
 
     name: str
@@ -119,12 +121,13 @@ class DTensorOperator(Declared):
 
 @dataclass(frozen=True)
 class Links(Declared):
-    """Every pair of ranks, the groups of each mesh dim, and each rank's own speed, to find slow ranks and links.
+    """Tests of every pair of ranks, the groups of each mesh dim, and each rank's computing, to find slow ranks and
+    links.
 
     Args:
-        size_bytes: of a large message; 0 for one that suits the device.
-        matmul_size: rows and columns of the product that each rank computes; 0 for one that suits the device.
-        burst_s: seconds that a rank computes for at a time: some periods of a limit on its CPU, which are 0.1 s.
+        size_bytes: size of a large message; 0 for a default that suits the device.
+        matmul_size: rows and columns of each rank's matrix product; 0 for a default that suits the device.
+        burst_s: seconds of a burst of computing. A burst covers some periods of CPU limits, which have 0.1 s.
     """
 
     size_bytes: int = 0
@@ -134,55 +137,55 @@ class Links(Declared):
 
 @dataclass(frozen=True)
 class Scenario(Declared):
-    """What one variant of a scenario measures. Every part is optional.
+    """The model, plan, step and cases of one variant of a scenario. Every part is optional.
 
     Args:
-        build_model: makes the model; called under the meta device, so it must not read parameter values. A model with
-            buffers is built a second time with its buffers on the CPU, under the run's seed.
-        make_batch: the global batch on the CPU, the same on every rank: `(inputs, targets)`, or tensors in any dict,
+        build_model: makes the model. It is called under the meta device, so it must not read parameter values. A model
+            with buffers is built a second time with its buffers on the CPU, under the run's seed.
+        make_batch: makes the global batch on the CPU, equal on all ranks: `(inputs, targets)`, or tensors in any dict,
             tuple or dataclass.
-        batch_dims: which tensor dim of the batch's tensors is split over data parallel ranks: one for all, or glob
-            pattern over their names (keys, fields and positions joined by dots) to one, None for whole; None for tensor
-            dim 0 of every tensor that is as long there as the first one.
-        sequence_dims: likewise over context parallel ranks; None for the plan's `seq_dim`.
-        loss: `(output, targets) -> scalar`, a mean over the batch; None where the model's output has or is its loss.
-        call: `(model, batch) -> loss`, forward and loss of a rank's part of the batch, in the place of `loss`. Without
-            it a dict goes to the model by keyword, and of `(inputs, targets)` the inputs do.
-        inference: run forward alone, under `torch.inference_mode()`: no loss, backward or optimizer. The model, or
-            `call`, returns logits: a tensor, an output that has `logits`, or the first tensor of whatever it is.
-        make_cache: with `inference`, `(model, batch) -> cache`, called before anything is timed with the parallel model
-            and the rank's part of the batch: empty for prefill, filled by running the model on a prompt for decode.
-            `call` is then `(model, batch, cache) -> logits`; it runs many times, so it must leave the cache as long as
-            it was.
-        parallelize: `(model, mesh) -> model or None`, a function of your own that lays the model (on the meta device)
-            over the whole mesh, in the place of the plan's `tp`; it may make meshes and process groups of its own. The
-            plan's other parts follow; `ParallelPlan.loss_parallel` applies to it too.
+        batch_dims: the tensor dim over which data parallel ranks split the batch's tensors: a number for all tensors,
+            or glob pattern over tensor names (keys, fields and positions joined by dots) to a number, or to None for no
+            split. By default tensor dim 0 of every tensor with the same size there as the first tensor.
+        sequence_dims: likewise for context parallel ranks; None for the plan's `seq_dim`.
+        loss: `(output, targets) -> scalar`, a mean over the batch; None if the model's output is or contains the loss.
+        call: `(model, batch) -> loss`, forward and loss of a rank's part of the batch, instead of `loss`. Without
+            `call`, the model gets a dict as keyword arguments, or the inputs of `(inputs, targets)`.
+        inference: run forward only, under `torch.inference_mode()`, without loss, backward or optimizer. The model, or
+            `call`, returns logits: a tensor, an output with `logits`, or any structure, whose first tensor is used.
+        make_cache: with `inference`, `(model, batch) -> cache`, called with the parallel model and the rank's part of
+            the batch before timing. The cache is empty for prefill, or filled by a run of the model on a prompt for
+            decode. `call` is then `(model, batch, cache) -> logits`; `call` runs many times, so it must not change the
+            cache's length.
+        parallelize: `(model, mesh) -> model or None`, which parallelizes the model (on the meta device) over the whole
+            mesh, instead of the plan's `tp`. It may make further meshes and process groups. The plan's other parts,
+            including `ParallelPlan.loss_parallel`, are applied afterwards.
         gradient_divide_factor: the divisor, under `parallelize`, of gradients summed over data parallel ranks; None for
             the number of these ranks, by which FSDP and DDP divide by default.
-        after_materialize: `(model, mesh) -> None`, called once the parameters have memory and their initial values: for
-            gradient hooks, or for values of your own.
-        optimizer: `parameters -> optimizer`; without it and `make_optimizers` there is no optimizer phase.
+        after_materialize: `(model, mesh) -> None`, called when the parameters have memory and initial values, for
+            gradient hooks or other values.
+        optimizer: `parameters -> optimizer`; without `optimizer` and `make_optimizers` there is no optimizer phase.
         make_optimizers: `model -> optimizer`, or a dict or list of optimizers, schedulers, scalers and averages of
-            parameters, in the place of `optimizer`. The model is the parallel one, with the parameter names of
-            `build_model`. Without `step`, `step()` of each runs after backward, in this order.
+            parameters, instead of `optimizer`. The model is the parallel model, with the parameter names of
+            `build_model`. Without `step`, `step()` of each object runs after backward, in this order.
         step: `(model, batch, optimizers) -> loss`, or a dict of name to loss: the whole training step on a rank's part
-            of the batch, with backward and optimizers, in the place of `loss` and `call`. `optimizers` is what
-            `make_optimizers` or `optimizer` returned. distbench does not clear gradients between two calls.
-        period: calls of `step` after which it repeats, where it alternates; a sample is that many calls.
+            of the batch, with backward and optimizers, instead of `loss` and `call`. `optimizers` is the result of
+            `make_optimizers` or `optimizer`. distbench does not clear gradients between two calls.
+        period: number of calls of `step` per sample: the period of a step that alternates between kinds of calls.
         laboratories: suites of the planner study: redistributions whose values are checked, by several planners.
-        calibrations: sweeps that a cost profile is fitted to.
-        operators: operators on DTensors, and the redistributions that each one needs.
+        calibrations: sweeps for the fit of a cost profile.
+        operators: operators on DTensors, and the redistributions that each operator needs.
         links: measurements that find slow ranks and links.
-        calls: name to a function of yours, `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, called on every rank.
-            `call()` is timed until it returns. `check()` runs once afterwards; it asserts, or returns None or True
-            where this rank's result is right, False or a sentence where it is wrong. Without it nothing is checked.
-        plugins: kind of case of an installed plug-in to its declaration, in the form that the plug-in documents.
-        compute: operators on every rank at once, and collectives in groups of every size: how many sizes of each to
-            time, smallest first; 0 for none.
-        num_tokens: tokens in a global batch, where it is of tokens, or `batch -> number`; rates are samples/s where it
-            is None.
-        tolerance: relative error allowed to the loss and to each gradient, where the plan computes in less than the
-            model's precision in a way of its own; None for 1e-5 or what rounding does to the model on one device.
+        calls: name to a function `DeviceMesh -> call` or `DeviceMesh -> (call, check)`, which is called on every rank.
+            `call()` is timed until it returns. `check()` runs once afterwards. It raises for a wrong result, or returns
+            None or True for a correct result on this rank, and False or a sentence for a wrong result. Without `check`,
+            the result is not checked.
+        plugins: kind of case of an installed plug-in to its declaration, in the plug-in's documented form.
+        compute: number of sizes, smallest first, of operators on all ranks at the same time and of collectives in
+            groups of every size; 0 for none.
+        num_tokens: number of tokens in a global batch, or `batch -> number`; None for rates in samples/s.
+        tolerance: allowed relative error of the loss and of each gradient, for plans with lower precision than the
+            model by other means than dtypes; None for 1e-5 or the rounding error of the model on one device.
     """
 
     called_with: ClassVar[Mapping[str, tuple[str, ...]]] = {
@@ -225,15 +228,15 @@ class Scenario(Declared):
     tolerance: float | None = None
 
     def __post_init__(self) -> None:
-        """Check fields that contradict each other, too."""
+        """Check the fields, also for contradictions between fields."""
         super().__post_init__()
         self._check_inference()
         if hasattr(self.build_model, "named_parameters") and not isinstance(self.build_model, type):
             problem = f"Scenario.build_model is a {type(self.build_model).__qualname__}"
-            raise TypeError(f"{problem}; give a function that makes one, which is called under the meta device")
+            raise TypeError(f"{problem}; give a function that makes a model (it is called under the meta device)")
         if isinstance(self.loss, type):
             kind = self.loss.__qualname__
-            raise TypeError(f"Scenario.loss is the class {kind}; give one of it, {kind}(), or a function")
+            raise TypeError(f"Scenario.loss is the class {kind}; give an instance, {kind}(), or a function")
         if self.parallelize is not None and self.plan.tp is not None:
             raise TypeError("Scenario has parallelize and a plan with tp, which it would replace; drop one of them")
         if self.gradient_divide_factor is not None and not self.gradient_divide_factor > 0:
@@ -251,7 +254,7 @@ class Scenario(Declared):
         if self.period < 1 or (self.step is None and self.period > 1):
             without = " without step" if self.step is None else ""
             problem = f"Scenario.period is {self.period}{without}"
-            raise TypeError(f"{problem}; give the number of calls of step after which it repeats, 1 or more")
+            raise TypeError(f"{problem}; give the number of calls after which step repeats, 1 or more")
         if self.step is None:
             return
         parts = {
@@ -266,11 +269,12 @@ class Scenario(Declared):
             )
 
     def _check_inference(self) -> None:
-        """Raise UserError if a forward-only scenario has a part that needs gradients, or another one a cache."""
+        """Raise UserError if a forward-only scenario has a part that needs gradients, or a training scenario has a
+        cache."""
         if not self.inference:
             if self.make_cache is not None:
-                problem = "make_cache is for a forward-only scenario"
-                raise UserError(f"{problem}; use Scenario(inference=True) or leave it out")
+                problem = "make_cache is for forward-only scenarios"
+                raise UserError(f"{problem}; use Scenario(inference=True) or leave out make_cache")
             return
         names = [
             name
@@ -283,31 +287,31 @@ class Scenario(Declared):
             parts += [f"plan.fsdp.{name}" for name in fsdp.changed_fields() if name in _TRAINING_FSDP]
             parts += [f"plan.fsdp.configure[{name!r}]" for name in fsdp.configure if name in _TRAINING_SETTERS]
         if parts:
-            problem = f"Scenario(inference=True) runs forward alone, but this scenario has {', '.join(parts)}"
+            problem = f"Scenario(inference=True) runs forward only, but this scenario has {', '.join(parts)}"
             raise UserError(f"{problem}; leave {'it' if len(parts) == 1 else 'them'} out")
         if self.plan.cp is not None and self.plan.cp.seq_dim < 1:
             problem = "a forward-only scenario has the batch in tensor dim 0"
-            raise UserError(f"{problem}, so CpPlan(seq_dim=0) is not a sequence")
+            raise UserError(f"{problem}; give CpPlan another seq_dim than 0")
         if self.make_cache is not None and self.call is None:
-            problem = "a scenario with make_cache needs call(model, batch, cache)"
-            raise UserError(f"{problem}, which gives the cache to the model")
+            problem = "a scenario with make_cache needs a call; give call(model, batch, cache)"
+            raise UserError(f"{problem}, which passes the cache to the model")
 
     def arguments_of(self, name: str) -> tuple[str, ...]:
-        """Return the arguments of a field's function; `call` gets a cache where the scenario makes one."""
+        """Return the argument names of a field's function; `call` also gets the cache of `make_cache`."""
         return (*super().arguments_of(name), *(("cache",) if name == "call" and self.make_cache else ()))
 
     @property
     def step_plan(self) -> ParallelPlan:
-        """The plan of a step, with `parallelize` as its `tp`."""
+        """The plan of a step, with `parallelize` as `tp`."""
         return self.plan if self.parallelize is None else replace(self.plan, tp=self.parallelize)
 
 
 def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
     """Return a `call` for a method such as Lightning's `training_step`: `Scenario(call=wrap(Model.training_step))`.
 
-    It runs inside the model's own `forward`, where FSDP and DDP gather parameters and prepare reductions, also where it
-    calls parts of the model only. Further arguments, such as Lightning's `batch_idx`, are 0. Of a dict that it returns,
-    the loss is `"loss"`.
+    The method runs inside the model's `forward`, where FSDP and DDP gather parameters and prepare reductions, even if
+    the method calls only parts of the model. Further arguments, such as Lightning's `batch_idx`, are 0. If the method
+    returns a dict, its `"loss"` is the loss.
     """
     parameters = inspect.signature(train_step).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -335,7 +339,7 @@ def wrap(train_step: Callable[..., Any]) -> Callable[[Any, Any], Any]:
             restore()
         return returned["loss"] if isinstance(returned, Mapping) else returned
 
-    call.__signature__ = inspect.signature(lambda model, batch: None)  # type: ignore[attr-defined]  # not the method's
+    call.__signature__ = inspect.signature(lambda model, batch: None)  # type: ignore[attr-defined]  # instead of the method's signature
     return call
 
 
@@ -344,7 +348,7 @@ def placement_pairs(
     sources: Sequence[str] = ("R", "S(0)", "S(1)", "P(sum)"),
     targets: Sequence[str] = ("R", "S(0)", "S(1)"),
 ) -> tuple[tuple[tuple[str, ...], tuple[str, ...]], ...]:
-    """Return every (source, target) pair of placements on a mesh of `mesh_ndim` mesh dims, source != target."""
+    """Return all pairs (source, target) of different placements on a mesh of `mesh_ndim` mesh dims."""
     every_pair = itertools.product(*(itertools.product(texts, repeat=mesh_ndim) for texts in (sources, targets)))
     return tuple((source, target) for source, target in every_pair if source != target)
 
@@ -357,13 +361,15 @@ def scenario(
     quick_mesh: Mapping[str, int] | None = None,
     tags: tuple[str, ...] = (),
 ) -> Callable[[Callable[..., Scenario]], Callable[..., Scenario]]:
-    """Mark a function as a scenario. All arguments must be literals: they are read from the source, not run.
+    """Mark a function as a scenario. All arguments must be literals, since distbench parses the source without
+    executing it.
 
     Args:
         mesh: mesh dim name to size, the default mesh.
-        axes: parameter name to the values it takes when the user sets none; all combinations run.
-        quick: parameter name to the value it takes under --quick.
-        quick_mesh: the default mesh under --quick, where that is a smaller one.
-        tags: words to find it by; with "profile", a profile.json in the current folder is used without --profile.
+        axes: parameter name to its values, unless the user sets others by --set; all combinations run.
+        quick: parameter name to its value under --quick.
+        quick_mesh: default mesh under --quick; None for `mesh`.
+        tags: words by which `distbench list` groups scenarios. With the tag "profile", runs without --profile use
+            profile.json of the current folder.
     """
     return lambda function: function

@@ -1,4 +1,4 @@
-"""Spans of time, (begin, end) in seconds: their union, and the part of another span that they cover."""
+"""Spans of time, (begin, end) in seconds: their union, and the covered part of another span."""
 
 from bisect import bisect_right
 from collections.abc import Iterable
@@ -8,7 +8,7 @@ Span = tuple[float, float]
 
 
 def union(spans: Iterable[Span]) -> list[Span]:
-    """Ascending spans that do not touch, covering the same as `spans`."""
+    """Return ascending, disjoint spans that cover the same time as `spans`."""
     merged: list[Span] = []
     for begin, end in sorted(spans):
         if merged and begin <= merged[-1][1]:
@@ -19,7 +19,7 @@ def union(spans: Iterable[Span]) -> list[Span]:
 
 
 class Cover:
-    """The covered part of any span; each query is a bisection."""
+    """The covered time of any span, by bisection."""
 
     def __init__(self, spans: Iterable[Span]) -> None:
         merged = union(spans)
@@ -28,7 +28,7 @@ class Cover:
         self._before = [0.0, *accumulate(end - begin for begin, end in merged)]
 
     def seconds(self, span: Span) -> float:
-        """Seconds of a span that are covered."""
+        """Return the covered seconds of a span."""
         return self._until(span[1]) - self._until(span[0])
 
     def _until(self, moment: float) -> float:

@@ -1,4 +1,4 @@
-"""The torch versions that distbench supports, and the torch that is installed, without importing it."""
+"""The torch versions that distbench supports, and the version of the installed torch, without importing torch."""
 
 import importlib.metadata
 import importlib.util
@@ -24,11 +24,11 @@ def release(version: str) -> tuple[int, int]:
 
 
 def outside_of_support(version: str) -> str:
-    """Return a sentence about an unsupported version of torch; empty for a supported one."""
+    """Return a sentence about an unsupported version of torch; "" for a supported version."""
     if release(version) < OLDEST:
         return f"torch {version} is older than {SUPPORTED}, which distbench supports; {INSTALL}"
     if release(version) > NEWEST:
-        return f"torch {version} is newer than {SUPPORTED}, which distbench is tested with; run distbench doctor --deep"
+        return f"torch {version} is newer than {SUPPORTED}, which distbench supports; run distbench doctor --deep"
     return ""
 
 
@@ -47,7 +47,7 @@ def installed_torch() -> str:
     imported = (folder and _version_of(folder)) or version
     if imported.partition("+")[0] != version.partition("+")[0]:
         raise UserError(
-            f"Python's path has two versions of torch: `import torch` loads {imported} in {folder}, and the package is "
+            f"Python's path has two versions of torch: `import torch` loads {imported} in {folder}, but the package is "
             f"{version} in {installed.locate_file('torch')}; remove one of them"
         )
     if release(version) < OLDEST:
@@ -56,7 +56,7 @@ def installed_torch() -> str:
 
 
 def _version_of(folder: Path) -> str | None:
-    """The version in a torch package's version.py; None without one."""
+    """Return the version in a torch package's version.py; None without a version."""
     try:
         text = (folder / "version.py").read_text()
     except OSError:

@@ -85,7 +85,7 @@ def rank_0(mesh: Any) -> RankContext:
             {"plan": ParallelPlan(fsdp=FsdpPlan(configure={"set_gradient_divide_factor": 2.0}))},
             r"has plan.fsdp.configure\['set_gradient_divide_factor'\]",
         ),
-        ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, r"CpPlan\(seq_dim=0\) is not a sequence"),
+        ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, "give CpPlan another seq_dim than 0"),
         ({"make_cache": lambda model, batch: {}}, r"needs call\(model, batch, cache\)"),
     ],
 )

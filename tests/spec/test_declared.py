@@ -52,7 +52,7 @@ def two(output: Any, targets: Any) -> Any:
             lambda: Scenario(parallelize=lambda m: m),
             "parallelize is called as parallelize(model, mesh), but accepts (m)",
         ),
-        (lambda: Scenario(build_model=Model()), "Scenario.build_model is a Model; give a function that makes one"),
+        (lambda: Scenario(build_model=Model()), "Scenario.build_model is a Model; give a function that makes a model"),
         (lambda: Scenario(call=two, loss=two), "Scenario has both call and loss"),
     ],
 )
