@@ -1,4 +1,4 @@
-"""Processes that use torch. One process here is one rank."""
+"""Processes that use torch; each rank is one process."""
 
 import os
 import sys
@@ -14,19 +14,20 @@ if not dist.is_available():
 
 
 def _renew_threads() -> None:
-    """Create torch's thread pool in a forked process, while it has one thread.
+    """Create torch's thread pool in a forked process while the process has only one thread.
 
-    torch creates it at first use. If two threads of autograd get there at once, the process aborts: "Invalid thread
-    pool" (aten/src/ATen/ParallelOpenMP.cpp, caffe2/utils/threadpool; seen on torch 2.15).
+    torch creates the pool at first use. If two autograd threads do this at the same time, the process aborts: "Invalid
+    thread pool" (aten/src/ATen/ParallelOpenMP.cpp, caffe2/utils/threadpool; seen on torch 2.15).
     """
     torch.set_num_threads(torch.get_num_threads())
 
 
 def leave(exit_code: int) -> NoReturn:
-    """End this process at once; all results are on the disk.
+    """End this process immediately; all results are on the disk.
 
-    An ordinary exit runs destructors of process groups that models still refer to. On gloo they sometimes abort a rank
-    that is done ("terminate called without an active exception"), and if other ranks hang they never return.
+    An ordinary exit runs the destructors of process groups to which models still refer. On gloo, these destructors
+    sometimes abort a finished rank ("terminate called without an active exception"), or do not return if other ranks
+    hang.
     """
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""`python -m distbench.worker JOB.json`: one rank; `rank_launcher.py` or another launcher sets its variables."""
+"""`python -m distbench.worker JOB.json`: one rank; `rank_launcher.py` or another launcher sets the rank's variables."""
 
 import contextlib
 import faulthandler
@@ -27,7 +27,7 @@ def main(job_path: str) -> NoReturn:
     from distbench.spec import UserError
     from distbench.spec.errors import StorageFailed
 
-    # SIGINT to one rank kills it like any other signal; Ctrl-C reaches only the parent.
+    # SIGINT kills a rank, as other signals do; Ctrl-C reaches only the parent.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     die_with_parent()
     rank = int(os.environ.get("RANK", "0"))
@@ -44,7 +44,7 @@ def main(job_path: str) -> NoReturn:
         traceback.print_exc()
         report_failure(log_dir, rank, "raised", one_line(error))
     else:
-        # While this file exists, an exit code of 0 is not this rank's own: a model may call os._exit.
+        # While this file exists, the rank has not finished, even if the exit code is 0: a model may call os._exit.
         with contextlib.suppress(OSError):
             pid_file(log_dir, rank).unlink()
         leave(0)
@@ -61,10 +61,10 @@ def _run(job: Job) -> None:
 
 
 class RankLog(io.FileIO):
-    """A stream of a rank: output that does not fit on a full disk is dropped without an error."""
+    """An output stream of a rank that drops output without an error if the disk is full."""
 
     def write(self, data: Any) -> int:
-        """Write as much as possible and report all of it as written."""
+        """Write as much as possible, and return the size of all data as written."""
         try:
             return super().write(data)
         except OSError:
@@ -72,7 +72,7 @@ class RankLog(io.FileIO):
 
 
 def _log_to(log_dir: Path, rank: int) -> None:
-    """Redirect all output of this rank to its own log; SIGUSR1 adds the stack of every thread.
+    """Redirect all output of this rank to the rank's log; SIGUSR1 adds the stacks of all threads to the log.
 
     Raises:
         StorageFailed: the folder cannot be written.

@@ -1,4 +1,5 @@
-"""Runs cases one after another: open, warm up, time, check, append rows; a bad case does not affect the others."""
+"""The runner of cases, one after another: open, warm up, time, check, append rows. A failed case does not affect other
+cases."""
 
 import math
 import os
@@ -26,23 +27,23 @@ from distbench.statistics.intervals import median
 from distbench.torch_private import Unsupported
 from distbench.worker.pass_schedule import REOPEN_EVERY, STRETCH, CaseProgress, PassPlan
 
-# A model between steps: parameters, two optimizer states, its share of a batch and of its groups' memory.
+# Memory of a model between steps: parameters, two optimizer states, a share of the batch and of the process groups.
 BYTES_PER_PARAMETER_BYTE = 4
 RUN_BY_USERS = ("step", "call")  # kinds of cases whose collectives the user's own code issues
 OUT_OF_STEP = (
-    "its ranks are out of step: some have issued collectives that others have not; look for collectives that "
+    "ranks are out of step, since they have issued different collectives; look for collectives that "
     "depend on the rank, or on state of earlier calls"
 )
-SMALL_BYTES = 1 << 28  # of a group that is kept open without checking free memory
+SMALL_BYTES = 1 << 28  # a group with at most this size stays open without a check of free memory
 SAVE_EVERY_S = 1.0
 
 
 class RowWriter:
-    """One rank's part in writing the run file; ranks other than 0 write nothing.
+    """The writer of the run file on one rank; ranks other than 0 write nothing.
 
-    Rows of first passes are appended at once, lines of further passes once per second. The same is true of the wait for
-    the disk: at each row all ranks wait for rank 0, which takes longer than a short case. Methods that write raise
-    StorageFailed if the disk is full or the folder is gone.
+    Rows of first passes are appended immediately, lines of further passes once per second, and the disk is synchronized
+    once per second: a synchronization, for which all ranks wait, takes longer than a short case. Methods that write
+    raise StorageFailed if the disk is full or the folder was deleted.
     """
 
     def __init__(self, context: RankContext, run_file: Path) -> None:
@@ -51,14 +52,14 @@ class RowWriter:
         self._saved_at = self._synced_at = time.monotonic()
 
     def save(self, *records: dict[str, Any]) -> None:
-        """Append records; all are on the disk when it returns."""
+        """Append records, and wait until they are on the disk."""
         self._append(records, is_synced=True)
 
     def _append(self, records: Sequence[dict[str, Any]], is_synced: bool) -> None:
         if self._context.rank != 0 or not records:
             return
         if records[0]["type"] != "run" and not self._run_file.exists():
-            raise StorageFailed(f"{self._run_file} is gone: it was moved or deleted while it was written")
+            raise StorageFailed(f"{self._run_file} was moved or deleted during the run")
         try:
             append(self._run_file, *records, is_synced=is_synced)
         except OSError as error:
@@ -75,19 +76,19 @@ class RowWriter:
         self._append([result.to_record()], self._is_sync_due())
 
     def note(self, of: CaseSpec, number: int, samples: Samples) -> None:
-        """Keep a further pass of a case for `save_passes`, so that short passes need no wait for the disk."""
+        """Store a further pass of a case for `save_passes`, so that short passes do not wait for the disk."""
         record = samples.to_record(of.keeps_ranks)
         self._passes.append({"type": "pass", "case_id": of.case.id, "number": number, **record})
 
     def save_passes(self, are_due: bool = True) -> None:
-        """Append the passes noted since the last call; at most once per second unless they are due."""
+        """Append the passes stored since the last call; unless `are_due`, at most once per second."""
         if are_due or time.monotonic() - self._saved_at > SAVE_EVERY_S:
             records, self._passes, self._saved_at = self._passes, [], time.monotonic()
             self._append(records, self._is_sync_due())
 
 
 class Runner:
-    """One rank's part in measuring a list of cases; with `trace_paths`, traces are written after the rows."""
+    """The measurement of cases on one rank; with `trace_paths`, traces are written after the rows."""
 
     def __init__(
         self,
@@ -117,16 +118,16 @@ class Runner:
             self._tracing = Tracing(shared, on_progress=partial(progress.tell, "tracing"))
 
     def run(self, case_specs: Sequence[CaseSpec], plan: PassPlan, passes_done: Mapping[str, int]) -> None:
-        """Measure the cases of one group: a first pass, which also checks them, then further passes.
+        """Measure the cases of one group: a first pass, which also checks the results, then further passes.
 
         Args:
             case_specs: the cases.
-            plan: the number of passes, and a case's part of each.
-            passes_done: id to the next pass's number, for cases whose first pass is in an earlier launch.
+            plan: the number of passes, and the limits of a case per pass.
+            passes_done: case id to the number of the next pass, for cases with a first pass in an earlier launch.
 
         Raises:
-            UserError: a case is declared wrongly.
-            RankFailed: only this rank failed, so the others would wait for it forever.
+            UserError: the declaration of a case is not valid.
+            RankFailed: only this rank failed, so the other ranks would wait forever.
             StorageFailed: a result could not be written.
         """
         self._plan = plan
@@ -145,7 +146,7 @@ class Runner:
             stay_open = self._keeps_open and all(turn.stays_open for turn in turns)
             saved_s = spent_s["checking"] + opening_s * (1 - 1 / REOPEN_EVERY if stay_open else 0)
             pass_s = time.monotonic() - started - saved_s + plan.share_limits(turns)
-            # Eight passes of two samples take little longer than the minimum number of samples of every case.
+            # Eight passes of two samples take little longer than every case's minimum number of samples.
             stretch = math.inf if self._is_small else STRETCH
             plan.set_number(max(self._context.gather(pass_s * len(turns) / len(new))), stretch)
         number = max([1, *(passes_done.get(case_spec.case.id, 1) for case_spec in case_specs)])
@@ -161,7 +162,7 @@ class Runner:
             self._trace(turn)
 
     def _further_pass(self, turns: list[CaseProgress], number: int) -> list[CaseProgress]:
-        """Run one more pass over the cases; return those that may continue."""
+        """Run one more pass over the cases; return the cases that may continue."""
         if not self._is_small:
             self._progress.tell("pass", number=number, num_passes=self._plan.num_passes, num_cases=len(turns))
         self._plan.share_limits(turns)
@@ -173,7 +174,7 @@ class Runner:
         return [turn for place, turn in enumerate(turns) if place in alive]
 
     def _in_pass(self, turn: CaseProgress, number: int, measure: Callable[[CaseProgress, int], str]) -> bool:
-        """Run one pass of a case and save its row or failure; return whether it may have another."""
+        """Run one pass of a case, and save its row or failure; return whether the case may have another pass."""
         case = turn.case_spec.case
         self._progress.tell("case", index=turn.index, id=case.id, kind=case.kind, params=case.params, number=number)
         try:
@@ -206,18 +207,19 @@ class Runner:
         return status
 
     def _require_harmless(self, what: str, message: str) -> None:
-        """Return if all ranks raised and every group still works, since half of a collective may be pending.
+        """Check that all ranks raised and every group still works, since half of a collective may be pending.
 
-        Raises RankFailed otherwise: this case breaks the launch, not the next one.
+        Otherwise raise RankFailed, so that this case breaks the launch, and not the next case.
         """
         self._agreement.require_all_failed(what, message)
         self._require_working_groups(message)
 
     def _require_working_groups(self, message: str) -> None:
-        """Raise RankFailed on all ranks together if a group no longer sums."""
+        """Raise RankFailed on all ranks together if a group's all_reduce no longer gives correct sums."""
         try:
             works = [self._context.group_works(mesh_dim) for mesh_dim in self._context.mesh_dims]
-            # A rank that detects it ends at once: its next collective would match earlier ones of other ranks.
+            # A rank that detects this ends immediately: its next collective would match earlier collectives of other
+            # ranks.
             if not all(works):
                 raise RankFailed(message)
             self._context.any(False)
@@ -225,7 +227,8 @@ class Runner:
             raise RankFailed(message) from error
 
     def _require_in_step(self, turn: CaseProgress) -> None:
-        """Raise RankFailed if the user's code has left ranks out of step, so that the next case is not blamed."""
+        """Raise RankFailed if ranks are out of step after the user's code, so that the failure is not in the next
+        case."""
         if turn.case_spec.case.kind in RUN_BY_USERS:
             self._require_working_groups(OUT_OF_STEP)
 
@@ -240,7 +243,7 @@ class Runner:
         self._rows.save_row(result)
         turn.counters, held_bytes = result.counters, opened_case.held_bytes
         turn.held_bytes = held_bytes or (result.counters.get("parameter_bytes") or 0) * BYTES_PER_PARAMETER_BYTE
-        if self._plan.num_passes == 1 and self._waits_on_host:  # a device's profiler slows later launches
+        if self._plan.num_passes == 1 and self._waits_on_host:  # on a device, the profiler slows down later launches
             self._trace(turn)
         self._is_small = self._is_small and 0 < (held_bytes or 0) * len(self._turns) <= SMALL_BYTES
         if self._plan.num_passes > 1 and (self._is_small or self._stays_beside_checks(turn, opened_case)):
@@ -250,20 +253,20 @@ class Runner:
         return result.status
 
     def _stays_beside_checks(self, turn: CaseProgress, opened_case: OpenedCase) -> bool:
-        """Return whether a case stays open while others are checked: not where they share an allocator's peak."""
+        """Return whether a case stays open during checks of other cases; False if cases share an allocator's peak."""
         so_far = [other_turn for other_turn in self._turns if other_turn.opened_case is not None]
         return self._waits_on_host and opened_case.stays_open and self._fit_in(so_far)
 
     def _fit_in(self, turns: Sequence[CaseProgress]) -> bool:
-        """Return whether all these can be kept open, in half of the memory that every rank had free at this group's
-        first check; collective.
+        """Return whether all these cases can stay open, in half of every rank's free memory at this group's first
+        check. All ranks must call this together.
         """
         if self._room_bytes is None:
             self._room_bytes = min(self._context.gather(free_bytes(self._context.device))) / 2
         return sum(turn.held_bytes for turn in turns) <= self._room_bytes
 
     def _turn_of(self, turn: CaseProgress, number: int) -> str:
-        """Return the samples of a further pass."""
+        """Run a further pass of a case; return its status."""
         if turn.opened_case is None or turn.is_due_for_reopening(number):
             opened_case = self._open(turn)
         else:
@@ -287,7 +290,7 @@ class Runner:
         return "ok"
 
     def _see(self) -> None:
-        """Gather the samples since the last call; all ranks call this together."""
+        """Gather the samples since the last call. All ranks must call this together."""
         unseen, self._unseen = self._unseen, []
         if unseen:
             all_samples = self._meter.see([own_samples for _, _, own_samples in unseen], "passes")
@@ -310,7 +313,8 @@ class Runner:
             elif opened_case.held_bytes:
                 self._touch(turn, opened_case)
             else:
-                # This process has run it before: only the model is new, and its first iteration completes it.
+                # This process has run the case before. Only the model is new, and its first iteration completes the
+                # set-up.
                 for _ in range(max(self._meter.settings.warmup_iterations - 1, 1)):
                     self._meter.touch(opened_case.call)
         return opened_case
@@ -332,7 +336,7 @@ class Runner:
         turn.medians.append(median(samples.samples_s))
 
     def _trace(self, turn: CaseProgress) -> None:
-        """Append a case's trace, or the reason without one; the launch continues if all ranks failed."""
+        """Append a case's trace, or the reason for a missing trace; the launch continues if all ranks failed."""
         if self._tracing is None or turn.is_traced or turn.id.endswith(AGAIN):
             return
         turn.is_traced = True

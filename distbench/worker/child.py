@@ -1,7 +1,7 @@
-"""`python -m distbench.worker.child VERB [ARGUMENT...]`: answers a query that needs torch, without starting ranks.
+"""`python -m distbench.worker.child VERB [ARGUMENT...]`: a process for queries that need torch but no ranks.
 
-The query is one JSON value on standard input (nothing for a verb without one). The answer is one JSON value on the last
-line of standard output, {"user_error": sentence} on failure. Only `sweep` answers line by line.
+The query is one JSON value on standard input (empty for verbs without a query). The answer is one JSON value on the
+last line of standard output, or {"user_error": sentence} after a failure. Only `sweep` has one answer per line.
 """
 
 import importlib
@@ -16,7 +16,7 @@ import torch
 
 from distbench.spec import UserError
 
-# Verb to the function that answers it, from the query and the arguments.
+# Verb to the function that returns the answer from the query and the arguments.
 VERBS = {
     "case_ids": "distbench.worker.child_verbs.all_case_ids",
     "plan_paths": "distbench.worker.child_verbs.plan_paths",
@@ -40,8 +40,8 @@ def answer(verb: str, question: Any, arguments: Sequence[str] = ()) -> Any:
 
 
 def main(verb: str, *arguments: str) -> None:
-    """Answer the queries on standard input."""
-    # Standard output is for answers. Output of scenarios, torch and C++ libraries goes to standard error instead.
+    """Read the query on standard input, and print the answer."""
+    # Standard output is only for answers. Output of scenarios, torch and C++ libraries goes to standard error.
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(1)

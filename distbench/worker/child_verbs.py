@@ -1,8 +1,8 @@
 """Verbs of a child process about jobs, pairs of layouts and sweeps, on a fake process group.
 
-Each query is answered in its own process, forked from this one, which has imported torch and done nothing else. A
-second query in the same process would find the caches of the first one: DTensor keeps its plans for a mesh, in
-backward's thread too, and uses them for an equal mesh later, even with other groups.
+For each query, this process forks another process. This process has imported torch, but has not used torch. A second
+query in one process would use the caches of the first query: DTensor caches its plans for a mesh, also in backward's
+thread, and uses them later for an equal mesh, even with other groups.
 """
 
 import contextlib
@@ -75,15 +75,16 @@ class Question:
     """A query and its answer."""
 
     data: Any
-    answer: Any = None  # None also if its process ended without an answer
-    why: str = ""  # how that process ended, in words
-    again: str = ""  # how a signal ended the first process, in words; the second one answered
+    answer: Any = None  # None also if the process ended without an answer
+    why: str = ""  # a description of the process's end without an answer
+    again: str = ""  # a description of the signal that ended the first process, if a second process was started
 
 
 class ForkPool:
-    """Answers each query by `function` in a process forked from this one, which must not have used torch before.
+    """A pool of processes that answer queries by `function`. Each is forked from this process, which must not have used
+    torch.
 
-    A query whose process ends by a signal is repeated once.
+    If a signal ends a process, its query is repeated once.
     """
 
     def __init__(self, function: Callable[[Any], Any], num_at_once: int) -> None:
@@ -93,15 +94,16 @@ class ForkPool:
 
     @property
     def is_busy(self) -> bool:
-        """Return whether some query has no answer yet."""
+        """Whether a query has no answer yet."""
         return bool(self._waiting or self._running)
 
     def ask(self, data: Any) -> None:
-        """Add a query."""
+        """Add a query to the queue."""
         self._waiting.append(Question(data))
 
     def wait(self, files: Sequence[int] = ()) -> tuple[list[Question], bool]:
-        """Wait until a query is answered or one of `files` can be read; return queries and whether one can be read."""
+        """Wait until a query has an answer or one of `files` is readable; return the answered queries, and whether a
+        file is readable."""
         while self._waiting and len(self._running) < self._num_at_once:
             self._start(self._waiting.popleft())
         ready = wait([*self._running, *files])
@@ -114,12 +116,12 @@ class ForkPool:
         stderr = tempfile.TemporaryFile()  # noqa: SIM115 - `_ended` closes it
         process = context.Process(target=self._answer, args=(question, sender, stderr.fileno()))
         process.start()
-        # If this process kept the sending end open, the end of a child would not be detected.
+        # If the sending end stayed open in this process, the end of a child would not be detected.
         sender.close()
         self._running[receiver] = question, process, stderr
 
     def _answer(self, question: Question, sender: Connection, stderr: int) -> None:
-        """Send the answer from the forked process, and the modules that torch imported for it."""
+        """Send the answer from the forked process, with the names of the modules that torch imported."""
         os.dup2(stderr, 2)
         warnings.simplefilter("ignore")
         before = {*sys.modules}
@@ -136,11 +138,11 @@ class ForkPool:
             process.join()
             stderr.seek(0)
             stderr_lines = stderr.read().decode("utf-8", "replace").splitlines()
-        # torch's lazy imports take a fifth of an answer's time: later processes inherit them.
+        # torch's lazy imports take a fifth of an answer's time, so import these modules for later processes.
         for module in modules:
             with contextlib.suppress(Exception):
                 importlib.import_module(module)
-        gc.freeze()  # processes forked later need not scan it for garbage
+        gc.freeze()  # later processes do not scan these objects for garbage
         code = process.exitcode or 0
         if question.answer is None and code < 0:
             ended = ended_text(code, stderr_lines)
@@ -155,7 +157,8 @@ class ForkPool:
 
 
 def _answers_of(function: Callable[[Job], Answer], records: Sequence[Mapping[str, Any]]) -> list[Answer]:
-    """Return a function's answer for each job, in the jobs' order; {"user_error": one sentence} where it raises."""
+    """Return a function's answer for each job, in the jobs' order; {"user_error": one sentence} if the function
+    raises."""
     pool = ForkPool(partial(_answer_or_error, function), len(os.sched_getaffinity(0)))
     for number, record in enumerate(records):
         pool.ask((number, record))
@@ -177,7 +180,7 @@ def _answer_or_error(function: Callable[[Job], Answer], question: tuple[int, Map
 
 
 def _case_ids(job: Job) -> Answer:
-    """Return {"ids": the ids of a job's cases, as it chooses them}; `UserError` if the scenario is invalid."""
+    """Return {"ids": ids of the job's chosen cases}. Raise UserError if the scenario is not valid."""
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
         all_specs = all_cases(job, function, replace(rank_of(mesh, job.settings.seed), profile=profile_of(job)))
@@ -191,25 +194,25 @@ PathAnswer = dict[str, str] | None
 
 
 def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
-    """Return the paths of torch's own planners, for `distbench redistribute`.
+    """Return the paths of torch's planners, for `distbench redistribute`.
 
     Args:
-        request: mesh_shape, shape, dtype, devices_per_host, pairs (of placements, as `S(0)R`) and budget_s.
+        request: mesh_shape, shape, dtype, devices_per_host, pairs (of placement texts such as `S(0)R`) and budget_s.
 
     Returns:
-        torch's version; why it makes no partial of a shard (None if it does); for each planner one answer per pair:
-        {"path": torch's own notation}, {"error": the reason}, or None after the time limit. {"torch",
-        "unsupported"} for an unsupported version of torch.
+        "torch": torch's version. "no_zero_fill": the reason why torch cannot convert a shard to a partial, or None.
+        "paths": for each planner one answer per pair: {"path": in torch's notation}, {"error": the reason}, or None
+        after the time limit. Without support for this version of torch: {"torch", "unsupported"}.
     """
     shape, dtype = request["shape"], TORCH_DTYPES[request["dtype"]]
     pairs = [tuple(parse_state(text, len(shape)) for text in pair) for pair in request["pairs"]]
-    # In random order, so that a timeout omits a random part.
+    # The order is random, so that a timeout omits random pairs.
     order = random.Random(0).sample(range(len(pairs)), len(pairs))
     deadline = time.monotonic() + request["budget_s"]
     answers: dict[str, list[PathAnswer]] = {}
     try:
         with fake_mesh(request["mesh_shape"], request["devices_per_host"]) as mesh:
-            # The quick planner goes first, so that it never loses time to a slow one.
+            # The fast planner is first, so that it does not lose time to a slow planner.
             for name in TORCH_PLANNERS:
                 answers[name] = [None] * len(pairs)
                 with planner(name), remembered_steps():
@@ -225,7 +228,7 @@ def plan_paths(request: dict[str, Any]) -> dict[str, Any]:
 def _path_answer(mesh: DeviceMesh, shape: list[int], dtype: torch.dtype, source: State, target: State) -> PathAnswer:
     try:
         return {"path": path_between(mesh, shape, dtype, source, target)}
-    # torch would raise the same error for this pair in a training job, so the error is the answer.
+    # In a training job, torch would raise the same error for this pair, so the error is the answer.
     except (RuntimeError, ValueError, AssertionError, NotImplementedError, KeyError, IndexError) as error:
         return {"error": f"torch raises {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
 
@@ -238,7 +241,7 @@ def signature(job: Job) -> Answer:
         "left_out": {case id: error}}
 
     Raises:
-        UserError: the plan is invalid, or every case raises.
+        UserError: the plan is not valid, or every case raises.
     """
     function = load_scenario(Path(job.file), job.scenario)
     with fake_ranks(job.mesh) as mesh:
@@ -247,7 +250,7 @@ def signature(job: Job) -> Answer:
         left_out: dict[str, str] = {}
         for case_spec in all_cases(job, function, context):
             try:
-                # A case with nothing to measure here has no communication either.
+                # A case without measurement on this machine has no communication.
                 with contextlib.suppress(Skipped), case_spec.open() as opened_case:
                     by_case[case_spec.case.id] = _of_case(opened_case, context)
             except UserError:
@@ -256,7 +259,9 @@ def signature(job: Job) -> Answer:
                 left_out[case_spec.case.id] = one_line(error)
     if left_out and not by_case:
         first, reason = next(iter(left_out.items()))
-        raise UserError(f"no case runs on a fake process group: {first} raises {reason}; check if distbench run works")
+        raise UserError(
+            f"no case runs on a fake process group: {first} raises {reason}; check that distbench run works"
+        )
     return {"torch": torch.__version__, "cases": by_case, "left_out": left_out}
 
 
@@ -270,7 +275,7 @@ def _of_case(opened_case: OpenedCase, context: RankContext) -> dict[str, Any]:
     return {"paths": [asdict(row) for row in rows], "peak_bytes": predicted_peak_bytes(step) if step else None}
 
 
-# For each job the function's answer, or {"user_error": sentence}.
+# These return for each job the function's answer, or {"user_error": sentence}.
 all_case_ids = partial(_answers_of, _case_ids)
 all_signatures = partial(_answers_of, signature)
 
@@ -278,12 +283,12 @@ all_signatures = partial(_answers_of, signature)
 def all_recordings(
     records: Sequence[Mapping[str, Any]], folder: str, ranks: str = "[0]", assume: str = "{}"
 ) -> list[list[dict[str, str]]]:
-    """Return one entry per job and variant: {"label": its name, "file": the recordings in the folder}, or {"label",
+    """Return one entry per job and variant: {"label": the variant's name, "file": path of the recordings}, or {"label",
     "left_out": the reason}.
 
     Args:
-        ranks: as JSON; null for rank 0 and those that differ from it.
-        assume: as JSON, see `assumptions_of`.
+        ranks: JSON list of ranks; null for rank 0 and all ranks with a different step.
+        assume: JSON object, as from `assumptions_of`.
     """
     jobs = map(Job.from_record, records)
     how = json.loads(ranks), json.loads(assume)
@@ -293,7 +298,7 @@ def all_recordings(
 def _recordings(
     job: Job, prefix: Path, ranks: Sequence[int] | None, assume: Mapping[str, Assumption]
 ) -> Iterator[dict[str, str]]:
-    """Record a step of each variant, for some ranks, into a file whose name begins with the prefix."""
+    """Record a step of each variant for some ranks, to a file with a name that begins with the prefix."""
     function = load_scenario(Path(job.file), job.scenario)
     for number, variant in enumerate(job.variants):
         label = variant_label(job, variant)
@@ -310,21 +315,22 @@ def _recordings(
 
 
 def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}") -> Iterator[dict[str, Any]]:
-    """Answer the queries of a sweep, the lines of standard input until it ends, each in its own process.
+    """Answer the queries of a sweep, one per line of standard input, each in a separate process, until standard input
+    ends.
 
-    Each line is a query: `id`, `ask`, `mesh`, `label`, and `variants` with as many `files`. Answers are lines {"id",
-    "answers": one per variant}, in the order in which they are ready:
+    A query has `id`, `ask`, `mesh`, `label`, `variants` and one of `files` per variant. Answers are lines {"id",
+    "answers": one per variant}, in the order of completion:
 
     - "facts": facts of the plan and the model, see `_facts`
-    - "record": {}, once the recording of a step is in its file, for each rank that others may wait for
+    - "record": {}, after the step is recorded in its file, for each rank for which other ranks may wait
     - "check": {}, if the plan can work
-    - "code": the plan as Python, and its difference from the first variant's, see `_code`
+    - "code": the plan as Python, and the difference from the first variant's plan, see `_code`
 
-    or {"id", "left_out": why there is no answer, "lasts": whether a repeated query would also fail}. A process that
-    a signal ends is started again; "again" in the answer describes the end of the first process.
+    or {"id", "left_out": the reason for a missing answer, "lasts": whether a repeated query would also fail}. If a
+    signal ends a process, its query is repeated once, and "again" in the answer describes the end of the first process.
     """
     pool, is_open = ForkPool(partial(_sweep_answer, Path(file), scenario, json.loads(assume)), int(num_at_once)), True
-    # Unbuffered: a buffer would contain lines that `wait` cannot detect.
+    # The file is unbuffered, since `wait` cannot detect lines in a buffer.
     with open(0, "rb", buffering=0, closefd=False) as lines:
         while is_open or pool.is_busy:
             questions, is_readable = pool.wait([lines.fileno()] if is_open else [])
@@ -360,7 +366,7 @@ def _sweep_answer(file: Path, name: str, assume: Mapping[str, Assumption], quest
 
 
 def _record(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """Record the step of rank 0, of ranks with more work, and of every position of a pipeline."""
+    """Record the steps of rank 0, of ranks with more work, and of a rank per position of a pipeline."""
     step_args = scenario, question["scenario"], question["label"], question["mesh"]
     if scenario.plan.pipeline is not None:
         recordings = recorded_ranks(*step_args, None, question["assume"])
@@ -387,12 +393,12 @@ def _check(scenario: Scenario, question: dict[str, Any]) -> Answer:
 
 
 def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """Return `plan`: lines that make the variant's plan, and `change`: lines that make it of the same scenario's plan
-    with only the changes of the first variant. Each is None if a value cannot be written as code.
+    """Return `plan`, the code of the variant's plan, and `change`, code that changes the first variant's plan to this
+    plan. Each is None if a value cannot be written as code.
     """
     params, changes = split_variant(question["variant"])
     _, first_changes = split_variant(question["variants"][0])
-    # From one call: objects without equality are equal only to themselves.
+    # Both plans are from one call, since objects without an `__eq__` are equal only to themselves.
     plan = question["function"](**params).plan
     change = change_code(changed_plan(plan, first_changes), changed_plan(plan, changes))
     return {"plan": plan_code(scenario.plan), "change": change}
@@ -401,7 +407,8 @@ def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
 def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
     """Return facts of the plan: the mesh dims that it uses, those that shard parameters, and its possible changes.
 
-    Of the model: its parameters, the trained ones, and the optimizer's bytes per byte of these.
+    The facts of the model are bytes of parameters, bytes of trained parameters, and bytes of optimizer state per byte
+    of trained parameters.
     """
     assert scenario.build_model and scenario.make_batch
     plan = scenario.plan
@@ -409,7 +416,7 @@ def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
     with ShapesOnly().on(), KnownValues().on():
         batch = batch_of(scenario)
     fsdp, cp = plan.fsdp, plan.cp
-    # The use of parameters and gradients by a user's function is unknown.
+    # A user's function may use parameters and gradients in unknown ways.
     is_own = scenario.parallelize is not None or scenario.after_materialize is not None
     trained = [] if is_own else [parameter for parameter in model.parameters() if parameter.requires_grad]
     return {
@@ -442,7 +449,7 @@ def _num_bytes(tensors: Iterable[torch.Tensor]) -> int:
 def _optimizer_share(scenario: Scenario, model: torch.nn.Module) -> float:
     """Return bytes of optimizer state per byte of trained parameters; 0 if unknown.
 
-    It is that of one parameter, or of the model (on the meta device) if `make_optimizers` takes that.
+    The share is computed for one parameter, or with `make_optimizers` for the model (on the meta device).
     """
     if scenario.make_optimizers is None:
         model = torch.nn.ParameterList([torch.zeros(STATE_ELEMENTS).reshape(128, -1)])

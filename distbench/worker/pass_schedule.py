@@ -1,8 +1,9 @@
-"""Schedule of a launch's cases over passes: how many passes, in which order, and how much of a case each takes.
+"""Schedule of a launch's cases over passes: number of passes, order of cases, and samples of a case per pass.
 
 Cases that a report compares form a group: all training steps of a launch, or the planners of one redistribution. Groups
-are measured one after the other, each in its own passes, so that a pair's planners alternate within about a second.
-Times drift over a launch, so more than about five consecutive samples add little. All ranks make the same decisions.
+are measured one after the other, each in separate passes, so that the planners of a pair alternate within about a
+second. Times drift over a launch, so more than about five consecutive samples add little. All ranks make the same
+decisions.
 """
 
 import contextlib
@@ -18,29 +19,30 @@ from distbench.statistics.intervals import is_steady
 from distbench.statistics.pass_comparison import MIN_PASSES
 
 SAMPLES_A_TURN = 5
-SHORT_TURN_S = 0.02  # samples shorter than a fifth of this repeat for this long
+SHORT_TURN_S = 0.02  # samples shorter than a fifth of this time are repeated up to this time
 MAX_PASSES = 100
-REOPEN_EVERY = 4  # passes: the effect of one opening of a model must not look like a difference between two models
-# Budgets that a launch may take for the fewest passes that allow a comparison: a quick launch needs that.
+REOPEN_EVERY = 4  # number of passes; more than one opening averages the effect of a single opening of a model
+# Maximum number of budgets for the minimum number of passes that allows a comparison; a quick launch needs several.
 STRETCH = 4.0
-# Samples per pass, and of one that begins with an untimed iteration, within that time: most of a pass is timed.
+# Minimum samples per pass, without and with an untimed iteration, within this time, so that most of a pass is timed.
 LEAST, LEAST_AFTER_TOUCH, LONG_TURN_S = 2, 3, 0.25
-UNTOUCHED_S = 1e-3  # longer iterations of a small group need no untimed one before
-UNTOUCHED_STEP_S = 5e-3  # the same for a model that has run since its check
-ENOUGH = 3  # passes of cases without comparison: a single sample may be an outlier
+UNTOUCHED_S = 1e-3  # in a small group, longer iterations need no untimed iteration before
+UNTOUCHED_STEP_S = 5e-3  # the same limit for a model that has run since its check
+ENOUGH = 3  # passes of cases without comparison, since a single sample may be an outlier
 
 
 class PassPlan:
-    """The passes of one group, or of all cases if none are compared.
+    """The plan of passes for one group, or for all cases without comparison.
 
     Args:
-        settings: `max_case_s` is one case's share of the launch; `passes` 0 leaves their number to this plan.
+        settings: `max_case_s` is one case's share of the launch; with `passes` 0, this plan chooses the number of
+            passes.
         num_cases: number of cases of the group.
         is_compared: whether a report compares these cases with each other.
-        group: its name: each group has its own order.
-        max_passes: at most; 0 for MAX_PASSES.
-        run_id: of the launch, the same on all ranks. It is part of the seed of orders: with the same seed in every
-            launch, some case would precede another one in most passes of every launch.
+        group: name of the group; each group has a different order.
+        max_passes: maximum number of passes; 0 for MAX_PASSES.
+        run_id: id of the launch's run, equal on all ranks. It is part of the seed for orders: if every launch used the
+            same seed, a case would precede another case in most passes of every launch.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class PassPlan:
             estimate_s: seconds that an iteration takes.
             is_touched: whether an untimed iteration precedes the samples.
             most: maximum number of samples, if not 0.
-            num_samples: samples, if the budget allows them.
+            num_samples: number of samples, if the budget allows.
         """
         settings = self._settings
         if not self.is_automatic:
@@ -89,10 +91,10 @@ class PassPlan:
         return replace(settings, min_samples=count, max_samples=count, target_ci=0.0)
 
     def share_limits(self, turns: Sequence["CaseProgress"]) -> float:
-        """Use the limits of the longest case for all cases that are compared; return the added seconds per pass.
+        """Use the limits of the longest case for all compared cases; return the added seconds per pass.
 
-        On a busy machine a case's own estimate is random, and it would affect the case for the whole launch. The median
-        of 5 samples and the median of 30 samples have different means if samples are skewed.
+        On a busy machine, a case's estimate is random, and would affect the case during the whole launch. The median of
+        5 samples and the median of 30 samples have different means if samples are skewed.
         """
         longer_s = 0.0
         compared: dict[tuple[str, int], list[CaseProgress]] = {}
@@ -111,26 +113,26 @@ class PassPlan:
         return longer_s * self._settings.iterations_per_sample
 
     def set_number(self, pass_s: float, stretch: float = STRETCH) -> None:
-        """Choose the number of passes, which take `pass_s` seconds each on the slowest rank without checks; up to
-        `stretch` budgets may be used for MIN_PASSES of them.
+        """Choose the number of passes. A pass takes `pass_s` seconds on the slowest rank without checks; MIN_PASSES
+        passes may use up to `stretch` budgets.
         """
         if not self.is_automatic:
             return
         budget_s = min(self._num_cases * self._settings.max_case_s, self._settings.budget_s)
         affordable = budget_s / max(pass_s, 1e-6)
-        # Passes beyond the budget would be wasted if they are too few for a comparison.
+        # Passes beyond the budget are useless if their number is too small for a comparison.
         least = MIN_PASSES if stretch * affordable >= MIN_PASSES else min(max(int(stretch * affordable), 1), ENOUGH)
         self.num_passes = min(max(int(affordable), least), self._max_passes)
 
     def goes_on(self, number: int, medians: Sequence[Sequence[float]]) -> bool:
-        """Return whether there is another pass after `number`, with each case's median of each pass (seconds)."""
+        """Return whether to run another pass after `number` passes, from each case's median per pass (seconds)."""
         if number >= self.num_passes:
             return False
         target_ci = self._settings.target_ci
         return not (self.is_automatic and number >= MIN_PASSES and all(is_steady(case, target_ci) for case in medians))
 
     def must_be_seen(self, number: int) -> bool:
-        """Return whether `goes_on` may depend on the results of that many passes."""
+        """Return whether `goes_on` may depend on the results of `number` passes."""
         return number >= min(MIN_PASSES, self.num_passes)
 
 
@@ -139,8 +141,8 @@ def groups_of(
 ) -> list[tuple[PassPlan, list[CaseSpec]]]:
     """Return the cases of a launch by group, in order of first appearance, each group with its plan.
 
-    If `settings.passes` is not 0, all cases form one group. `done` has ids with a row from an earlier launch of the
-    job: a group before one of those is finished, if complete.
+    If `settings.passes` is not 0, all cases form one group. `done` contains ids with a row from an earlier launch of
+    the job. Groups before the last such group are finished if all their cases have rows.
     """
     if settings.passes:
         return [(PassPlan(settings, len(case_specs), is_compared=False, run_id=run_id), list(case_specs))]
@@ -161,20 +163,20 @@ def groups_of(
 class CaseProgress:
     """Progress of a case through the passes."""
 
-    index: int  # its place among the cases of the launch
+    index: int  # index among the cases of the launch
     case_spec: CaseSpec
-    medians: list[float] = field(default_factory=list)  # seconds, of each pass so far
-    limits: Settings | None = None  # of one pass; None before its first warm-up
-    is_touched: bool = False  # whether an untimed iteration precedes its samples
-    estimate_s: float = 0.0  # of an iteration at the first warm-up
-    shortest_s: float = 0.0  # the smallest estimate of the cases that it is compared with
-    longest_s: float = 0.0  # the largest one
-    counters: dict[str, Any] = field(default_factory=dict)  # of its row
-    held_bytes: int = 0  # memory that it takes while it is kept open, on this rank
+    medians: list[float] = field(default_factory=list)  # median seconds of each finished pass
+    limits: Settings | None = None  # limits of one pass; None before the first warm-up
+    is_touched: bool = False  # whether an untimed iteration precedes the samples
+    estimate_s: float = 0.0  # seconds of an iteration at the first warm-up
+    shortest_s: float = 0.0  # smallest estimate of all compared cases
+    longest_s: float = 0.0  # largest estimate of all compared cases
+    counters: dict[str, Any] = field(default_factory=dict)  # counters of the case's row
+    held_bytes: int = 0  # memory of the open case on this rank
     opened_case: OpenedCase | None = None
     is_traced: bool = False
-    stays_open: bool = True  # whether it may be kept open between passes, set when it is opened
-    has_settled: bool = False  # whether it has run since its check, which may leave an optimizer without state
+    stays_open: bool = True  # whether the case may stay open between passes; set by `open`
+    has_settled: bool = False  # whether the case has run since its check, after which an optimizer may have no state
     _opened: contextlib.ExitStack = field(default_factory=contextlib.ExitStack)
 
     @property
@@ -183,7 +185,7 @@ class CaseProgress:
         return self.case_spec.case.id
 
     def open(self) -> OpenedCase:
-        """Open the case until `close`; it is closed first if it is open."""
+        """Open the case until `close`, after closing an open case."""
         self.close()
         self.opened_case = self._opened.enter_context(self.case_spec.open())
         self.stays_open = self.opened_case.stays_open
@@ -195,13 +197,13 @@ class CaseProgress:
         self._opened.close()
 
     def needs_touch(self, is_small: bool, is_on_cpu: bool) -> bool:
-        """Return whether an untimed iteration precedes a further pass of a case that was kept open: not if iterations
-        are so long that caches do not matter.
+        """Return whether an untimed iteration precedes a further pass of an open case; False if iterations are so long
+        that caches do not matter.
         """
         if is_small:
             return self.shortest_s < UNTOUCHED_S
         return not (is_on_cpu and self.has_settled and self.shortest_s >= UNTOUCHED_STEP_S)
 
     def is_due_for_reopening(self, number: int) -> bool:
-        """Return whether it is opened again before this pass; different cases are opened in different passes."""
+        """Return whether the case is opened again before this pass; different cases are opened in different passes."""
         return (number + self.index) % REOPEN_EVERY == 0

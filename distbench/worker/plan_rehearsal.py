@@ -1,4 +1,4 @@
-"""Try plans: check them, and run one step on a fake process group with shapes only; report where they fail."""
+"""Rehearsal of plans: check a plan, run one step on a fake process group with shapes only, and report failures."""
 
 import contextlib
 import itertools
@@ -35,24 +35,24 @@ from distbench.spec.printable_text import listed
 from distbench.torch_private import NeedsValues, ShapesOnly, Skipped, Unsupported, fake_ranks, reduction_dtype
 from distbench.worker.rank_session import declared, load_scenario, variant_label
 
-# A smaller model that fails with shapes only is run again with values: it may need them.
+# A smaller model that fails with shapes only is run again with values, since the model may need values.
 MAX_REPEATED = 20_000_000
-# With fewer parameters and elements of its batch than this, a model is always run with values.
+# A model with fewer parameters and batch elements is always run with values.
 SMALL = 2_000_000
-# Errors of an index that another rank would have sent; memory freed by FSDP2 is out of bounds on every rank.
+# Errors from a missing index that another rank would have sent; out-of-bounds memory that FSDP2 freed is a real error.
 NO_INDEX = re.compile(r"IndexError|(?<!selected index k )out of (range|bounds)(?! for storage)")
-# Most parts of a batch whose gradients are compared.
+# Maximum number of parts of a batch for the comparison of gradients.
 MOST_PARTS = 8
 TOO_LARGE = "and the model is too large to be tried with values"
 
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """Result of trying a step."""
+    """Result of a step's rehearsal."""
 
-    problems: tuple[str, ...] = ()  # of applying the plan, or of the step
-    why_not: str | None = None  # forward and backward were not tried; None where they were, or the plan was refused
-    parameter_bytes: int = 0  # of the parameters that rank 0 holds
+    problems: tuple[str, ...] = ()  # problems of the plan's application, or of the step
+    why_not: str | None = None  # reason why the step was not tried; None if tried, or if the plan failed
+    parameter_bytes: int = 0  # bytes of rank 0's parameters
 
 
 def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
@@ -62,8 +62,8 @@ def rank_of(mesh: DeviceMesh, seed: int, device: str = "cpu") -> RankContext:
 
 
 def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -> Rehearsal:
-    """Apply the plan, which has been checked against the mesh, then (`with_step`) run forward, loss and backward as
-    this rank would. Raises `Skipped` if a part of the plan has no effect on this machine.
+    """Apply the plan, which was checked against the mesh before, then with `with_step` run forward, loss and backward
+    of this rank. Raise Skipped if a part of the plan has no effect on this machine.
     """
     shapes, missing = None, ""
     try:
@@ -81,14 +81,14 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
     built = blueprint(scenario.build_model, context.seed, with_values=False)
     num_parameters = sum(parameter.numel() for parameter in built.model.parameters())
     try:
-        # DDP's buckets need values, and no shape of a model can be wrong for them.
+        # DDP's buckets need values, and any shapes are valid for them.
         plain = replace(scenario, plan=replace(scenario.plan, ddp=None))
         step = step_of(plain, context, built, without_memory)
     except Skipped:
         raise
     except UserError as error:
         return Rehearsal((str(error),))
-    except Exception as error:  # of plans that pass plan_check
+    except Exception as error:  # errors of plans that pass plan_check
         return Rehearsal((f"torch rejects the plan: {one_line_and_place(error)}",))
     held_bytes = parameter_bytes(step.model)
     if shapes is None or not with_step:
@@ -101,13 +101,13 @@ def rehearse(scenario: Scenario, context: RankContext, with_step: bool = True) -
         problems = tuple(f"{problem} (tried with shapes only)" for problem in problems)
     elif failed or _is_small(step, num_parameters):
         problems, why_not = _tried_with_values(plain, context, scenario.plan.ddp)
-        if not failed:  # an index that another rank should have sent is missing here
+        if not failed:  # ignore the missing index that another rank would have sent
             problems = tuple(problem for problem in problems if not NO_INDEX.search(problem))
     return Rehearsal(problems, why_not, held_bytes)
 
 
 def _is_small(step: TrainingStep, num_parameters: int) -> bool:
-    """Return whether a step is fast on this machine's CPU: then kernels also check properties such as dtypes."""
+    """Return whether a step is fast on this machine's CPU, whose kernels also check properties such as dtypes."""
     numel = sum(tensor.numel() for _, tensor in tensors_of(step.batch.tree))
     is_here = step.microbatches and all(leaf.device.type == "cpu" for _, leaf in tensors_of(step.microbatches[0]))
     return bool(is_here) and num_parameters <= min(MAX_REPEATED, SMALL) and numel <= SMALL
@@ -131,7 +131,7 @@ def _tried_with_values(
 
 
 def _of_some_parts_only(scenario: Scenario, step: TrainingStep, context: RankContext) -> tuple[str, ...]:
-    """Report a parameter whose gradient exists only on some ranks, by their data (an expert that no token chose)."""
+    """Report a parameter with a gradient on some ranks only, depending on the data (an expert without tokens)."""
     _, count = context.index(BATCH_DIMS)
     model = model_on_device(scenario, context, step.built)
     names_of_parts: list[set[str]] = []
@@ -155,9 +155,9 @@ def _tried(
     ddp: DdpPlan | None,
     call: Callable[..., Any] | None,
 ) -> tuple[tuple[str, ...], str | None]:
-    """Return the problems of one step, and why it could not be tried."""
+    """Return the problems of one step, and the reason if the step could not be tried."""
     tracker = _ForwardTracker(step.model, step.plan, "the step" if isinstance(step, UserStep) else "the loss")
-    # Compiling takes longer than everything else, and its time belongs to the run.
+    # Compilation would take longer than everything else, and is part of the run.
     stance = torch.compiler.set_stance("force_eager") if step.plan.compile else contextlib.nullcontext()
     try:
         with on(), stance:
@@ -165,7 +165,7 @@ def _tried(
         tracker.problems += _without_gradient(step.model, ddp)
         if ddp is not None and call is not None:
             tracker.problems += of_forward(f"call ({place_of(call)})", tracker.has_run, "DDP prepares its reductions")
-        # Most optimizers read the value of a counter; that is no reason to repeat everything with values.
+        # Most optimizers read the value of a counter, which does not justify a repetition with values.
         with contextlib.suppress(NeedsValues), on():
             tracker.phase = "the optimizer"
             step.optimize()
@@ -186,7 +186,7 @@ def _tried(
 
 
 def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
-    """Return the parameters that DDP would wait for forever."""
+    """Return a sentence on the parameters for which DDP would wait forever."""
     if ddp is None or ddp.find_unused_parameters or ddp.static_graph:
         return []
     ignored = {id(tensor) for module in matching_modules(ddp.ignored, model).values() for tensor in module.parameters()}
@@ -197,12 +197,12 @@ def _without_gradient(model: nn.Module, ddp: DdpPlan | None) -> list[str]:
     ]
     if not lacking:
         return []
-    problem = f"parameter {listed(lacking, 1)} gets no gradient, and DDP waits for it"
-    return [f"{problem}; use DdpPlan(find_unused_parameters=True), or freeze it (requires_grad_(False))"]
+    problem = f"parameter {listed(lacking, 1)} gets no gradient, but DDP waits for its gradient"
+    return [f"{problem}; use DdpPlan(find_unused_parameters=True), or freeze the parameter (requires_grad_(False))"]
 
 
 class _ForwardTracker:
-    """Records which module runs on which inputs, also after the model has raised."""
+    """Tracker of the running module and its inputs, also after the model has raised."""
 
     def __init__(self, model: nn.Module, plan: ParallelPlan, after_model: str) -> None:
         self.problems: list[str] = []
@@ -210,13 +210,13 @@ class _ForwardTracker:
         self._styles = {name: style for _, name, _, style in styles_by_module(plan, model)}
         self._at: list[str] = []
         self.phase = "the model"
-        self.has_run = False  # the whole model, not only parts of it
+        self.has_run = False  # whether the whole model has run, not only parts
         for name, module in model.named_modules():
             module.register_forward_pre_hook(partial(self._enter, name), prepend=True, with_kwargs=True)
             module.register_forward_hook(self._leave)
 
     def where(self) -> str:
-        """Return the innermost module whose forward has begun, with its style and inputs; or the phase."""
+        """Return the innermost module with a running forward, with its style and inputs, or the phase."""
         return self._at[-1] if self._at else self.phase
 
     def stamp(self) -> None:
@@ -232,7 +232,7 @@ class _ForwardTracker:
         self._at.append(f"{where}, given {given},")
         inner = getattr(style, "prepare_module_input", style)
         self.problems += [
-            f"{where} has a layout for input {key!r}, which is not passed by that name; it is given {given}"
+            f"{where} has a layout for input {key!r}, but got {given} without this name"
             for key in getattr(inner, "input_kwarg_layouts", None) or ()
             if key not in keywords
         ]
@@ -250,16 +250,16 @@ def _text(value: Any) -> str:
     return f"{text} as {''.join(map(str, value.placements))}" if hasattr(value, "placements") else text
 
 
-SEARCH_S = 15.0  # of this process, to search meshes that work, for all variants of a scenario together
+SEARCH_S = 15.0  # CPU seconds for the search of meshes that work, for all variants of a scenario together
 MANY = 16  # largest mesh dim for which every size is tried
 
 
 def _plan_problems(job: Job) -> Iterator[dict[str, Any]]:
     """Yield `label` and `problems` of each variant.
 
-    With problems, `works`: a mesh that was tried and has none, or null. Without, the reason `skipped`, or
-    `num_parameters`, `parameter_bytes` per rank, `advice` (sentences), `step` (the parts that run), and `not_tried`
-    (why no step was tried, or null).
+    With problems, `works` is a mesh that was tried without problems, or null. Without problems, `skipped` is a reason,
+    or there are `num_parameters`, `parameter_bytes` per rank, `advice` (sentences), `step` (the parts that run), and
+    `not_tried` (the reason why no step was tried, or null).
     """
     find = partial(_mesh_that_works, job, time.process_time() + SEARCH_S, [])
     function = load_scenario(Path(job.file), job.scenario)
@@ -275,7 +275,8 @@ def all_plan_problems(records: Sequence[Mapping[str, Any]]) -> list[list[dict[st
 def _of_variant(
     function: Callable[..., Scenario], variant: Variant, job: Job, find: Callable[[Scenario], Mapping[str, int] | None]
 ) -> dict[str, Any]:
-    """Return one entry of `_plan_problems`; errors of the scenario's code must not hide other variants' entries."""
+    """Return one entry of `_plan_problems`, also after errors of the scenario's code, since other variants need
+    entries."""
     try:
         scenario = declared(function, variant)
         answer = answer_on(mesh_of(variant, job.mesh), scenario, job)
@@ -291,7 +292,7 @@ def _of_variant(
 
 
 def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[str, Any]:
-    """Return a variant's entry, without `works`, on a mesh of that shape: rank 0's answer and other ranks' problems."""
+    """Return a variant's entry on a mesh of this shape, without `works`: rank 0's entry, or another rank's problems."""
     with fake_ranks(shape) as mesh:
         answer = answer_of(scenario, rank_of(mesh, job.settings.seed, job.device))
     if "parameter_bytes" not in answer:
@@ -306,10 +307,10 @@ def answer_on(shape: Mapping[str, int], scenario: Scenario, job: Job) -> dict[st
 
 
 def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
-    """Return ranks whose step may fail if rank 0's does not.
+    """Return the ranks whose step may fail although rank 0's step works.
 
-    For inference the last one (rank 0 may get all of a token that cannot be split); in a pipeline the first one that
-    has the last stage and the loss.
+    For inference, this is the last rank (rank 0 may get the whole of an indivisible token); in a pipeline, the first
+    rank with the last stage and the loss.
     """
     if scenario.inference:
         return [mesh_size(shape) - 1]
@@ -322,8 +323,8 @@ def _other_ranks(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
 
 
 def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[int]:
-    """Return ranks on which a user's function may raise alone: the first ones, rank 0's neighbours along each mesh dim,
-    and the last one.
+    """Return ranks on which a user's function may fail alone: the first ranks, rank 0's neighbours along each mesh dim,
+    and the last rank.
     """
     if not callable(scenario.step_plan.tp):
         return []
@@ -335,7 +336,7 @@ def _ranks_of_a_function(scenario: Scenario, shape: Mapping[str, int]) -> list[i
 def answer_of(scenario: Scenario, context: RankContext) -> dict[str, Any]:
     """Return rank 0's entry of a variant, without `works`; `step_fails` if a step did not run."""
     if scenario.build_model is None:
-        return {"problems": [], "skipped": "it declares no model, so there is no plan to check"}
+        return {"problems": [], "skipped": "the scenario declares no model, so no plan is checked"}
     if scenario.make_batch is None:
         return {"problems": [NEEDS_A_BATCH]}
     built, batch = blueprint(scenario.build_model, context.seed, with_values=False), batch_of(scenario)
@@ -378,7 +379,8 @@ def _advice(scenario: Scenario, model: nn.Module) -> list[str]:
 def _mesh_that_works(
     job: Job, until: float, worked: list[dict[str, int]], scenario: Scenario
 ) -> Mapping[str, int] | None:
-    """Return the largest mesh that passes this check, no mesh dim larger than given; None at the time limit.
+    """Return the largest mesh that passes this check, with mesh dims at most as large as given; None after the time
+    limit.
 
     A mesh that worked for other variants is tried first.
     """
@@ -392,7 +394,8 @@ def _mesh_that_works(
 
 
 def smaller_meshes(given: Mapping[str, int]) -> list[dict[str, int]]:
-    """Return meshes with smaller or equal mesh dims, most ranks first; of long mesh dims only sizes likely to work."""
+    """Return meshes with smaller or equal mesh dims, most ranks first; for large mesh dims, only sizes that probably
+    work."""
     sizes = [
         [size for size in range(1, most + 1) if most <= MANY or most % size == 0 or size & (size - 1) == 0]
         for most in given.values()

@@ -1,8 +1,8 @@
-"""`python -m distbench.worker.rank_launcher RANKS PROGRAM JOB.json...`: forks the ranks of jobs on this host.
+"""`python -m distbench.worker.rank_launcher RANKS PROGRAM JOB.json...`: fork the ranks of jobs on this host.
 
-This process imports torch once, does nothing else with it, and forks every rank of a job as soon as the job's file
-exists, one job after another. So patched modules, compiled code, threads, caches and memory of one job do not affect
-the next. Only the time of imports is shared.
+This process imports torch once without using torch, and forks every rank of a job as soon as the job's file exists, one
+job after another. Therefore patched modules, compiled code, threads, caches and memory of one job do not affect the
+next job. The jobs share only the time of imports.
 """
 
 import contextlib
@@ -39,9 +39,9 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
     """Run the jobs in order and end this process: 0 if all ranks succeeded, else 1.
 
     Args:
-        num_ranks: of each job.
-        program: a Python file, or "-m" and a module, which each rank runs with its job's file.
-        job_files: the first one exists; after each job the launcher waits for the next job's file.
+        num_ranks: number of ranks of each job.
+        program: a Python file, or "-m" and a module; each rank runs it with the path of the job's file.
+        job_files: one file per job. The first file exists; after each job the launcher waits for the next job's file.
     """
     die_with_parent()
     adopt_orphans()
@@ -49,12 +49,12 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
     try:
         first = Job.load(job_files[0])
         _import_for(first)
-        gc.freeze()  # keeps the imported objects in memory pages that are shared with every rank
+        gc.freeze()  # imported objects stay in memory pages that all ranks share
         SPENT_BEFORE.update(launch=max(STARTED_S - first.started_clock_s, 0.0), imports=time.monotonic() - STARTED_S)
         ranks = Ranks(num_ranks, program)
         signal.signal(signal.SIGTERM, ranks.end_by_signal)
         for number, file in enumerate(job_files, start=1):
-            while not file.exists():  # a parent that ends without writing the file ends this process too
+            while not file.exists():  # this process ends if the parent ends without writing the file
                 time.sleep(POLL_S)
             log_dir = file.parent
             _log_to(log_dir / LAUNCH_LOG)
@@ -73,14 +73,15 @@ def main(num_ranks: int, program: Sequence[str], job_files: Sequence[Path]) -> N
 
 
 class Ranks:
-    """The ranks of one job at a time, and their store, which outlives any rank."""
+    """The ranks of the current job, and their store, which exists longer than any rank."""
 
     def __init__(self, num_ranks: int, program: Sequence[str]) -> None:
         self._num_ranks, self._program = num_ranks, list(program)
         self._running: dict[int, int] = {}  # pid to rank
 
     def run(self, job_file: Path) -> bool:
-        """Fork the ranks of a job and wait for their end; return whether all succeeded; on failure end the others."""
+        """Fork the ranks of a job, wait for their end, and return whether all succeeded; if a rank fails, end the other
+        ranks."""
         from torch.distributed import TCPStore
 
         with socket.socket() as listener:
@@ -89,7 +90,7 @@ class Ranks:
             port = listener.getsockname()[1]
             for rank in range(self._num_ranks):
                 self._running[self._fork(rank, port, job_file)] = rank
-            # Its thread must not exist when ranks are forked.
+            # The store's thread must not exist when ranks are forked.
             store = TCPStore(
                 HOST, port, is_master=True, wait_for_workers=False, master_listen_fd=os.dup(listener.fileno())
             )
@@ -105,7 +106,7 @@ class Ranks:
         return True
 
     def _fork(self, rank: int, port: int, job_file: Path) -> int:
-        # Until a rank sets its own, it has this process's handler, which ends the others.
+        # Without this, a new rank would have this process's handler, which ends the other ranks.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
         pid = os.fork()
         if not pid:
@@ -126,7 +127,7 @@ class Ranks:
         leave(0)
 
     def _end(self) -> None:
-        """Terminate the ranks, and kill those that do not end."""
+        """Terminate the ranks, and kill ranks that do not end."""
         for signum, wait_s in ((signal.SIGTERM, TERMINATE_WAIT_S), (signal.SIGKILL, TERMINATE_WAIT_S)):
             for pid in self._running:
                 with contextlib.suppress(ProcessLookupError):
@@ -135,21 +136,21 @@ class Ranks:
             while self._running and time.monotonic() < deadline:
                 try:
                     pid, _ = os.waitpid(-1, os.WNOHANG)
-                except ChildProcessError:  # the signal came between the end of the last rank and its record
+                except ChildProcessError:  # the signal arrived between the last rank's end and its record
                     return self._running.clear()
                 self._running.pop(pid, None)
                 if not pid:
                     time.sleep(POLL_S)
 
     def end_by_signal(self, signum: int, _: Any) -> None:
-        """Handle a signal: end the ranks, and then this process by that signal."""
+        """Handle a signal: end the ranks, then end this process by the same signal."""
         self._end()
         signal.signal(signum, signal.SIG_DFL)
         os.kill(os.getpid(), signum)
 
 
 def _is_bound(rank: int, log_dir: Path) -> bool:
-    """Bind this rank as requested; on failure report why and return False."""
+    """Bind this rank to CPUs as requested; after a failure, report the reason and return False."""
     if mode := os.environ.get(NUMA_BINDING):
         from distbench.torch_private import Unsupported, bind_to_numa_node
 
@@ -167,7 +168,7 @@ def _is_bound(rank: int, log_dir: Path) -> bool:
 
 
 def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
-    """Return torchrun's variables for a rank of one host, except that the store is not rank 0's."""
+    """Return torchrun's variables for a rank of this host, with the store of this process instead of rank 0's."""
     variables = {
         **dict.fromkeys(("RANK", "LOCAL_RANK", "ROLE_RANK"), rank),
         **dict.fromkeys(("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE"), num_ranks),
@@ -181,10 +182,8 @@ def _variables(rank: int, num_ranks: int, port: int) -> dict[str, str]:
 
 
 def _import_for(job: Job) -> None:
-    """Import modules that all ranks of jobs on such a device need.
-
-    On an accelerator only those that every job needs: other imports might use the device, which a forking process must
-    not.
+    """Import modules that ranks of jobs on such a device need. For an accelerator, import only the modules that every
+    job needs, since other imports might use the device, and a forking process must not use the device.
     """
     import distbench.worker.rank_session  # noqa: F401
 
@@ -193,7 +192,7 @@ def _import_for(job: Job) -> None:
         import torch.distributed.fsdp
         import torch.distributed.tensor.parallel
 
-        torch.compiler.reset()  # imports the compiler, which torch's optimizers need too
+        torch.compiler.reset()  # imports the compiler, which torch's optimizers also need
 
 
 def _import_more_for(job: Job) -> None:
@@ -209,7 +208,7 @@ def _import_more_for(job: Job) -> None:
 
 
 def _log_to(path: Path) -> None:
-    """Redirect this process's output there; a full disk ends the job's ranks, which report it."""
+    """Redirect this process's output to a log; if the disk is full, the job's ranks end and report this."""
     with contextlib.suppress(OSError):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         for stream in (1, 2):

@@ -1,4 +1,4 @@
-"""The session of one rank: process group, mesh, cases, tear down."""
+"""The session of one rank: process group, mesh, cases, teardown."""
 
 import contextlib
 import datetime
@@ -51,7 +51,7 @@ PAIRS_PER_CONTROL, MAX_CONTROLS = 8, 8
 
 @dataclass(frozen=True)
 class ConnectedRanks:
-    """This rank's context, the job's key-value store, and sentences on differences between hosts."""
+    """A connected rank: its context, the job's key-value store, and sentences on differences between hosts."""
 
     context: RankContext
     store: Store
@@ -62,7 +62,7 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
     """Measure every case of the job that has no row yet.
 
     Raises:
-        UserError: the scenario or its plan is invalid, or differs between ranks.
+        UserError: the scenario or plan is not valid, or differs between ranks.
         RankFailed: only this rank failed.
         StorageFailed: a result could not be written.
     """
@@ -94,11 +94,12 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
                 named_ids = [spec.case.id for spec in all_specs[:MAX_NAMED]]
                 progress.tell("none_chosen", num_cases=len(all_specs), ids=named_ids)
             elif not job.done_ids:
-                # The header has 0 only if the plan chose: launches of one pass stay comparable with earlier ones.
+                # The header has 0 passes only if the plan chose the number, so that launches of one pass are comparable
+                # with earlier launches.
                 passes = 0 if any(plan.is_automatic for plan, _ in groups) else max(settings.passes, 1)
                 rows.save(header_of(replace(job, settings=replace(job.settings, passes=passes)), ranks))
         progress.tell("plan", num_cases=len(case_specs))
-        gc.freeze()  # scanning all imports for garbage would take 0.2 s per case
+        gc.freeze()  # a scan of all imports for garbage would take 0.2 s per case
         stopwatch.begin_measuring()
         for plan, group in groups:
             waiting = [case_spec for case_spec in group if case_spec.case.id not in job.ended_ids]
@@ -107,16 +108,17 @@ def run_session(job: Job, stopwatch: Stopwatch) -> None:
             except UserError as error:
                 raise agreement.user_error(error) from error
             except RuntimeError as error:
-                # Ranks communicate between cases too, and a lost rank is reported there as well.
+                # Ranks also communicate between cases, so report a lost rank there too.
                 agreement.require_all_failed("between cases", one_line(error))
                 raise
         progress.tell("end", spent_s=stopwatch.spent_s, measuring_s=stopwatch.measuring_s)
 
 
 def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
-    """Import the file like a script, its own folder first on the path, and return the function.
+    """Import the file as a script, with its folder first on the import path, and return the function.
 
-    A file in a package may also use relative imports. Raises UserError if the import fails or has no such function.
+    A file in a package may use relative imports. Raise UserError if the import fails, or the module has no such
+    function.
     """
     packages = list(itertools.takewhile(lambda folder: (folder / "__init__.py").is_file(), file.parents))
     sys.path[:0] = [str(file.parent), *(str(outermost.parent) for outermost in packages[-1:])]
@@ -129,29 +131,30 @@ def load_scenario(file: Path, name: str) -> Callable[..., Scenario]:
         module_spec.loader.exec_module(module)
     except BaseException as error:  # a file may raise anything, including KeyboardInterrupt
         where = f", {place}" if (place := raised_at(error)) else ""
-        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}{where}; fix it") from error
+        raise UserError(f"scenario file {file} cannot be imported: {one_line(error)}{where}; fix the file") from error
     function: Callable[..., Scenario] | None = getattr(module, name, None)
     if function is None:
-        raise UserError(f"scenario file {file} declares {name!r}, but does not define it when imported; fix it")
+        raise UserError(f"scenario file {file} declares {name!r}, but the imported module lacks {name}; define {name}")
     return function
 
 
 def declared(function: Callable[..., Scenario], variant: Variant) -> Scenario:
-    """Return the scenario of a variant. Raise UserError if the function raised, or returned something else."""
+    """Return the scenario of a variant. Raise UserError if the function raised or returned another type."""
     with blamed("the scenario", function):
         scenario = scenario_of(function, variant)
     if not isinstance(scenario, Scenario):
         kind = type(scenario).__name__
-        raise UserError(f"the scenario ({place_of(function)}) returns {kind}, it must return a Scenario")
+        raise UserError(f"the scenario ({place_of(function)}) returns {kind}; return a Scenario")
     return scenario
 
 
 @contextlib.contextmanager
 def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
-    """Join the other ranks, make the mesh, and leave together at the end (a failed rank leaves alone).
+    """Join the other ranks and make the mesh; at the end, leave together with the other ranks (a failed rank leaves
+    alone).
 
     Raises:
-        UserError: the ranks have different jobs, or cannot meet.
+        UserError: the ranks have different jobs, or cannot connect.
     """
     profile = profile_of(job)
     device = select_device(job.device)
@@ -161,8 +164,8 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     except (dist.DistNetworkError, ValueError) as error:
         where = ":".join(os.environ.get(name, "(not set)") for name in ("MASTER_ADDR", "MASTER_PORT"))
         problem = f"the ranks cannot meet at MASTER_ADDR:MASTER_PORT = {where}: {one_line(error)}"
-        raise UserError(f"{problem}; set them to a host's name and a free port of that host") from error
-    # torchrun's store outlives a job; the next job of its launch must not find this job's keys.
+        raise UserError(f"{problem}; set both to a host's name and a free port of this host") from error
+    # torchrun's store exists longer than a job; the next job of the launch must not read this job's keys.
     store = dist.PrefixStore(f"distbench/{store.add(f'distbench/jobs/{rank}', 1)}", store)
     store.set_timeout(timeout)
     require_same_device(store, rank, world_size, job.device)
@@ -182,7 +185,7 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
     yield ConnectedRanks(context, store, tuple(host_cautions(hosts, device, gather)))
     if presence is not None:
         presence.leave()
-    # Without the barrier a rank that leaves early can abort another that still communicates (SIGABRT).
+    # Without the barrier, a rank that leaves early can abort another rank that still communicates (SIGABRT).
     dist.barrier(control)
     dist.destroy_process_group()
 
@@ -190,8 +193,8 @@ def connected_ranks(job: Job) -> Iterator[ConnectedRanks]:
 def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup:
     """Return the gloo group of all ranks for barriers and gathers.
 
-    On CPU it is the default group: a barrier on a separate group leaves the timed group's threads cold, and made an
-    all_gather right after it a third slower (4 ranks on 2 cores, 1 KB and 1 MB, interleaved).
+    On CPUs, this is the default group: after a barrier on a separate group, the timed group's threads are cold, which
+    made the next all_gather 1.3x slower (4 ranks on 2 cores, 1 KB and 1 MB, alternating).
     """
     if not is_accelerator(device):
         assert dist.group.WORLD is not None
@@ -200,9 +203,9 @@ def control_group(device: str, timeout: datetime.timedelta) -> dist.ProcessGroup
 
 
 def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext) -> list[CaseSpec]:
-    """Return every case of every variant, each id once.
+    """Return the cases of all variants, each id once.
 
-    Raises UserError if the scenario raised, returned something else, or its plan cannot work.
+    Raise UserError if the scenario raised or returned another type, or if its plan cannot work.
     """
     case_specs: dict[str, CaseSpec] = {}
     contexts = {tuple(job.mesh.items()): context}
@@ -220,17 +223,17 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
 
 
 def chosen_cases(job: Job, case_specs: Sequence[CaseSpec]) -> list[CaseSpec]:
-    """Return the cases that the job selects, with those that its passes add."""
+    """Return the cases that the job selects, with the controls that several passes need."""
     choice = CaseChoice(job.chosen) if job.chosen else None
     chosen = [case_spec for case_spec in case_specs if choice is None or choice.matches(case_spec.case.id)]
     return with_baselines_again(chosen, job.settings.seed) if job.settings.passes != 1 else chosen
 
 
 def with_baselines_again(case_specs: Sequence[CaseSpec], seed: int) -> list[CaseSpec]:
-    """Return the cases, with some repeated as the run's control.
+    """Return the cases, followed by repeated cases as the run's controls.
 
-    Controls are the baseline of each group of steps that a report compares, and greedy on one in PAIRS_PER_CONTROL of
-    the redistributions whose planners it compares (MAX_CONTROLS at most).
+    The controls are the baseline of each group of steps that a report compares, and greedy for 1 in PAIRS_PER_CONTROL
+    redistributions with compared planners (MAX_CONTROLS at most).
     """
     steps: dict[str, list[CaseSpec]] = {}
     pairs: dict[str, list[CaseSpec]] = {}
@@ -260,13 +263,13 @@ def _again(case_spec: CaseSpec) -> CaseSpec:
 
 
 def variant_label(job: Job, variant: Variant) -> str:
-    """`"cp_attention/rotate=alltoall,load_balance=True"`; the scenario's name if it has no axes."""
+    """Return `"cp_attention/rotate=alltoall,load_balance=True"`, or the scenario's name if it has no axes."""
     axes = variant_text(variant, job.axes)
     return f"{job.scenario}/{axes}" if axes else job.scenario
 
 
 def header_of(job: Job, ranks: ConnectedRanks) -> dict[str, Any]:
-    """Return the first line of the run file."""
+    """Return the run file's header, as the record of the first line."""
     record, context = job.to_record(), ranks.context
     environment = {
         **record.pop("environment"),

@@ -1,4 +1,4 @@
-"""Whether a recipe's step fits on a device, and the nearest plan that does, from recordings of few layers."""
+"""The fit of a recipe's step on a device, and the nearest plan that fits, from recordings of few layers."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ from distbench.torch_private import Unsupported, fake_ranks
 from distbench.worker.plan_rehearsal import rank_of
 from distbench.worker.rank_session import declared, load_scenario
 
-# Recorded depths; the difference is a multiple of the period of layers that alternate.
+# Recorded numbers of layers; the difference is a multiple of the period of alternating layers.
 FEW, MORE = 4, 6
 # f32 parameters, gradients and the two moments of AdamW.
 BYTES_PER_PARAMETER = 16
@@ -30,13 +30,13 @@ TP_WITHIN_NODE = 8
 
 @dataclass(frozen=True)
 class Fit:
-    """Memory of one rank.
+    """The memory of one rank.
 
     Args:
         params: arguments of the scenario that differ from its defaults, in addition to the batch.
-        peak_bytes: alive at the peak, or of parameters, gradients and optimizer alone if `why_not` is set.
-        depth: how many layers were recorded, in words.
-        why_not: why no step was recorded.
+        peak_bytes: peak of the tensors' bytes; if `why_not` is set, bytes of parameters, gradients and optimizer only.
+        depth: the recorded numbers of layers, as text.
+        why_not: the reason why no step was recorded, or "".
     """
 
     mesh: dict[str, int]
@@ -51,8 +51,8 @@ def recipe_fit(question: Mapping[str, Any]) -> dict[str, Any]:
     """Return a row of `distbench check --all` as plain data.
 
     Args:
-        question: `job` of one variant, `world` (devices), `hardware` (a file's name) and `limit_s`: seconds of this
-            process after which no further plan is tried.
+        question: `job` of one variant, `world` (devices), `hardware` (name of a hardware file) and `limit_s`, the CPU
+            seconds of this process after which no further plan is tried.
 
     Raises:
         UserError: the configuration cannot be built.
@@ -75,10 +75,10 @@ def recipe_fit(question: Mapping[str, Any]) -> dict[str, Any]:
 
 
 class Recipe:
-    """A configuration, and its memory on meshes.
+    """A configuration, with its memory on different meshes.
 
     Args:
-        mesh: the scenario's own, whose data parallel ranks have the default batch.
+        mesh: the scenario's default mesh, whose data parallel ranks share the default batch.
     """
 
     def __init__(self, function: Callable[..., Scenario], variant: Mapping[str, Any], mesh: Mapping[str, int]) -> None:
@@ -92,12 +92,13 @@ class Recipe:
         self._batch_per_rank = batch_of(scenario).length / _data_parallel(mesh)
 
     def own_mesh(self, world: int) -> dict[str, int]:
-        """Return the mesh to try first: FSDP over all devices except those of the configuration's own TP."""
+        """Return the mesh to try first: the configuration's degree of TP, and FSDP over the remaining factor of
+        devices."""
         degree = getattr(sys.modules[self._function.__module__], "own_tensor_parallel", None)
         return _mesh(world, degree(self._variant["config"]) if degree else 1)
 
     def fit(self, mesh: dict[str, int], params: dict[str, Any]) -> Fit:
-        """Return the memory of rank 0: of the whole step, or its least one if no step can be recorded."""
+        """Return the memory of rank 0 for a step, or a lower bound if no step can be recorded."""
         at_least = BYTES_PER_PARAMETER * self._num_trained / mesh_size(mesh)
         try:
             scenario = self._scenario(mesh, params, FEW)
@@ -110,7 +111,8 @@ class Recipe:
             return Fit(mesh, params, at_least, why_not=f"it raises {one_line(error)}")
 
     def nearest(self, first: Fit, usable: float, limit_s: float) -> Fit | None:
-        """Return the first plan that fits: recomputed activations, more devices, then tensor parallel within a node."""
+        """Return the first plan that fits, out of recomputed activations, more devices, then tensor parallel within a
+        node."""
         world, own_tp = mesh_size(first.mesh), first.mesh["tp"]
         for degree in dict.fromkeys((own_tp, TP_WITHIN_NODE) if self._has_tp else (own_tp,)):
             held = BYTES_PER_PARAMETER * self._num_trained
@@ -122,7 +124,7 @@ class Recipe:
                         break
                     if fit.peak_bytes <= usable:
                         return fit
-                    # More devices hold less of the parameters each, and as many activations.
+                    # With more devices, each device has fewer parameters, but the same activations.
                     if (rest := fit.peak_bytes - held / size) >= usable:
                         break
                     while held / (2 * size) + rest > usable:
@@ -166,9 +168,9 @@ def _problems(scenario: Scenario, shape: Mapping[str, int]) -> list[str]:
 
 
 def peaks_of(recording: Recording) -> dict[str, int]:
-    """Return the bytes that are alive at most in each phase of the last step.
+    """Return the peak bytes of each phase of the last step.
 
-    In one phase they are linear in the number of layers that are alike, which the peak of the step is not.
+    The peak of a phase is linear in the number of equal layers; the peak of the step is not.
     """
     sizes: dict[int, int] = {}
     alive, phase, peaks = 0, recording.head.phases[0], dict.fromkeys(recording.head.phases, 0)

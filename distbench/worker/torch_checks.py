@@ -1,4 +1,5 @@
-"""Checks of this version of torch: features by name, by behaviour, and two methods of tracing a step compared."""
+"""Checks of this version of torch: features by name and by behaviour, and a comparison of two methods of tracing a
+step."""
 
 import traceback
 from collections import Counter
@@ -32,11 +33,12 @@ from distbench.worker.rank_session import declared, load_scenario, variant_label
 
 
 def checks(_: None = None) -> list[dict[str, Any]]:
-    """Return each check as name, ok, found and advice; of a private name also the feature that uses it."""
+    """Return each check as name, ok, found and advice; for private names of torch, also the feature that uses the
+    name."""
     version, outside = torch.__version__, outside_of_support(torch.__version__)
     distributed = dist.is_available()
     rows = [
-        # A newer torch is worth a warning; the rows below show any missing features.
+        # A newer torch only gives a warning; the rows below show missing features.
         _row("torch version", not outside, version, outside)
         | ({} if release(version) < OLDEST else {"mark": "warning"}),
         _row("torch.distributed", distributed, str(distributed), "install torch built with distributed"),
@@ -58,8 +60,8 @@ def checks(_: None = None) -> list[dict[str, Any]]:
 
 
 def accelerator_checks() -> list[dict[str, Any]]:
-    """Return checks of the first of ACCELERATORS and other device types of torch, each with its backend; `device` is
-    torch's name.
+    """Return checks of the first available type of ACCELERATORS and of torch's other device types, each with its
+    backend.
     """
     all_rows = []
     for place, name in enumerate(ACCELERATORS):
@@ -82,7 +84,7 @@ def accelerator_checks() -> list[dict[str, Any]]:
 
 
 def _name_of(used: Accelerator) -> str:
-    """Return the name of its first device, or the error of the query."""
+    """Return the name of the type's first device, or the error of the query."""
     try:
         return used.name_of(0)
     except RuntimeError as error:
@@ -94,16 +96,16 @@ def _row(name: str, ok: bool, state: str, advice: str) -> dict[str, Any]:
 
 
 def all_trace_differences(records: Sequence[Mapping[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Compare the collectives that two methods report for each step of each job, on a fake process group.
+    """Compare the collectives that two tracing methods report for each step of each job, on a fake process group.
 
     Returns:
-        For each job one entry per step: {"case_id": id, "num_rows": collectives, "num_owned": those with a known
-        owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped"
-        or "failed" with a reason; none for a scenario without a model.
+        For each job one entry per step: {"case_id": id, "num_rows": collectives, "num_owned": collectives with a known
+        owner, "counts": {"mesh dim and kind": number}, "differences": sentences}, or {"case_id": id} and "skipped" or
+        "failed" with a reason; none for a scenario without a model.
     """
     jobs = [Job.from_record(record) for record in records]
     by_job: dict[int, list[dict[str, Any]]] = {}
-    # One mesh object for all jobs on equal meshes: otherwise they would share DTensor's caches with destroyed groups.
+    # All jobs on equal meshes use one mesh object: otherwise DTensor's caches would refer to destroyed groups.
     for shape in dict.fromkeys(tuple(job.mesh.items()) for job in jobs):
         with fake_ranks(dict(shape)) as mesh:
             context = rank_of(mesh, jobs[0].settings.seed)
@@ -126,7 +128,7 @@ def _of_job(job: Job, context: RankContext) -> Iterator[dict[str, Any]]:
 
 
 def differences_of_step(case_spec: CaseSpec) -> dict[str, Any]:
-    """Compare one step by two methods; the entry is described in `all_trace_differences`."""
+    """Compare two tracing methods on one step; return an entry as in `all_trace_differences`."""
     try:
         with case_spec.open() as opened_case:
             assert isinstance(opened_case.trace, StepTrace)
@@ -145,7 +147,7 @@ def differences_of_step(case_spec: CaseSpec) -> dict[str, Any]:
 
 MESH = {"dp_shard": 2, "tp": 2}
 SIZE = 8
-# Calibrated planning and the direct exchange need a profile; its figures do not matter here.
+# Calibrated planning and the direct exchange need a profile, but its figures do not matter here.
 PROFILE = Profile(
     *("made up", "gloo", torch.__version__, MESH),
     tuple(Line(op, name, size, 1e-3, 1e-9) for op in COLLECTIVES for name, size in MESH.items()),
@@ -153,7 +155,7 @@ PROFILE = Profile(
 
 
 class TwoLayers(nn.Module):
-    """Two linear layers, which are FSDP units or stages of a pipeline."""
+    """A model of two linear layers, which are FSDP units or stages of a pipeline."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -218,7 +220,7 @@ FEATURES: dict[str, Callable[[], None]] = {
 
 
 def behaviour(_: None = None) -> list[dict[str, str | None]]:
-    """Try every feature: {"feature": its name, "failed": the error or None} for each."""
+    """Try every feature; return {"feature": name, "failed": the error or None} for each feature."""
     rows: list[dict[str, str | None]] = []
     for feature, attempt in FEATURES.items():
         failed = None

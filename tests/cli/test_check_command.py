@@ -122,7 +122,7 @@ def test_what_torch_refuses_is_told_for_the_variant_it_concerns(here: None, tmp_
         "raises on tp=2 (2 ranks): 1 problem",
         f"  - build_model raises KeyError: 'a weight\\nand more' ({file}:{line_of('a weight')}); fix it",
         "forgets on tp=2 (2 ranks): 1 problem",
-        f"  - the scenario ({file}:{line_of('def forgets') - 1}) returns NoneType, it must return a Scenario",
+        f"  - the scenario ({file}:{line_of('def forgets') - 1}) returns NoneType; return a Scenario",
         "error: 4 problems in 4 of 4 variants. Change the plan",
     ]
 

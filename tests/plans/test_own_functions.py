@@ -49,7 +49,7 @@ def test_ddp_of_ones_own_is_tried_and_what_ddp_waits_for_is_named() -> None:
         rows = communications_of(step, step.phases, step.plan, context, step.model)
         assert [row.kind for row in rows] == ["all_reduce"] and step.num_setup_steps == 2
         (problem,) = rehearse(Scenario(**given, plan=ParallelPlan(ddp=DdpPlan())), context).problems
-        assert problem.startswith("parameter unused.weight and 1 more gets no gradient, and DDP waits for it")
+        assert problem.startswith("parameter unused.weight and 1 more gets no gradient, but DDP waits for its gradient")
         assert rehearse(Scenario(**given, plan=told), context).problems == ()
         step = TrainingStep(Scenario(**given, plan=told), context)
         for _ in range(step.num_setup_steps):

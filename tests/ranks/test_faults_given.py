@@ -107,7 +107,7 @@ def test_a_file_that_cannot_be_a_scenarios_is_refused(tmp_path: Path, content: b
         ("raise KeyboardInterrupt", "cannot be imported: KeyboardInterrupt"),
         ("raise SystemExit(0)", "cannot be imported: SystemExit: 0"),
         ("import torchh", "No module named 'torchh'"),
-        (HEADER + "del x", "declares 'x', but does not define it when imported"),
+        (HEADER + "del x", "declares 'x', but the imported module lacks x"),
     ],
 )
 def test_a_file_that_fails_as_it_is_imported_is_named(tmp_path: Path, source: str, says: str) -> None:

@@ -40,7 +40,7 @@ GIVEN = "given f32[2,16,12] and gate=f32[2,16,12]"
         ("no such input", "gate under PrepareModuleInput has a layout for input 'gates'", GIVEN),
         (
             "passed by position",
-            "has a layout for input 'gate', which is not passed by that name",
+            "has a layout for input 'gate', but got",
             "f32[2,16,12] and f32",
         ),
         ("sharded output", "the loss, given f32[2,16,12] as S(2), cannot run", "mixed torch.Tensor"),
