@@ -159,7 +159,8 @@ def _is_bound(rank: int, log_dir: Path) -> bool:
         except (UserError, Unsupported) as error:
             why = str(error)
         except Exception as error:  # torch 2.13 supports only CUDA, and containers may hide system files
-            why = f"{NUMA_BINDING}={mode}: torch cannot bind rank {rank} near a device ({one_line(error)}); unset it"
+            problem = f"{NUMA_BINDING}={mode}: torch cannot bind rank {rank} near a device ({one_line(error)})"
+            why = f"{problem}; unset {NUMA_BINDING}"
         else:
             return True
         report_failure(log_dir, rank, "user", why)
