@@ -165,7 +165,7 @@ def test_usage_and_the_same_run_twice_are_sentences(tmp_path: Path) -> None:
     a, b = pair(tmp_path)
     assert "compare compares two sides: distbench compare A... vs B..." in run(a).output
     assert "write the word vs between the two sides: distbench compare" in run(a, b, b).output
-    assert "give each run to one side only" in run(a, a).output
+    assert "give each run on one side only" in run(a, a).output
     assert flat(run(a, "vs", b)) == flat(run(a, b))
 
 

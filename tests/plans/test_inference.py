@@ -281,7 +281,7 @@ def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path, monk
     gated = gate(*map(launches, folders), Options())
     # 4 % of passes that take 1.9 times as long: a mean 3.6 % slower, less than the tolerance, and not a word of p99.
     assert [case.verdict for case in gated.cases] == ["pass"]
-    assert "mean and 10th percentile (p10), not its tail" in " ".join(text(gated).split())
+    assert "mean and 10th percentile (p10), not the tail" in " ".join(text(gated).split())
     runs = [[read_run(path) for path in sorted(folder.glob("*.jsonl"))] for folder in folders]
     several = side_by_side(*runs, ("even", "tail"), Options())
     single = side_by_side(*(some[:1] for some in runs), ("even", "tail"), Options())

@@ -78,7 +78,7 @@ def test_a_function_that_ranks_could_not_find_is_refused(function: Any, says: st
     def closure(mesh: Any) -> Any:
         return says
 
-    with pytest.raises(UserError, match=r"<locals>\.closure, which ranks in other processes cannot import"):
+    with pytest.raises(UserError, match=r"<locals>\.closure cannot be imported by ranks in other processes"):
         entry_of(closure, {}, {"tp": 2})
 
 

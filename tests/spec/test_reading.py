@@ -85,7 +85,7 @@ def test_ordinary_json_is_what_json_makes_of_it() -> None:
 
 def test_a_name_that_stands_in_an_object_twice_is_refused(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text('{"cases": {"c": 1, "c": 2}}')
-    with pytest.raises(UserError, match="an object has the name 'c' twice"):
+    with pytest.raises(UserError, match="an object contains the name 'c' twice"):
         read_json(tmp_path / "x.json", "baseline")
 
 
