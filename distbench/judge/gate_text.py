@@ -261,7 +261,7 @@ def _change_text(metric: MetricVerdict) -> str:
 
 
 def _sentence(case: CaseVerdict) -> str:
-    """One case in one line, for annotations and JUnit: the change, its interval, and the reason of the verdict."""
+    """One case in one line, for annotations and JUnit: the change, its interval, and the reason for the verdict."""
     if not case.metrics:
         return f"{case.case_id}: {case.reason}"
     first = case.metrics[0]

@@ -60,7 +60,7 @@ class RankContext:
         return position, count
 
     def any(self, flag: bool) -> bool:
-        """Return on every rank whether any rank's flag is set. Never inside timed iterations."""
+        """Return, on every rank, whether the flag of any rank is set. Never inside timed iterations."""
         flags = torch.tensor([int(flag)])
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
         return bool(flags.item())

@@ -1,7 +1,7 @@
-"""Checks over the hosts of a launch: required agreement, differences that are reported, and one folder for all logs.
+"""Checks over the hosts of a launch: required agreement, notes on differences, and one folder for all logs.
 
-Ranks with different inputs would wait for collectives that the others never issue, or measure something else. The
-launch ends before anything is measured, with a message that identifies these ranks.
+Ranks with different inputs would wait for collectives that other ranks never issue, or measure different work. Such a
+launch ends before the first measurement, with a message that names these ranks.
 """
 
 import contextlib
@@ -26,28 +26,28 @@ from distbench.spec.printable_text import count_text, listed
 
 Gather = Callable[[Any], list[Any]]
 MAX_NAMED = 8
-MAX_OFFSET_S = 2.0  # of clocks; ranks leave a gather within milliseconds of each other
+MAX_OFFSET_S = 2.0  # maximum offset of clocks; ranks leave a gather within milliseconds of each other
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True)
 class GivenToRank:
-    """Inputs of one rank."""
+    """The inputs of one rank."""
 
-    host: str  # its host's name
-    boot: str  # an id of the host's running kernel; "" where the system has none
-    torch: str  # its version
-    inputs: dict[str, str]  # inputs that determine its collectives, by their name in messages
-    imported: dict[str, str]  # digests of the user's own files that the scenario has imported
+    host: str  # name of the rank's host
+    boot: str  # id of the host's running kernel; "" if the system has no id
+    torch: str  # version of torch
+    inputs: dict[str, str]  # inputs that determine the rank's collectives, by name in messages
+    imported: dict[str, str]  # digests of the user's files that the scenario has imported
 
 
 def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
-    """Return each rank's host, in rank order, after checking that all ranks have the same inputs.
+    """Check that all ranks have the same inputs; return each rank's host, in rank order.
 
     `gather` returns every rank's value, in rank order.
 
     Raises:
-        UserError: inputs differ; the message has the input, the ranks and hosts.
+        UserError: inputs differ; the message contains the input, ranks and hosts.
     """
     boot = ""
     with contextlib.suppress(OSError):
@@ -66,9 +66,9 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
 
 
 def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> None:
-    """Reject ranks whose values differ; values that only some ranks have are not compared.
+    """Raise UserError for ranks with different values. A value is compared only between ranks that have it.
 
-    `given` has each rank's values by their name in the message, and `hosts` each rank's host.
+    `given` contains each rank's values by name in the message, and `hosts` each rank's host.
     """
     for label, expected in given[0].items():
         if ranks := [rank for rank, theirs in enumerate(given) if theirs.get(label, expected) != expected]:
@@ -78,7 +78,7 @@ def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> No
 
 
 def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
-    """`rank 3`, or where there are several hosts `ranks 4, 5 (host b)`."""
+    """Return `rank 3`, or with several hosts `ranks 4, 5 (host b)`."""
     text = f"{'ranks' if len(ranks) > 1 else 'rank'} {listed([str(rank) for rank in sorted(ranks)], MAX_NAMED)}"
     if len(set(hosts)) == 1:
         return text
@@ -87,19 +87,19 @@ def named(ranks: Collection[int], hosts: Sequence[str]) -> str:
 
 
 def _require_own_names(rank_jobs: Sequence[GivenToRank]) -> None:
-    """Reject different hosts with one name: clocks and links between them would be treated as those of one host."""
+    """Raise UserError for different hosts with one name, since clocks and links would be treated as on one host."""
     first_ranks: dict[str, int] = {}
     for rank, rank_job in enumerate(rank_jobs):
         first = first_ranks.setdefault(rank_job.host, rank)
         if rank_job.boot != rank_jobs[first].boot:
-            problem = f"ranks {first} and {rank} are on different hosts that both have the name {rank_job.host}"
-            raise UserError(f"{problem}; give each host its own name (hostname)")
+            problem = f"ranks {first} and {rank} are on different hosts with the same name {rank_job.host}"
+            raise UserError(f"{problem}; give each host a different name (hostname)")
 
 
 def require_own_devices(own_device: str | None, gather: Gather) -> None:
-    """Reject ranks that share a device, which NCCL would do later with another message.
+    """Raise UserError for ranks that share a device, before NCCL fails with another message.
 
-    `own_device` identifies it on this host; None if unknown.
+    `own_device` identifies this rank's device on its host; None if unknown.
     """
     ranks: dict[tuple[str, str], int] = {}
     for rank, (host, device) in enumerate(gather((os.uname().nodename, own_device))):
@@ -108,12 +108,13 @@ def require_own_devices(own_device: str | None, gather: Gather) -> None:
         if (other_rank := ranks.setdefault((host, device), rank)) != rank:
             problem = f"ranks {other_rank} and {rank} use the same device of {host}"
             raise UserError(
-                f"{problem}; start as many ranks per host as it has devices, or show a different device to each rank"
+                f"{problem}; start one rank per device of each host, or make a different device visible to each rank"
             )
 
 
 def _request_of(job: Job) -> dict[str, str]:
-    """Inputs that determine a rank's collectives; under another launcher each rank has its own job and files."""
+    """Return the inputs that determine a rank's collectives. Under another launcher, each rank has a separate job and
+    files."""
     request = (job.scenario, job.variants, job.mesh, job.device, job.settings.__dict__, job.trace_paths, job.chosen)
     return {
         "the scenario file": digest(Path(job.file).read_bytes()),
@@ -123,7 +124,7 @@ def _request_of(job: Job) -> dict[str, str]:
 
 
 def _imported(file: Path) -> dict[str, str]:
-    """Return digests of the files in the scenario's folder, or below, that the scenario has imported."""
+    """Return digests of the files in the scenario's folder and its subfolders that the scenario has imported."""
     digests = {}
     for module in list(sys.modules.values()):
         path = Path(getattr(module, "__file__", None) or "/")
@@ -140,12 +141,12 @@ def _digest_of_package() -> str:
 
 
 def digest(content: str | bytes) -> str:
-    """SHA-256, in hexadecimal digits."""
+    """Return the SHA-256 in hexadecimal digits."""
     return hashlib.sha256(content.encode() if isinstance(content, str) else content).hexdigest()
 
 
 class HostFacts(NamedTuple):
-    """A rank's report of its host: seconds since the epoch, and its devices."""
+    """A rank's report on its host: clock in seconds since the epoch, and devices."""
 
     now_s: float
     device_name: str
@@ -153,9 +154,10 @@ class HostFacts(NamedTuple):
 
 
 def host_cautions(hosts: Sequence[str], device: torch.device, gather: Gather) -> list[str]:
-    """Return sentences on devices that differ within a host, and clocks and devices that differ from the first host's.
+    """Return sentences on different devices within a host, and on clocks and devices that differ from the first host's.
 
-    `hosts` has each rank's host, `device` is this rank's, and `gather` returns every rank's value, in rank order.
+    `hosts` contains each rank's host, `device` is this rank's device, and `gather` returns every rank's value, in rank
+    order.
     """
     if len(set(hosts)) == 1 and not is_accelerator(device.type):
         return []
@@ -168,7 +170,8 @@ def host_cautions(hosts: Sequence[str], device: torch.device, gather: Gather) ->
 
 
 def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
-    """Return sentences on hosts whose own devices differ; `names` has each rank's device."""
+    """Return sentences on hosts with different devices within the host; `names` contains the name of each rank's
+    device."""
     sentences = []
     for host in dict.fromkeys(hosts):
         ranks: dict[str, list[int]] = {}
@@ -177,12 +180,12 @@ def mixed_devices(hosts: Sequence[str], names: Sequence[str]) -> list[str]:
                 ranks.setdefault(name, []).append(rank)
         if len(ranks) > 1:
             devices = ", ".join(f"{name or 'no device'} ({named(theirs, [host])})" for name, theirs in ranks.items())
-            sentences.append(f"devices of host {host} differ: {devices}: its ranks wait for the slower one")
+            sentences.append(f"devices of host {host} differ: {devices}; its ranks wait for the slower device")
     return sentences
 
 
 def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
-    """Return sentences on clocks and devices of hosts that differ from those of the first host, which is rank 0's."""
+    """Return sentences on hosts with clocks or devices that differ from the first host, which has rank 0."""
     (first, first_facts), *other_hosts = facts_by_host.items()
     cautions = []
     for host, facts in other_hosts:
@@ -191,39 +194,40 @@ def cautions_about(facts_by_host: Mapping[str, HostFacts]) -> list[str]:
             span = f"{abs(ahead_s):.0f} s" if abs(ahead_s) < 60 else f"{abs(ahead_s) / 60:,.0f} min"
             way = f"{span} {'ahead of' if ahead_s > 0 else 'behind'} host {first}'s"
             cautions.append(
-                f"the clock of host {host} is {way}: dates come from host {first}; measured times do not depend on them"
+                f"the clock of host {host} is {way}; dates are from host {first}, and measured times are correct"
             )
         if facts.device_name != first_facts.device_name:
             device = facts.device_name or "no device"
-            cautions.append(f"host {host} has {device}, host {first} {first_facts.device_name}")
+            cautions.append(f"host {host} has {device}, but host {first} has {first_facts.device_name}")
         if facts.num_devices != first_facts.num_devices:
             devices = count_text(facts.num_devices, "device")
-            count = f"host {host} shows each rank {devices}, host {first} {first_facts.num_devices}"
-            cautions.append(f"{count}: ranks of unequal hosts wait for the slower one")
+            count = f"ranks on host {host} have access to {devices}, on host {first} to {first_facts.num_devices}"
+            cautions.append(f"{count}; ranks of different hosts wait for the slower host")
     return cautions
 
 
 def require_same_device(store: dist.Store, rank: int, world_size: int, device: str) -> None:
-    """Reject different types of device on all ranks, before they form process groups.
+    """Raise UserError on all ranks if their types of device differ, before they form process groups.
 
-    Each host's command detects its own accelerators. A host without a working driver would continue on CPUs, and its
-    ranks would form other groups than those that wait for them.
+    The command on each host detects the host's accelerators. Without a working driver, a host would continue on CPUs,
+    and its ranks would form other process groups than the waiting ranks.
 
-    `store` is the job's store of all ranks, before there is any group; `device` is this rank's type.
+    `store` is the job's store, which all ranks share before any process group exists; `device` is this rank's type of
+    device.
     """
     store.set(f"device/{rank}", json.dumps([device, os.uname().nodename]))
     if (
         store.add("device/ranks", 1) == world_size
-    ):  # the last rank compares for all, to avoid reads by every rank of every rank
+    ):  # only the last rank compares, to avoid reads of every rank's value by every rank
         encoded = store.multi_get([f"device/{other_rank}" for other_rank in range(world_size)])
         devices, hosts = zip(*map(json.loads, encoded), strict=True)
         store.set("device/differs", _differing("the device", devices, hosts))
     if problem := store.get("device/differs").decode():
-        raise UserError(f"{problem}; set --device, and see `distbench doctor` on those hosts")
+        raise UserError(f"{problem}; set --device, or run `distbench doctor` on these hosts")
 
 
 def _differing(what: str, by_rank: Sequence[str], hosts: Sequence[str]) -> str:
-    """`WHAT of ranks 2, 3 (host b) is X, of rank 0 (host a) Y`; "" if all are equal."""
+    """Return `WHAT of ranks 2, 3 (host b) is X, of rank 0 (host a) Y`; "" if all values are equal."""
     ranks = [rank for rank, value in enumerate(by_rank) if value != by_rank[0]]
     if not ranks:
         return ""
@@ -232,16 +236,18 @@ def _differing(what: str, by_rank: Sequence[str], hosts: Sequence[str]) -> str:
 
 
 def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
-    """Move this rank's folder next to rank 0's, if this host can access that; return a sentence on hosts that cannot.
+    """Move this rank's folder next to rank 0's folder if this host can access it; return a sentence on hosts that
+    cannot.
 
-    A link remains in the old place, so that known paths keep working; the process that started the rank removes it
-    (`launch/watch_ranks.py`). `hosts` has each rank's host, and `gather` returns every rank's value, in rank order.
+    A link remains at the old path, so that known paths are valid; the process that started the rank removes the link
+    (`launch/watch_ranks.py`). `hosts` contains each rank's host, and `gather` returns every rank's value, in rank
+    order.
     """
     rank_logs = gather((job.log_dir, job.run_id))
     if len({log_dir for log_dir, _ in rank_logs}) == 1:  # ranks that distbench launched
         return []
     first, run_id = Path(rank_logs[0][0]), rank_logs[0][1]
-    is_seen = False  # another host may have its own folder of that name
+    is_seen = False  # another host may have a different folder with this name
     with contextlib.suppress(OSError, UnicodeDecodeError):
         is_seen = run_id in (first / JOB_FILE).read_text(encoding="utf-8")
     if is_seen:
@@ -250,12 +256,12 @@ def join_logs(job: Job, hosts: Sequence[str], gather: Gather) -> list[str]:
     if not blind:
         return []
     who = f"host{'s' if len(blind) > 1 else ''} {', '.join(blind)} {'do' if len(blind) > 1 else 'does'}"
-    problem = f"{who} not see {first.parent} of host {hosts[0]}"
-    return [f"{problem}: the run file is on host {hosts[0]}, and each host keeps the logs of its own ranks"]
+    problem = f"{who} not have access to {first.parent} of host {hosts[0]}"
+    return [f"{problem}; the run file is on host {hosts[0]}, and the logs are on the host of each rank"]
 
 
 def _move(folder: Path, target: Path) -> None:
-    """Move the folder, or leave it where it is if that fails."""
+    """Move the folder; after a failure, the folder stays."""
     if folder == target or target.exists():
         return
     with contextlib.suppress(OSError):

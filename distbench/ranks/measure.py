@@ -1,8 +1,8 @@
-"""Measurement of one call: warm-up, a barrier outside the clock, stamps around the call, the slowest rank per sample.
+"""Measurement of one call: warm-up, an untimed barrier, stamps around the call, and the slowest rank per sample.
 
-Every rank runs the same number of iterations, because all ranks decide by the same gathered stamps. On accelerators a
-barrier of the hosts is not enough: the skew that it leaves, and each host's launch time, would be in each sample.
-There, communicating calls start behind a collective of their devices (`DeviceStart`).
+Every rank runs the same number of iterations, since all ranks decide from the same gathered stamps. On accelerators, a
+barrier of the hosts is not enough: each sample would contain the skew after the barrier and each host's launch time.
+Therefore communicating calls start after a collective of the devices (`DeviceStart`).
 """
 
 import contextlib
@@ -23,23 +23,23 @@ Stamp = Callable[[], None]
 Call = Callable[[Stamp], object]
 BATCH_S = 0.05
 BATCH_MIN, BATCH_MAX = 5, 200
-# On accelerators, clocks, channels and heuristics need more than three iterations to settle.
+# On accelerators, clocks, channels and heuristics need more than three iterations to become steady.
 WARM_UP_S, WARM_UP_MAX = 0.1, 200
 MAX_DELAYS = 64
 
 
 @dataclass
 class Samples:
-    """Result of measuring; the same on every rank."""
+    """The result of a measurement; equal on all ranks."""
 
     samples_s: list[float]  # seconds of each sample on its slowest rank
     phases_s: dict[str, list[float]]  # phase name to seconds of each sample on that phase's slowest rank
     rank_median_s: list[float]  # each rank's median
     stop_reason: str  # "steady", "max_samples" or "max_case_s"; "passes" if a pass plan set the number
-    # Median time between the first and the last rank's start; None if clocks are not shared
+    # Median seconds between the first and the last rank's start; None if clocks are not shared
     entry_skew_s: float | None = None
-    # Median time from the last rank in to the last rank out. If clocks are not shared, of the fastest rank, which is
-    # the last one in
+    # Median seconds from the last rank's start to the last rank's end. If clocks are not shared, the time of the
+    # fastest rank, which starts last
     isolated_s: float | None = None
 
     def to_record(self, with_ranks: bool = False) -> dict[str, Any]:
@@ -50,14 +50,15 @@ class Samples:
 
 @dataclass(frozen=True)
 class StampSeries:
-    """This rank's stamps of one series of iterations, shape (iterations, moments), and names of the phases they end."""
+    """This rank's stamps of one series of iterations, shape (iterations, moments), and the names of the phases that end
+    there."""
 
     stamps: torch.Tensor
     phases: tuple[str, ...]
 
 
 class RankGroup:
-    """Interface of measuring to the other ranks: start together, and exchange stamps."""
+    """Interface of the measurement to other ranks: common starts, and exchange of stamps."""
 
     def __init__(self, control: dist.ProcessGroup | None, device: torch.device) -> None:
         self._group = control
@@ -65,23 +66,23 @@ class RankGroup:
         self.world_size = dist.get_world_size(control)
 
     def wait_for_all(self) -> None:
-        """Return when every rank has called this and the device is idle."""
+        """Wait until every rank has called this and the device is idle."""
         synchronize(self.device)
         dist.barrier(self._group)
 
     def gather(self, stamps: torch.Tensor) -> torch.Tensor:
-        """Return every rank's stamps, with a leading dimension: shape (ranks, ...)."""
+        """Return the stamps of all ranks, with a leading tensor dim for the rank: shape (ranks, ...)."""
         gathered = [torch.empty_like(stamps) for _ in range(self.world_size)]
         dist.all_gather(gathered, stamps, group=self._group)
         return torch.stack(gathered)
 
 
 class DeviceStart:
-    """Make the devices of a group start a call together, after each host has launched the whole call.
+    """A common start of a call on the devices of a group, after each host has launched the whole call.
 
-    A fill keeps the device busy meanwhile, repeated for twice the previous launch time. Then one element is reduced
-    over the group, and the call begins within some microseconds on all of its devices. The fill also evicts the call's
-    buffers from the caches.
+    Meanwhile, a repeated fill keeps the device busy for twice the previous launch time. Then one element is reduced
+    over the group, and the call starts within some microseconds on all devices of the group. The fill also evicts the
+    call's buffers from the caches.
     """
 
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
@@ -91,17 +92,17 @@ class DeviceStart:
         self.num_delays = 1
 
     def __call__(self) -> None:
-        """Enqueue the start; the host does not wait."""
+        """Enqueue the start without waiting on the host."""
         delay(self._device, self.num_delays)
         dist.all_reduce(self._element, group=self._group)
 
     def took(self, launch_s: float) -> None:
-        """Set the fill of the next start to twice `launch_s`, the host's time to launch the start and the call."""
+        """Set the duration of the next fill to twice `launch_s`, the host's time to launch the start and the call."""
         self.num_delays = min(max(math.ceil(2 * launch_s / self._delay_s), 1), MAX_DELAYS)
 
 
 def _delay_s(device: torch.device) -> float:
-    """Return a device's seconds for one delay; the second of two, as the first one also allocates its memory."""
+    """Return a device's seconds for one delay. The first of two delays is discarded, since it also allocates memory."""
     clock = EventClock(device)
     delay(device, 1)
     clock.stamp()
@@ -112,19 +113,19 @@ def _delay_s(device: torch.device) -> float:
 
 @dataclass(frozen=True)
 class Meter:
-    """Measures calls with one clock and one set of settings."""
+    """A meter for calls, with one clock and one set of settings."""
 
-    ranks: RankGroup  # the ranks that take part
-    clock: Clock  # reads moments
-    settings: Settings  # when to stop
+    ranks: RankGroup  # the ranks that participate
+    clock: Clock  # clock of the stamps
+    settings: Settings  # limits of sampling
     shared_clock: bool  # whether all ranks share one clock
-    # Called on every rank after each batch with the number of samples so far
+    # Called on every rank after each batch, with the number of samples taken
     on_batch: Callable[[int], None] = lambda count: None
-    start: DeviceStart | None = None  # makes the devices start together, after the ranks have
+    start: DeviceStart | None = None  # common start of the devices, after the common start of the ranks
     _starts: dict[Any, DeviceStart] = field(default_factory=dict)
 
     def started_on(self, group: dist.ProcessGroup | None) -> "Meter":
-        """Return the meter for a call over a group, whose devices start samples together; None: the hosts do."""
+        """Return a meter with a common start of samples on the devices of a group; with None, on the hosts."""
         if group is None or not isinstance(self.clock, EventClock):
             return self
         if group not in self._starts:
@@ -132,9 +133,9 @@ class Meter:
         return replace(self, start=self._starts[group])
 
     def warm_up(self, call: Call, iterations: int | None = None) -> float:
-        """Run warm-up iterations of this call; return an iteration's seconds on the slowest rank.
+        """Run warm-up iterations of a call; return an iteration's seconds on the slowest rank.
 
-        On accelerators without a given number, for at least WARM_UP_S.
+        On accelerators without a given number of iterations, the warm-up takes at least WARM_UP_S seconds.
         """
         stamps = self._iterate(call, iterations or self.settings.warmup_iterations)
         if iterations is None and isinstance(self.clock, EventClock):
@@ -145,14 +146,14 @@ class Meter:
         return float(_durations(stamps)[:, -1].max()) / self.settings.iterations_per_sample
 
     def touch(self, call: Call) -> None:
-        """Run one discarded iteration of a call that was warmed up before other calls ran."""
+        """Run one discarded iteration of a call, if other calls ran since its warm-up."""
         self.ranks.wait_for_all()
         call(self.clock.stamp)
 
     def measure(
         self, call: Call, phases: tuple[str, ...], estimate_s: float, limits: Settings | None = None
     ) -> Samples:
-        """Sample until the samples of this series agree on their median, or a cap of `limits` is reached.
+        """Take samples until the median of this series is steady, or a limit of `limits` is reached.
 
         `phases` are in the order of the stamps of `call`; `estimate_s` is the result of `warm_up`.
         """
@@ -170,11 +171,11 @@ class Meter:
         return self._summary(torch.cat(batches, dim=1), phases, reason)
 
     def take(self, call: Call, phases: tuple[str, ...], count: int) -> StampSeries:
-        """Take `count` samples without any decision by ranks; `see` evaluates them."""
+        """Take exactly `count` samples; `see` evaluates these samples."""
         return StampSeries(self._own_stamps(call, count), phases)
 
     def see(self, stretches: Sequence[StampSeries], reason: str) -> list[Samples]:
-        """Return the samples of every rank since the last call, in order, with one gather for all series."""
+        """Return the samples of all given series over all ranks, in order, with one gather."""
         gathered = self.ranks.gather(torch.cat([stretch.stamps.flatten() for stretch in stretches]))
         parts = gathered.split([stretch.stamps.numel() for stretch in stretches], dim=1)
         return [
@@ -189,7 +190,7 @@ class Meter:
         rows = []
         repeats = range(self.settings.iterations_per_sample)
         stamp = self.clock.stamp
-        self.clock.read()  # drop moments of a case that raised
+        self.clock.read()  # drop the moments of a case that raised
         for _ in range(count):
             self.ranks.wait_for_all()
             launching = time.monotonic()
@@ -210,7 +211,7 @@ class Meter:
         parts = stamps.diff(dim=2)[:, :, :-1]
         phases_s = {}
         for name in dict.fromkeys(phases):
-            # A phase with several stamps (one per micro-batch) is the sum of their times.
+            # A phase with several stamps (one per micro-batch) has the sum of their times.
             turns = [turn for turn in range(parts.shape[2]) if phases[turn % len(phases)] == name]
             phases_s[name] = (parts[:, :, turns].sum(dim=2).max(dim=0).values / repeats).tolist()
         rank_median_s = [median(row) for row in durations.tolist()]
@@ -234,7 +235,7 @@ def _batch_size(settings: Settings, estimate_s: float, num_taken: int, timed_s: 
 
 
 def no_stamp() -> None:
-    """The stamp of a call that is not timed."""
+    """A stamp function for untimed calls, which does nothing."""
 
 
 def _durations(stamps: torch.Tensor) -> torch.Tensor:
@@ -242,10 +243,10 @@ def _durations(stamps: torch.Tensor) -> torch.Tensor:
 
 
 def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str | None:
-    """Why sampling ends after these samples (seconds) and seconds of timed iterations, or None to continue.
+    """Return the reason to stop sampling after these samples and seconds of timed iterations, or None to continue.
 
-    "steady" does not bound the error of the median: samples of one series depend on each other, and other series
-    drift. The order statistics that would bound the median of independent samples are near.
+    "steady" means that the order statistics which bound the median of independent samples are close. It does not bound
+    the error of the median: samples of a series are not independent, and later series drift.
     """
     if len(samples) < settings.min_samples:
         return None
@@ -257,12 +258,12 @@ def stop_reason(samples: list[float], timed_s: float, settings: Settings) -> str
 
 
 ACTIVITIES = ("launch", "imports", "set-up", "warm-up", "timed", "checking")
-# Seconds by activity that the parent process spent on the same job before the fork.
+# Activity to seconds that the parent process spent on the same job before the fork.
 SPENT_BEFORE: dict[str, float] = {}
 
 
 class Stopwatch:
-    """Seconds by activity; intervals must not overlap."""
+    """A stopwatch with seconds per activity; intervals must not overlap."""
 
     def __init__(self, now: Callable[[], float] = time.monotonic) -> None:
         self._now = now
@@ -270,7 +271,7 @@ class Stopwatch:
         self.spent_s: dict[str, float] = dict.fromkeys(ACTIVITIES, 0.0)
 
     def begin_measuring(self) -> None:
-        """Mark that cases are opened, measured and closed from now on."""
+        """Mark the start of opening, measuring and closing cases."""
         self._began_s = self._now()
 
     @property
@@ -279,12 +280,12 @@ class Stopwatch:
         return 0.0 if self._began_s is None else self._now() - self._began_s
 
     def add(self, activity: str, seconds: float) -> None:
-        """Count seconds that were measured elsewhere."""
+        """Add seconds that were measured elsewhere to an activity."""
         self.spent_s[activity] = self.spent_s.get(activity, 0.0) + seconds
 
     @contextlib.contextmanager
     def on(self, activity: str) -> Iterator[None]:
-        """Count the time of a `with` block."""
+        """Add the time of a `with` block to an activity."""
         start = self._now()
         try:
             yield

@@ -1,6 +1,7 @@
-"""Scenarios and jobs as plain data. Imports no torch: scenarios are discovered by reading their source.
+"""Scenarios and jobs as plain data. This package does not import torch: distbench discovers scenarios by parsing their
+source.
 
-Names are imported on first use: `distbench list` needs no plan, and a rank with a plan needs no list.
+Names are imported on first use, since no command needs all of them.
 """
 
 import importlib
@@ -56,14 +57,14 @@ __all__ += ["find", "fit_mesh", "format_mesh", "list_entries", "parse_mesh", "pl
 
 
 def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> None:
-    """Import a package's names from its modules on first use, and keep them.
+    """Import a package's names from its modules on first use.
 
-    A name that is also the name of one of the package's modules keeps its value after that module's import. The
-    module itself remains importable.
+    If a name is also the name of a module of the package, the name keeps its value after the module's import. The
+    module remains importable.
 
     Args:
-        package: its ``__name__``; the call is part of its import.
-        names_of: module, by its name below the package, to the names imported from it.
+        package: the package's ``__name__``; the package calls this function during its import.
+        names_of: name of a module in the package to the names to import from this module.
     """
     module_of = {name: module for module, names in names_of.items() for name in names}
 
@@ -76,7 +77,7 @@ def import_when_asked(package: str, names_of: Mapping[str, Iterable[str]]) -> No
             return exported
 
         def __setattr__(self, name: str, value: Any) -> None:
-            # Importing a module adds it to these names.
+            # The import of a module adds the module to these names.
             if not (name in module_of and isinstance(value, ModuleType)):
                 super().__setattr__(name, value)
 

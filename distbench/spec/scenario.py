@@ -127,7 +127,7 @@ class Links(Declared):
     Args:
         size_bytes: size of a large message; 0 for a default that suits the device.
         matmul_size: rows and columns of each rank's matrix product; 0 for a default that suits the device.
-        burst_s: seconds of a burst of computing. A burst covers some periods of CPU limits, which have 0.1 s.
+        burst_s: seconds of a burst of computing. A burst covers some periods of CPU limits, which are 0.1 s each.
     """
 
     size_bytes: int = 0

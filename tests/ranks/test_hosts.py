@@ -86,7 +86,7 @@ def test_ranks_that_were_given_the_same_may_begin(job: Job) -> None:
         ),
         (
             lambda own: replace(own, host="a"),
-            "ranks 0 and 2 are on different hosts that both have the name a; give each host its own name",
+            "ranks 0 and 2 are on different hosts with the same name a; give each host a different name",
         ),
     ],
 )
@@ -119,11 +119,10 @@ def test_clocks_and_devices_that_differ_are_said_before_and_after() -> None:
     others = {"b": HostFacts(1001.0, "H100", 8), "c": HostFacts(1000.0 - 3600, "H100", 8)}
     (clock,) = cautions_about({"a": first, **others})
     assert (
-        clock
-        == "the clock of host c is 60 min behind host a's: dates come from host a; measured times do not depend on them"
+        clock == "the clock of host c is 60 min behind host a's; dates are from host a, and measured times are correct"
     )
     fewer, *_ = cautions_about({"a": first, "b": HostFacts(1000.0, "H100", 4)})
-    assert fewer.startswith("host b shows each rank 4 devices, host a 8")
+    assert fewer.startswith("ranks on host b have access to 4 devices, on host a to 8")
     header = {"type": "run", "job": {"scenario": "x"}, "environment": {"cautions": [clock]}}
     assert f"warning: {clock}" in warnings_of([Run(Path("x"), header, [], [], None)])
 
@@ -131,7 +130,7 @@ def test_clocks_and_devices_that_differ_are_said_before_and_after() -> None:
 def test_devices_of_one_host_that_differ_are_said() -> None:
     names = ["H100", "H100", "H100", "A100", "H100", "H100"]
     assert mixed_devices(["a"] * 4 + ["b"] * 2, names) == [
-        "devices of host a differ: H100 (ranks 0, 1, 2), A100 (rank 3): its ranks wait for the slower one"
+        "devices of host a differ: H100 (ranks 0, 1, 2), A100 (rank 3); its ranks wait for the slower device"
     ]
     assert mixed_devices(["a", "a", "b"], ["A", "A", "B"]) == []
 
@@ -158,7 +157,7 @@ def test_a_host_without_its_driver_is_named_to_all_before_ranks_form_groups() ->
     """Its command takes the CPU, and its ranks would form other groups than those that wait for them."""
     assert asked_together(["cuda"] * 4) == [""] * 4
     (said,) = set(asked_together(["cuda", "cuda", "cpu", "cpu"]))
-    assert said.startswith("the device of ranks 2, 3 is cpu, of rank 0 cuda; set --device, and see")
+    assert said.startswith("the device of ranks 2, 3 is cpu, of rank 0 cuda; set --device, or run")
 
 
 def test_a_caution_is_shown_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
