@@ -31,7 +31,7 @@ END_TIMEOUT_S = 15  # for an interrupted launch
 
 @dataclass(frozen=True)
 class Side:
-    """One side: its code, Python and environment.
+    """One side of the comparison: code, Python and environment.
 
     Args:
         name: "a" or "b".
@@ -164,8 +164,8 @@ def check_run_arguments(arguments: Sequence[str]) -> None:
     """Raise UserError for options of `distbench run` that ab sets itself."""
     for option in (argument.partition("=")[0] for argument in arguments):
         if option in ("--out", "--results", "--runs", "--quiet"):
-            leave = "leave it out (give --results before --)"
-            raise UserError(f"{option} is not allowed after --: ab sets it for each launch; {leave}")
+            leave = "give --results before --, or leave out this option"
+            raise UserError(f"{option} is not allowed after --, since ab sets this option; {leave}")
 
 
 def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
@@ -181,8 +181,8 @@ def looks_of(max_pairs: int, options: Options) -> tuple[int, ...]:
 def order_of(pair: int, sides: Sequence[Side], seed: int) -> list[Side]:
     """The random order of a pair; equal seeds give equal orders.
 
-    A random order makes a pair's launches exchangeable. A fixed order (A B, B A, ...) does not: a disturbance of every
-    second pair would slow one side only.
+    A random order makes a pair's launches exchangeable. In a fixed order (A B, B A, ...), a disturbance of every second
+    launch pair could slow one side only.
     """
     return list(random.Random(f"{seed} pair {pair}").sample(list(sides), k=2))
 

@@ -2,7 +2,7 @@
 gate.
 
 A path is a kind of communication in a step: phase, source, kind, mesh dim, group size, dtype, payload, owner and
-redistribution. Layers of one stack are one owner (`layers.*.attention`). A path's count is the number of its
+redistribution. All layers of a stack have one common owner (`layers.*.attention`). A path's count is the number of its
 communications in the step.
 """
 
@@ -174,12 +174,12 @@ def of_run_file(file: Path) -> Signature:
     run = read_run(file)
     traces = {str(trace["case_id"]): _collectives(trace) for trace in run.traces if not trace.get("error")}
     if not traces:
-        how = "trace a step with distbench run SCENARIO --trace-paths, or simulate it"
+        how = "trace a step with distbench run SCENARIO --trace-paths, or simulate the step"
         raise UserError(f"run file {file} has no trace of a step; {how}")
     try:
         cases = {case: counted(rows) for case, rows in traces.items()}
     except (KeyError, TypeError, AttributeError) as error:
-        raise UserError(f"run file {file}: a trace lacks {error}; trace it again with this distbench") from error
+        raise UserError(f"run file {file}: a trace lacks {error}; trace the step again with this distbench") from error
     return Signature(
         run.scenario, run.about.mesh or {}, run.about.environment.torch or "unknown", cases, has_peaks=False
     )
@@ -194,7 +194,7 @@ def _collectives(trace: Record) -> list[Record]:
 
 
 def incomparable(base: Signature, new: Signature) -> str | None:
-    """The reason why two signatures are not comparable; None if they are."""
+    """Return the reason why two signatures are not comparable; None if they are comparable."""
     if base.scenario != new.scenario:
         return f"scenario {base.scenario} in the baseline, {new.scenario} in the candidate"
     if dict(base.mesh) != dict(new.mesh):
@@ -379,7 +379,7 @@ def update(base: Path, new: Path) -> list[Path]:
                 target = stored.with_name(f"{stored.stem}.torch-{'.'.join(map(str, release(after.torch)))}{SUFFIX}")
         try:
             if target.exists() and not target.is_file():
-                raise UserError(f"{target} cannot be written: it is not a file; give another file")
+                raise UserError(f"{target} cannot be written, since the path is not a file; give another file")
             # Bytes, since the old file may not be text.
             if not target.exists() or target.read_bytes() != text.encode():
                 target.parent.mkdir(parents=True, exist_ok=True)
@@ -395,7 +395,7 @@ MORE_LINES = f"\n... {{}} more lines: {TOOL} signature check --json"
 
 
 def answer(comparison: SignatureComparison) -> str:
-    """The finding after its severity."""
+    """The finding, with its severity first."""
     num_same, num_changed = len(comparison.same), len(comparison.changed)
     count = count_text(num_same + num_changed, "signature")
     if comparison.changed:

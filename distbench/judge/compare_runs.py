@@ -1,7 +1,7 @@
 """`distbench compare`: compare two sides, measured or simulated, case by case.
 
 If both sides have several launches, the gate's engine gives verdicts without a tolerance. Two single launches get no
-verdict, since times differ between launches; their intervals cover only the passes within a launch.
+verdict, since times differ between launches and an interval covers only the passes within a launch.
 """
 
 import math
@@ -289,9 +289,9 @@ def _origins(a: Sequence[Run], b: Sequence[Run]) -> list[str]:
 MAX_ROWS = 60
 MORE = "more cases: --format csv"
 ONE_LAUNCH = (
-    "One launch per side does not show which is faster: launches of unchanged code differ by 5 to 17 % (standard "
-    "deviation, docs/statistics.md), more on a busy machine. Each interval covers the passes within its launch only. "
-    "It does not cover the next launch.",
+    "One launch per side does not show which side is faster: launches of unchanged code differ by 5 to 17 % (standard "
+    "deviation, docs/statistics.md), more on a busy machine. Each interval covers the passes of one launch, not "
+    "the next launch.",
 )
 
 TAIL = "Times are latencies of a forward pass. Tails (p90, p99) are not compared; distbench report prints them."
@@ -325,7 +325,7 @@ def blocks_of(comparison: SideBySide) -> list[Block]:
 
 def _predicted_blocks(comparison: SideBySide) -> list[Block]:
     cases = [case for case in comparison.cases if case.num_launches]
-    notes = ("A simulation predicts times without intervals; docs/simulation.md shows how accurate they are.",)
+    notes = ("A simulation predicts times without intervals; docs/simulation.md shows the accuracy.",)
     title = "predicted times, and medians where a side is measured:"
     lines = [f"{letter}: {name}" for letter, name in zip("AB", comparison.names, strict=True)]
     return [
@@ -360,7 +360,7 @@ def _span(comparison: SideBySide) -> str:
 
 
 def answer(comparison: SideBySide) -> tuple[str, str]:
-    """The finding after its severity, and the next command."""
+    """The finding, with its severity first, and the next command."""
     cases = [case for case in comparison.cases if case.num_launches]
     counts = Counter(case.verdict for case in cases)
     worst = max(cases, key=lambda case: (case.verdict == SLOWER, abs(case.ratio - 1)))
@@ -369,7 +369,7 @@ def answer(comparison: SideBySide) -> tuple[str, str]:
     launch_both = f"Next: distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
     if counts[PREDICTED]:
         finding = f"UNKNOWN: {count_text(len(cases), 'case')} predicted, without intervals. Largest difference: {ratio}"
-        return finding, f"Next: distbench run {scenario}   (measures it on the real hardware)"
+        return finding, f"Next: distbench run {scenario}   (measures on the real hardware)"
     if not comparison.repeated:
         finding = f"INCONCLUSIVE: one launch per side gives no verdict on {count_text(len(cases), 'case')}."
         return f"{finding} Largest difference: {ratio}", launch_both

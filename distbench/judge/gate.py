@@ -205,7 +205,7 @@ class CaseTable:
     """One side's launches of one group.
 
     Args:
-        values: case id to its value in each launch; None where the launch lacks the case.
+        values: case id to the case's value in each launch; None if the launch lacks the case.
         expected: case id to the number of launches whose parameters include the case.
     """
 
@@ -537,7 +537,7 @@ def _uncompared(group: Group, baseline: CaseTable, candidate: CaseTable) -> list
 def _alone(label: str, case_id: str, candidate: CaseTable, why: str) -> CaseVerdict:
     if failed := candidate.failed(case_id):
         return CaseVerdict(label, case_id, INVALID, _failure(failed, candidate, "candidate"))
-    return CaseVerdict(label, case_id, NEW, f"{why}, so it cannot be compared")
+    return CaseVerdict(label, case_id, NEW, f"{why}, so the case cannot be compared")
 
 
 def _failure(failed: Sequence[Value], side: CaseTable, name: str) -> str:

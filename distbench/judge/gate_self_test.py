@@ -237,21 +237,22 @@ def _times(value: Value, factor: float) -> Value:
 
 
 def gate_rule(series: RecordedSeries, window: Window, options: Options | None = None) -> TrialVerdicts:
-    """All pairs at once, as `distbench gate` does."""
+    """Judge all pairs at the same time, as `distbench gate` does."""
     return series.judged(gate(*series.sides(window), options or Options()))
 
 
 def rates(
     series: RecordedSeries, num_pairs: int, change: str, num_comparisons: int, seed: int, rule: Rule = gate_rule
 ) -> Rates:
-    """A rule's outcomes in many comparisons.
+    """Count a rule's outcomes in many comparisons.
 
     Args:
         num_pairs: pairs of launches in each comparison.
         change: one of CHANGES.
-        num_comparisons: beyond the number of starts, the same launches are used in another order.
-        seed: seed of orders and of the changed case, so that all rules get the same comparisons.
-        rule: the rule to test; it may leave out the last pairs.
+        num_comparisons: number of comparisons. If it exceeds the number of starts, launches are used again in another
+            order.
+        seed: seed for orders and the changed case, so that all rules get the same comparisons.
+        rule: the rule to test, which may ignore the last pairs.
     """
     draw, totals, num_starts = np.random.default_rng(seed), Rates(), series.num_starts(num_pairs)
     # A stride that visits all starts, far apart from one to the next.
@@ -266,10 +267,11 @@ OURS = "distbench gate"
 
 
 def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: int, rules: Mapping[str, Rule]) -> str:
-    """One row per rule, one column per change, in percent of comparisons; parameters as for `rates`.
+    """Return a table with one row per rule and one column per change, in percent of comparisons; parameters as for
+    `rates`.
 
     Args:
-        rules: by name; the gate's name is OURS, and only the gate has passes.
+        rules: name to rule; the gate's name is OURS, and only the gate has the verdict "pass".
     """
     changes = [name for name, change in CHANGES.items() if change.factor != 1.0]
     lines = [
@@ -292,5 +294,5 @@ def table(series: RecordedSeries, num_pairs: int, num_comparisons: int, seed: in
 
 
 def percent(count: int, of: Rates) -> str:
-    """A count in percent of all comparisons, `12.5`; a dash without comparisons."""
+    """Format a count in percent of all comparisons, as `12.5`; "-" without comparisons."""
     return f"{100 * count / of.num_comparisons:.1f}" if of.num_comparisons else "-"

@@ -82,8 +82,8 @@ COLUMNS = (
 NOTES = (
     "baseline, candidate: geometric mean over launches",
     "detectable: the smallest slowdown that these launches detect four times in five",
-    "pairs needed: further pairs of launches (or launches per side) that would decide the case, if the true change is "
-    "the measured one",
+    "pairs needed: further pairs of launches (or launches per side) that would decide the case, if the true change "
+    "equals the measured change",
 )
 
 
@@ -96,7 +96,7 @@ def text(gated: Gated, strict: bool = False) -> str:
 
 
 def answer(gated: Gated, strict: bool = False) -> tuple[str, str]:
-    """The finding after its severity, and the next command."""
+    """The finding, with its severity first, and the next command."""
     summary = ", ".join(f"{count} {verdict}" for verdict, count in gated.counts.items()) or "no case"
     scenario = argument_of(gated.cases[0].scenario) if gated.cases else "SCENARIO"
     code = gated.exit_code(strict)
@@ -123,7 +123,7 @@ def _of_unknown(gated: Gated, scenario: str) -> tuple[str, str]:
     if broken is None:
         why = gated.why_nothing
         return f"{why[:1].upper()}{why[1:]}", f"distbench ab REF_A REF_B -- {scenario}   (launches both sides in turn)"
-    command = "distbench report CANDIDATE   (shows its failed cases)"
+    command = "distbench report CANDIDATE   (shows the failed cases)"
     if broken.verdict == MISSING:
         command = f"distbench run {scenario} --results CANDIDATE   (measures the missing cases)"
     if broken.verdict == INCOMPARABLE:

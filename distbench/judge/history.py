@@ -223,7 +223,7 @@ def text(series: Sequence[Series], notes: Sequence[str]) -> str:
 
 
 def answer(series: Sequence[Series]) -> tuple[str, str]:
-    """The finding after its severity, and the next command."""
+    """The finding, with its severity first, and the next command."""
     slower = [change for each in series for _, change in each.changes if change > 0]
     changed = [each for each in series if each.changes]
     cases = count_text(len(series), "case")
@@ -246,7 +246,7 @@ def _next_step(series: Series) -> str:
     before, after = series.points[before_level.stop - 1], series.points[after_level.start]
     if before.commit and after.commit and before.commit != after.commit:
         revisions = f"{before.commit[:SHORT_HASH]} {after.commit[:SHORT_HASH]}"
-        return f"Next: distbench ab {revisions} -- {argument_of(series.scenario)}   (is it the commit or the machine?)"
+        return f"Next: distbench ab {revisions} -- {argument_of(series.scenario)}   (commit or machine changed?)"
     why = "the commit is the same before and after" if before.commit else "no commit is recorded"
     return f"Next: distbench ab REF_A REF_B -- {argument_of(series.scenario)}   ({why})"
 

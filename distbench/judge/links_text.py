@@ -53,7 +53,7 @@ Pair = tuple[int, int]
 
 
 def _name_of(outlier: Outlier, links: LinkRun) -> str:
-    """`rank 5 (on b)`, with its accelerator if any; `host b`, `hosts a and b`, `link 2-7 (on a and b)`."""
+    """Return `rank 5 (on b)`, `host b`, `hosts a and b` or `link 2-7 (on a and b)`; for a rank also its accelerator."""
     if outlier.kind in (HOST, HOSTS):
         return f"{outlier.kind} {outlier.host}"
     where = [f"on {outlier.host}"] if len(set(links.hosts)) > 1 else []

@@ -96,7 +96,7 @@ def jobs_of_entries(request: Request, entries: list[Entry], joined: Joined | Non
     large = [_target(entry) for entry in entries if REAL_SIZE_TAG in entry.tags]
     if large and not is_accelerator(device) and not request.shapes_only:
         problem = f"{large[0]} is a model at its real size, too large for CPUs"
-        raise UserError(f"{problem}; use distbench simulate {large[0]}, or run it with --device {ANY_ACCELERATOR}")
+        raise UserError(f"{problem}; use distbench simulate {large[0]}, or give --device {ANY_ACCELERATOR}")
     invocation_id, jobs = unique_stem(request.started_at), []
     for entry in entries:
         # A parameter of --set may exist in only some of the scenarios.

@@ -182,8 +182,7 @@ def run_by_torchrun(launch: NodeLaunch, say: Callable[[str], None]) -> int:
 
 
 class _Watch:
-    """Watch of a node that waits for the others: reports a long wait, which torchrun does not, and ends it after the
-    timeout."""
+    """Watch of a node that waits for the other nodes: report a long wait, and end torchrun after the timeout."""
 
     def __init__(self, address: str, launch: NodeLaunch, say: Callable[[str], None]) -> None:
         self.given_up = ""

@@ -59,7 +59,7 @@ def joined_ranks(environ: Mapping[str, str]) -> Joined | None:
         raise UserError(f"rank variables are set but are not numbers ({error}); unset RANK and WORLD_SIZE") from error
     if not 0 <= rank < world_size:
         problem = f"RANK={rank} is not valid for WORLD_SIZE={world_size}, which has ranks 0 to {world_size - 1}"
-        raise UserError(f"{problem}; set both as a launcher does, or unset them")
+        raise UserError(f"{problem}; set both as a launcher does, or unset both")
     if not 0 < port < 1 << 16:
         raise UserError(f"MASTER_PORT={port} is not a valid port; set a port from 1 to 65535")
     return Joined(rank, world_size, variables, f"{settings['MASTER_ADDR']}:{port}", _launch_of(environ))

@@ -331,7 +331,7 @@ def job_left_of(file: Path) -> Job:
 
 
 def _was_cut_short(record: dict[str, Any]) -> bool:
-    """Whether this is the row of the case that ran when the user stopped the run."""
+    """Whether this is the row of the case during which the user stopped the run."""
     return record.get("status") == "aborted" and record.get("error") == INTERRUPTED
 
 

@@ -112,7 +112,7 @@ def slurm_script(launch: NodeLaunch) -> str:
     """
     # A batch file has one option per line; sbatch would run the next line as a command.
     if word := next((word for word in launch.extra if set(word) & set("\r\n")), ""):
-        raise UserError(f"--launcher-args {word!r} has several lines; leave it out")
+        raise UserError(f"--launcher-args {word!r} has several lines; give one line")
     options = [
         f"--job-name={launch.name}",
         # The run file contains the cases measured before the loss of a node; these cases must not be measured again.
@@ -138,7 +138,7 @@ def slurm_script(launch: NodeLaunch) -> str:
 
 
 def slurm_text(launch: NodeLaunch) -> str:
-    """Return the srun command within an allocation, else the batch file, as `run_by_slurm` uses them."""
+    """Return the input of `run_by_slurm` as text: the srun command within an allocation, else the batch file."""
     if "SLURM_JOB_ID" not in os.environ:
         return slurm_script(launch)
     variables = [f"{name}={value}" for name, value in _meeting_of(os.environ).items()]
@@ -215,7 +215,9 @@ def _submit(script: Path, log: Path, say: Callable[[str], None]) -> str:
     job_ids = JOB_ID.findall(output)  # on some sites sbatch prints other lines
     if code or not job_ids:
         why = complaint.removeprefix("sbatch: ").replace("\n", "; ") or f"exit code {code}, without a job id"
-        raise UserError(f"sbatch rejects {script}: {why}; change it by --launcher-args, e.g. '--partition=NAME'")
+        raise UserError(
+            f"sbatch rejects {script}: {why}; change the job by --launcher-args, such as '--partition=NAME'"
+        )
     if complaint:
         say(complaint)
     number, cluster = job_ids[-1]

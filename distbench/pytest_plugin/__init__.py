@@ -21,7 +21,7 @@ MARKER = (
     "number of gloo ranks; mesh: such as {'tp': 2}; timeout_s: seconds without progress until failure; quick: few "
     "samples."
 )
-SKIPPED = "launches gloo ranks and times them; give --distbench to run it"
+SKIPPED = "times gloo ranks; give --distbench to run this test"
 # Cases that no other plugin prints.
 UNSHOWN = pytest.StashKey[list["MeasuredCase"]]()
 

@@ -1,4 +1,4 @@
-"""The `distbench` fixture: runs a test's function as a job and returns the cases of its run file.
+"""The `distbench` fixture: run a test's function as a job, and return the cases of the run file.
 
 A case that is not ok fails the test.
 """
@@ -159,7 +159,7 @@ class CaseRatio:
     Args:
         ratio: geometric mean over the passes of both cases.
         low: lower bound of the ratio's 95 % interval; nan with fewer than 8 passes.
-        high: upper bound of the interval; likewise nan.
+        high: upper bound of the interval, or nan.
         verdict: "faster", "slower", "within noise" or "too few passes", as in a report's tables.
     """
 
@@ -202,7 +202,7 @@ class MeasuredCase:
         status: "ok"; for any other status the fixture fails the test.
         samples_s: seconds of each sample, on the sample's slowest rank.
         params: the case's call, variant and mesh, as text.
-        counters: other numbers of the case; `checked`: whether its result was checked.
+        counters: other numbers of the case; the counter `checked` is whether the result was checked.
         stop_reason: the reason that ended sampling: "passes" of a sweep, else "steady", "max_samples" or "max_case_s".
         error: one sentence if status is not "ok", else None.
         passes: (number of a pass, number of its samples), in the order of `samples_s`.

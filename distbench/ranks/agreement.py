@@ -38,7 +38,7 @@ LEAVES = b"."
 class Agreement:
     """One rank's part in the decision whether all ranks failed or one rank only. `hosts` contains each rank's host.
 
-    A failed rank waits for the other ranks to fail too, as long as they are working. A thread of each rank reports
+    A failed rank waits for the failure of the other ranks, as long as these are working. A thread of each rank reports
     this: the thread sleeps until a rank fails, then reports that its own rank is alive and signals its main thread.
     Python handles signals between two instructions, so the main thread does not respond while it waits in a collective.
     """
@@ -95,7 +95,8 @@ class Agreement:
         return keys
 
     def _lost_hosts(self, keys: list[str]) -> str:
-        """Describe the hosts on which no rank has published this failure or reported that it is alive; "" if none."""
+        """Describe the hosts on which no rank has published this failure or reported to be alive; "" without such a
+        host."""
         silent: dict[str, list[str]] = {}
         heard = set()
         for rank, (host, key) in enumerate(zip(self._hosts, keys, strict=True)):
@@ -119,7 +120,7 @@ class Agreement:
         return f"rank {rank}: {self._store.get(key).decode()}" if self._store.check([key]) else message
 
     def _all_set(self, keys: list[str]) -> bool:
-        """Return whether every key was set before its rank stopped working."""
+        """Wait for all ranks' keys; return False if a rank without its key stops working."""
         reports, deadline = -1, 0.0
         while not self._store.check(keys):
             now = time.monotonic()

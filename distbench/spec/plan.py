@@ -232,8 +232,8 @@ class CpPlan(Declared):
         mesh_dim: the mesh dim that shards the sequence.
         rotate: the collective that rotates K and V in the ring, "allgather" or "alltoall"; or "ulysses", without a
             ring. With Ulysses, all-to-alls of Q, K and V give each rank some heads of the whole sequence, and an
-            all-to-all of the output reverses this. The size of the mesh dim must divide the numbers of heads of Q, K
-            and V. https://arxiv.org/abs/2309.14509
+            all-to-all of the output restores the sharded sequence. The size of the mesh dim must divide the numbers of
+            heads of Q, K and V. https://arxiv.org/abs/2309.14509
         load_balance: give each rank a head and a tail chunk of the sequence, so that causal attention on a ring has
             equal work on all ranks. None means True for a ring, False for Ulysses.
         seq_dim: the tensor dim for the sequence in inputs, targets and (with `unshard_output`) the output.

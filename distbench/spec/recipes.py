@@ -1,6 +1,6 @@
 """Recipes: model configurations by name. The scenario of a recipe's source builds the model without its weights.
 
-`hf:FAMILY@SIZE` is a configuration of transformers: the family is its model type, the size is one of FAMILIES.
+`hf:FAMILY@SIZE` is a configuration of transformers, with its model type as FAMILY and a SIZE from FAMILIES.
 `torchtitan:CONFIG` is a function in the config registries of an installed torchtitan, which are parsed but not
 imported.
 """

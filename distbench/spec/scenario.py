@@ -102,8 +102,8 @@ class DTensorOperator(Declared):
 
     Args:
         name: the operator's name in case ids and tables.
-        call: `(*inputs) -> tensor`, the timed function of DTensors. If the result is a plain tensor, it must be the
-            whole result on every rank.
+        call: `(*inputs) -> tensor`, the timed function of DTensors. A plain tensor must be the whole result on every
+            rank.
         make_inputs: makes the whole inputs on the CPU, equal on all ranks; inputs of a floating dtype get gradients.
         placements: layouts of the inputs. A layout has one text per input, with one placement per mesh dim: `("S(0)R",
             "RS(1)")`.
@@ -146,7 +146,7 @@ class Scenario(Declared):
             tuple or dataclass.
         batch_dims: the tensor dim over which data parallel ranks split the batch's tensors: a number for all tensors,
             or glob pattern over tensor names (keys, fields and positions joined by dots) to a number, or to None for no
-            split. By default tensor dim 0 of every tensor with the same size there as the first tensor.
+            split. By default, tensors with the first tensor's size in tensor dim 0 are split on tensor dim 0.
         sequence_dims: likewise for context parallel ranks; None for the plan's `seq_dim`.
         loss: `(output, targets) -> scalar`, a mean over the batch; None if the model's output is or contains the loss.
         call: `(model, batch) -> loss`, forward and loss of a rank's part of the batch, instead of `loss`. Without
@@ -238,19 +238,19 @@ class Scenario(Declared):
             kind = self.loss.__qualname__
             raise TypeError(f"Scenario.loss is the class {kind}; give an instance, {kind}(), or a function")
         if self.parallelize is not None and self.plan.tp is not None:
-            raise TypeError("Scenario has parallelize and a plan with tp, which it would replace; drop one of them")
+            raise TypeError("Scenario has both parallelize and plan.tp; drop one of them")
         if self.gradient_divide_factor is not None and not self.gradient_divide_factor > 0:
             raise TypeError(f"Scenario.gradient_divide_factor is {self.gradient_divide_factor}; give a number above 0")
         if self.tolerance is not None and not self.tolerance >= 0:
             raise TypeError(f"Scenario.tolerance is {self.tolerance}; give a relative error, 0 or more")
         if self.call is not None and self.loss is not None:
-            raise TypeError("Scenario has both call and loss; call makes the loss too, so drop one of them")
+            raise TypeError("Scenario has both call and loss; call also makes the loss, so drop one of them")
         if self.optimizer is not None and self.make_optimizers is not None:
             raise TypeError("Scenario has both optimizer and make_optimizers; drop one of them")
         self._check_step()
 
     def _check_step(self) -> None:
-        """Raise TypeError if another part of the scenario does what `step` does."""
+        """Raise TypeError if another field overlaps with `step`."""
         if self.period < 1 or (self.step is None and self.period > 1):
             without = " without step" if self.step is None else ""
             problem = f"Scenario.period is {self.period}{without}"

@@ -318,7 +318,7 @@ def answer_lines(file: str, scenario: str, num_at_once: str, assume: str = "{}")
     """Answer the queries of a sweep, one per line of standard input, each in a separate process, until standard input
     ends.
 
-    A query has `id`, `ask`, `mesh`, `label`, `variants` and one of `files` per variant. Answers are lines {"id",
+    A query has `id`, `ask`, `mesh`, `label`, `variants` and one file per variant in `files`. Answers are lines {"id",
     "answers": one per variant}, in the order of completion:
 
     - "facts": facts of the plan and the model, see `_facts`
@@ -405,7 +405,7 @@ def _code(scenario: Scenario, question: dict[str, Any]) -> Answer:
 
 
 def _facts(scenario: Scenario, question: dict[str, Any]) -> Answer:
-    """Return facts of the plan: the mesh dims that it uses, those that shard parameters, and its possible changes.
+    """Return facts of the plan: its mesh dims, the mesh dims that shard parameters, and possible changes of the plan.
 
     The facts of the model are bytes of parameters, bytes of trained parameters, and bytes of optimizer state per byte
     of trained parameters.

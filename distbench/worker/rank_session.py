@@ -218,7 +218,7 @@ def all_cases(job: Job, function: Callable[..., Scenario], context: RankContext)
         for case_spec in cases_of(scenario, variant_label(job, variant), contexts[tuple(mesh.items())]):
             case_specs.setdefault(case_spec.case.id, case_spec)
     if not case_specs:
-        raise UserError(f"scenario {job.scenario!r} declares nothing to measure; give it a model or sweeps")
+        raise UserError(f"scenario {job.scenario!r} declares nothing to measure; add a model or sweeps")
     return list(case_specs.values())
 
 

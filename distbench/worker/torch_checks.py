@@ -162,7 +162,7 @@ class TwoLayers(nn.Module):
         self.layers = nn.ModuleList(nn.Linear(SIZE, SIZE) for _ in range(2))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run one layer after the other."""
+        """Apply both layers, one after the other."""
         for layer in self.layers:
             x = torch.relu(layer(x))
         return x

@@ -367,7 +367,7 @@ def test_a_gradient_that_only_some_ranks_would_have_is_refused(context: RankCont
 
 @pytest.mark.parametrize("given", [{"loss": torch.nn.CrossEntropyLoss}, {"plan": ParallelPlan(tp={"0": "colwise"})}])
 def test_what_contradicts_itself_is_refused_where_it_is_said(given: dict[str, Any]) -> None:
-    with pytest.raises(TypeError, match=r"Scenario\.loss is the class CrossEntropyLoss|and a plan with tp, which it"):
+    with pytest.raises(TypeError, match=r"Scenario\.loss is the class CrossEntropyLoss|both parallelize and plan.tp"):
         Scenario(**{**GIVEN, "parallelize": shards, **given})
 
 
