@@ -1,1 +1,1 @@
-"""Comparisons of runs: gate, ab, compare, history, links. This file imports nothing: the command line starts fast."""
+"""Comparisons of runs: gate, ab, compare, history, links. For a fast start of commands, this file imports nothing."""

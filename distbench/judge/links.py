@@ -477,7 +477,7 @@ def _outlier(effects: Effects, at: int, links: LinkRun) -> Outlier:
 
 
 def _detectable(family: Sequence[Effects], threshold: float) -> dict[str, float]:
-    """By quantity, the slowdown at which an item of median error is detected four times in five."""
+    """Return per quantity the slowdown at which an item of median error is detected four times in five."""
     num_tests = sum(len(effects.members) for effects in family)
     slowdowns: dict[str, float] = {}
     for effects in family:

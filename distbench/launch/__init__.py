@@ -1,4 +1,4 @@
-"""Launch of a request: make its jobs, start and watch the ranks, and report the result of each."""
+"""Launch of a request: make its jobs, start and watch the ranks, and report the result of each job."""
 
 from distbench.launch.job_request import Request, jobs_of, jobs_of_entries
 from distbench.launch.rank_processes import RankProcesses

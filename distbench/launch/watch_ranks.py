@@ -83,8 +83,8 @@ def moved_logs(job: Job) -> Path | None:
 def _shorten_logs(log_dir: Path) -> dict[Path, int]:
     """Cut each log larger than MAX_LOG_BYTES to its first KEPT_LOG_BYTES; return the bytes removed per log.
 
-    Otherwise a model that prints in each step would fill the disk. Ranks append, so later output, such as a traceback,
-    follows.
+    Without this limit, a model that prints in each step would fill the disk. Ranks append, so later output, such as a
+    traceback, follows.
     """
     removed = {}
     for path in log_dir.glob("*.log"):

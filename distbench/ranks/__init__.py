@@ -1,1 +1,1 @@
-"""Parts of every rank: its context, clocks, samples, failures. Independent of plans and models."""
+"""Parts of every rank: its context, clocks, samples, failures. These parts do not depend on plans and models."""

@@ -60,7 +60,7 @@ class RankContext:
         return position, count
 
     def any(self, flag: bool) -> bool:
-        """Return, on every rank, whether the flag of any rank is set. Never inside timed iterations."""
+        """Return, on every rank, whether the flag of any rank is set. Do not call this inside timed iterations."""
         flags = torch.tensor([int(flag)])
         dist.all_reduce(flags, op=dist.ReduceOp.MAX, group=self.control)
         return bool(flags.item())
@@ -76,7 +76,7 @@ class RankContext:
         return ends_within(self.device, GROUP_WORKS_S) and ones.item() == self.size(mesh_dim)
 
     def gather(self, value: Any) -> list[Any]:
-        """Return every rank's value on every rank, in rank order. Never inside timed iterations."""
+        """Return every rank's value on every rank, in rank order. Do not call this inside timed iterations."""
         return gather_objects(self.control, value)
 
 

@@ -66,7 +66,7 @@ def require_same_job(job: Job, gather: Gather) -> tuple[str, ...]:
 
 
 def require_same(given: Sequence[Mapping[str, str]], hosts: Sequence[str]) -> None:
-    """Raise UserError for ranks with different values. A value is compared only between ranks that have it.
+    """Raise UserError for ranks with different values. Names that a rank lacks are not compared for this rank.
 
     `given` contains each rank's values by name in the message, and `hosts` each rank's host.
     """

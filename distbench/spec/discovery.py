@@ -81,7 +81,8 @@ def find(target: str) -> list[Entry]:
 
 
 def argument_of(scenario: str) -> str:
-    """Return what commands accept for the scenario of a run file, which does not record a file of one's own."""
+    """Return the argument of commands for a run file's scenario: `NAME`, or `FILE.py::NAME` if it is not a shipped
+    scenario."""
     name = scenario.partition(" (")[0]
     return name if name in {entry.name for entry in list_entries()} else f"FILE.py::{name}"
 

@@ -68,7 +68,7 @@ def opened(path: Path, label: str, max_bytes: int = MAX_DOCUMENT_BYTES) -> Itera
         label: the kind of file, for messages.
 
     Raises:
-        UserError: not a regular file, too big, or not readable.
+        UserError: the file is not regular, too big, or not readable.
     """
     try:
         status = os.stat(path)  # noqa: PTH116 - before opening, since opening a pipe waits for a writer

@@ -149,8 +149,8 @@ def ranks_per_host(hosts: Sequence[str]) -> set[int]:
 
 
 def more_like(hosts: Sequence[str], num_ranks: int) -> tuple[str, ...]:
-    """Return hosts for another number of ranks, with the same number of ranks per host; () if the given hosts differ in
-    it."""
+    """Return hosts for another number of ranks, with the same number of ranks per host; () if this number differs
+    between the given hosts."""
     if len(hosts) == num_ranks:
         return tuple(hosts)
     counts = ranks_per_host(hosts)

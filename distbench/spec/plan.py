@@ -61,7 +61,7 @@ class PipelinePlan(Declared):
             and may change the copy; parameters keep their names. None splits the model's `ModuleList` or `ModuleDict`
             of layers: the first stage also has the modules before the layers, the last stage the modules after them.
         activation_shards: mesh dim to the tensor dim over which its ranks shard activations between stages: {"tp": 1}
-            for sequence parallel. Empty: every rank sends whole activations.
+            for sequence parallel. If empty, every rank sends whole activations.
     """
 
     schedule: str = "1f1b"

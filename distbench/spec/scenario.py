@@ -69,8 +69,8 @@ class Laboratory(Declared):
     Args:
         suite: a name from LABORATORY_SUITES.
         sizes_bytes: approximate sizes of the global tensor; suites on uneven shapes use the first size or fixed sizes.
-        max_pairs: maximum number of pairs per size, 0 for all. If there are more, a sample is used, with pairs that
-            differ only by names last.
+        max_pairs: maximum number of pairs per size, 0 for all. Of more pairs, a sample is used; pairs that differ only
+            by names are last.
         planners: names from PLANNERS. By default all planners that support the pair; calibrated only with a profile.
     """
 

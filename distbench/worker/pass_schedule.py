@@ -142,7 +142,7 @@ def groups_of(
     """Return the cases of a launch by group, in order of first appearance, each group with its plan.
 
     If `settings.passes` is not 0, all cases form one group. `done` contains ids with a row from an earlier launch of
-    the job. Groups before the last such group are finished if all their cases have rows.
+    the job. Complete groups before the last group with a done id are omitted.
     """
     if settings.passes:
         return [(PassPlan(settings, len(case_specs), is_compared=False, run_id=run_id), list(case_specs))]
