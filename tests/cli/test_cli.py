@@ -62,7 +62,7 @@ def test_list_as_json_is_complete(cli: Cli) -> None:
         (["run", str(DATA / "missing.py")], "does not exist"),
         (["run", "llama_2d", "--mesh", "dp=2"], "'dp' is unknown"),
         (["run", "llama_2d", "--set", "rotate=x"], "no axis or parameter 'rotate'"),
-        (["run", "llama_2d", "--set", "dim=big"], "takes int values"),
+        (["run", "llama_2d", "--set", "dim=big"], "give int values"),
         (["run", "llama_2d", "--device", "cuda"], "no CUDA device"),
         (["run", "llama_2d", "--results", "/dev/null/x"], "cannot be written"),
         (["calibrate", "-o", "/nowhere/profile.json"], "no folder /nowhere"),

@@ -62,7 +62,7 @@ HOUR = 3600.0
     [
         (10 * 60 - 1, 20.0, ""),
         (10 * 60 + 1, 20.0, "at least 10 min passed between launches of the two sides"),
-        (12 * HOUR, HOUR, "at least 720 min lie between"),
+        (12 * HOUR, HOUR, "at least 720 min passed between"),
         (3 * HOUR - 1, HOUR, ""),
     ],
 )

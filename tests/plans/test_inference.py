@@ -86,7 +86,7 @@ def rank_0(mesh: Any) -> RankContext:
             r"has plan.fsdp.configure\['set_gradient_divide_factor'\]",
         ),
         ({"plan": ParallelPlan(cp=CpPlan(seq_dim=0))}, "give CpPlan another seq_dim than 0"),
-        ({"make_cache": lambda model, batch: {}}, r"needs call\(model, batch, cache\)"),
+        ({"make_cache": lambda model, batch: {}}, r"give call\(model, batch, cache\)"),
     ],
 )
 def test_what_only_training_has_is_refused_in_a_sentence(given: dict[str, Any], says: str) -> None:
@@ -286,7 +286,7 @@ def test_verdicts_on_latencies_say_what_of_them_is_compared(tmp_path: Path, monk
     several = side_by_side(*runs, ("even", "tail"), Options())
     single = side_by_side(*(some[:1] for some in runs), ("even", "tail"), Options())
     shown = [" ".join(text_of(blocks_of(found)).split()) for found in (several, single)]
-    assert "not its tail" in shown[0] and "Tails (p90, p99) are not compared" in shown[1]
+    assert "not the tail" in shown[0] and "Tails (p90, p99) are not compared" in shown[1]
     (series,), notes = series_of(launches(folders[0]), "*")
     assert len(series.points) == 6 and f"{series.scenario}: {OF_LATENCIES}" in notes
 

@@ -153,7 +153,7 @@ def test_one_visible_device_is_number_0_on_every_rank(xpu: Xpu, monkeypatch: pyt
 
 def test_ranks_that_share_a_device_are_refused() -> None:
     require_own_devices("a", lambda own: [("one", "a"), ("two", "a"), ("one", "b"), ("one", None), ("one", None)])
-    with pytest.raises(UserError, match="ranks 0 and 2 use the same device of one; start as many"):
+    with pytest.raises(UserError, match="ranks 0 and 2 use the same device of one; start one rank per device"):
         require_own_devices("a", lambda own: [("one", "a"), ("two", "a"), ("one", "a")])
 
 

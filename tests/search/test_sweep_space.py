@@ -118,7 +118,7 @@ def test_changes_of_a_plan_are_parameters_of_any_scenario() -> None:
         ("plan.rotate=left", "--set plan.rotate=left is unknown; use allgather, alltoall, ulysses"),
         ("plan.microbatches=0", "give a whole number from 1"),
         ("plan.mesh=4", "is not a mesh; write for example plan.mesh=dp_shard2xtp2"),
-        ("plan.prefetch=two", "plan.prefetch takes int values such as 2"),
+        ("plan.prefetch=two", "plan.prefetch=two is not valid; give int values such as 2"),
     ],
 )
 def test_a_change_that_cannot_be_is_refused(text: str, says: str) -> None:

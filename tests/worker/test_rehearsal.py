@@ -37,7 +37,7 @@ GIVEN = "given f32[2,16,12] and gate=f32[2,16,12]"
     [
         ("heads", "attention, given f32[2,16,12], cannot run", "sizes [-1, 2] don't multiply up to the size of dim 2"),
         ("too many layouts", f"gate under PrepareModuleInput, {GIVEN}, cannot run", "should have same length"),
-        ("no such input", "gate under PrepareModuleInput has a layout for input 'gates'", GIVEN),
+        ("no such input", "gate under PrepareModuleInput has a layout for input 'gates'", GIVEN.removeprefix("given ")),
         (
             "passed by position",
             "has a layout for input 'gate', but got",
